@@ -1,0 +1,41 @@
+"""One job file; every place where a model can be trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cloudtrain.errors import CloudtrainError, RunFailed
+    from cloudtrain.job import Job
+    from cloudtrain.run import Run
+    from cloudtrain.state import State, Status
+    from cloudtrain.submitter import Submitter, submit
+
+# public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
+_HOME = {
+    "CloudtrainError": "errors",
+    "Job": "job",
+    "Run": "run",
+    "RunFailed": "errors",
+    "State": "state",
+    "Status": "state",
+    "Submitter": "submitter",
+    "submit": "submitter",
+}
+__all__ = ["CloudtrainError", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__", "submit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

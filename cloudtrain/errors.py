@@ -1,0 +1,109 @@
+"""Every error that cloudtrain raises on purpose.
+
+CloudtrainError              one sentence and a hint; `exit_code` is the command line's
+├── BadRequest           2   the request cannot be done as written; nothing was changed
+│   ├── BadJob               the job file or object; carries all of its problems
+│   ├── BadSource            the source cannot be packaged (missing, refused, nested repository)
+│   ├── UnknownBackend       no backend or target of that name
+│   ├── UnknownRun           no run of that id or prefix
+│   └── MissingExtra         an optional dependency is not installed
+├── StoreError           4   the history cannot be used (newer version, disk full, unreadable)
+├── BackendError         5   the platform refused, or could not be reached
+└── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cloudtrain.state import Status
+
+
+class CloudtrainError(Exception):
+    """An expected failure: `str(error)` is one sentence, `hint` says what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class BadRequest(CloudtrainError):
+    """The request cannot be carried out as written; nothing was changed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, where it was written and how to mend it."""
+
+    message: str
+    path: str = ""  # dotted, as in the job file: resources.accelerators
+    hint: str = ""
+    file: str = ""
+    line: int | None = None  # 1-based
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
+        name = f"{self.path}: " if self.path else ""
+        return f"{place}{name}{self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+class BadJob(BadRequest):
+    """The job is wrong; `problems` holds everything that was found, not only the first."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: Sequence[Problem] = tuple(problems)
+        head = "the job has a problem" if len(self.problems) == 1 else f"the job has {len(self.problems)} problems"
+        super().__init__("\n  ".join([head + ":", *map(str, self.problems)]))
+
+
+class BadSource(BadRequest):
+    """The source directory cannot be packaged."""
+
+
+class UnknownBackend(BadRequest):
+    """No backend or target has that name."""
+
+
+class UnknownRun(BadRequest):
+    """No run, or more than one, has that id or prefix."""
+
+
+class MissingExtra(BadRequest):
+    """An optional dependency is not installed; the hint is the pip command."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra that is not installed", f"pip install 'cloudtrain[{extra}]'")
+        self.extra = extra
+
+
+class StoreError(CloudtrainError):
+    """The history cannot be read or written."""
+
+    exit_code = 4
+
+
+class BackendError(CloudtrainError):
+    """The platform refused the request or could not be reached."""
+
+    exit_code = 5
+
+
+class RunFailed(CloudtrainError):
+    """The run ended in another state than SUCCEEDED; `status` says which and why."""
+
+    def __init__(self, run_id: str, status: Status) -> None:
+        super().__init__(
+            f"{run_id} ended {status.state}" + (f": {status.reason}" if status.reason else ""),
+            f"cloudtrain logs {run_id}",
+        )
+        self.run_id = run_id
+        self.status = status
+        self.exit_code = status.cli_exit_code

@@ -1,0 +1,101 @@
+"""The event stream of a run: marked lines in its log, numbered at the source.
+
+A script prints `::cloudtrain::{"kind": "metric", ...}`; every backend can carry a line of log, so one parser serves all.
+The launcher's own events (state, world, usage, result) travel in the same way, with rank -1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from ast import literal_eval
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MARK = "::cloudtrain::"
+MAX_BYTES = 8192  # a longer marked line is ordinary text
+KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result"})
+
+_TRAINER_LINE = re.compile(r"^\s*(\{'.*\})\s*$")  # what transformers' Trainer prints: {'loss': 2.1, 'epoch': 0.5}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a run: where and when it happened, its kind and its data."""
+
+    attempt: str
+    node: int
+    seq: int
+    at: str
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]] | None:
+    """Return (kind, data) of a marked line, or None when the line is ordinary text."""
+    if not text.startswith(MARK) or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        return None
+    try:
+        body = json.loads(text[len(MARK) :])
+    except ValueError:
+        return None
+    if not isinstance(body, dict) or body.get("kind") not in KINDS:
+        return None
+    kind = body.pop("kind")
+    return kind, body
+
+
+def format(kind: str, data: Mapping[str, Any]) -> str:  # noqa: A001 - the verb of the module, always called as events.format
+    """Return the marked line for an event; the inverse of `parse`."""
+    return MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False)
+
+
+class MetricParser:
+    """Finds metrics in ordinary lines: the Trainer's dictionaries and the user's own regular expressions.
+
+    A regular expression's first group is the value (the form that SageMaker uses). A line that carries no step gets
+    the number of times its metric was seen before on that node.
+    """
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._seen: dict[str, int] = {}
+
+    def metrics(self, text: str) -> Iterator[tuple[int, str, float]]:
+        """Yield (step, name, value) for every metric in one line of log."""
+        if "{'" in text and (found := _TRAINER_LINE.match(text)):
+            yield from self._trainer(found[1])
+        for name, pattern in self._patterns.items():
+            for match in pattern.finditer(text):
+                value = _number(match[1] if pattern.groups else match[0])
+                if value is not None:
+                    yield self._next(name), name, value
+
+    def _trainer(self, literal: str) -> Iterator[tuple[int, str, float]]:
+        try:
+            row = literal_eval(literal)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return
+        if not isinstance(row, dict):
+            return
+        for name, raw in row.items():
+            value = _number(raw)
+            if isinstance(name, str) and value is not None and name != "epoch":
+                yield self._next(name), name, value
+
+    def _next(self, name: str) -> int:
+        self._seen[name] = self._seen.get(name, 0) + 1
+        return self._seen[name]
+
+
+def _number(raw: Any) -> float | None:
+    """Return a finite or non-finite float, or None where the text is no number (transformers 5 prints strings)."""
+    if isinstance(raw, bool):
+        return None
+    try:
+        value = float(raw)
+    except (TypeError, ValueError):
+        return None
+    return value if not math.isnan(value) else math.nan
