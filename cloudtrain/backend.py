@@ -110,6 +110,7 @@ class Backend(Protocol):
     """A place where jobs run. Constructors take validated options and a folder of their own, and do no I/O."""
 
     name: str
+    poll_s: float  # how often its status may be asked for, in seconds
     features: frozenset[Feature]
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None: ...

@@ -1,0 +1,261 @@
+"""Training on this machine: N simulated nodes, each with a folder and a supervisor of its own, detached from the terminal.
+
+The handle is the attempt's folder. Nothing runs in the background but the job itself: every question is answered from
+the files that the supervisors keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain import nodes
+from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.errors import BackendError, BadJob, Problem
+from cloudtrain.manifest import Manifest
+from cloudtrain.state import State, Status
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.job import Job
+
+JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
+# What an outer launcher may have left in our environment; a job must not take it for its own.
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+           "CLUSTER_SPEC", "TF_CONFIG", "JOB_COMPLETION_INDEX")
+FOREIGN_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
+
+
+class LocalBackend:
+    """Runs jobs as processes of this machine."""
+
+    name = "local"
+    poll_s = 0.25
+    features = frozenset({Feature.MULTI_NODE, Feature.MIN_NODES, Feature.ENV_SECRETS, Feature.FILE_SECRETS, Feature.LOCAL_PATHS})
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self.python = str(options.get("python") or sys.executable)
+        self.workdir = workdir
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from pydantic import BaseModel, ConfigDict, Field
+
+        class LocalOptions(BaseModel):
+            """Options of the backend `local`."""
+
+            model_config = ConfigDict(extra="forbid")
+            python: str | None = Field(None, description="interpreter of the ranks; default: the one that runs cloudtrain")
+
+        return LocalOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        manifest = Manifest.of(job, run_id, attempt)
+        output, problems = _path(job.output)
+        if problems:
+            raise BadJob(problems)
+        folder = self.workdir / run_id / f"a{attempt}"
+        shared = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
+        shared |= {
+            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
+            "CLOUDTRAIN_HOST": "127.0.0.1",
+            "CLOUDTRAIN_RUN_DIR": str(output / run_id if output else self.workdir / run_id),
+            "CLOUDTRAIN_STDIN": "1",
+        }
+        gpus = manifest.gpus_per_node
+        processes = [
+            {
+                "folder": str(folder / f"node-{rank}"),
+                "argv": [self.python, ".cloudtrain/launch.py"],
+                "env": shared | {
+                    "CLOUDTRAIN_NODE_RANK": str(rank),
+                    "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
+                    "CLOUDTRAIN_GPUS": ",".join(str(rank * gpus + gpu) for gpu in range(gpus)),
+                },
+            }
+            for rank in range(manifest.nodes)
+        ]
+        notes = [] if gpus else ["no accelerators are asked for: the ranks see no GPU (resources.accelerators)"]
+        if manifest.nodes > 1:
+            notes.append(f"{manifest.nodes} nodes are simulated on this machine")
+        return Plan(
+            backend=self.name, run_id=run_id, attempt=attempt, request={"nodes": processes}, bundle=bundle.to_dict(),
+            manifest=manifest.to_dict(), job=job.to_dict(), notes=tuple(notes),
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        requested = plan.request["nodes"]
+        folder = Path(requested[0]["folder"]).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write(folder / "request.json", json.dumps(plan.request))
+            for node in requested:
+                _ship(bundle, Path(node["folder"]))
+        except OSError as error:
+            raise BackendError(f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space") from None
+        secrets = _secrets(plan)
+        base = _base_environment(plan)
+        for rank, node in enumerate(requested):
+            place = Path(node["folder"])
+            env = base | dict(node["env"])
+            if rank > 0 and not (place / "started").exists():
+                control = self._control(Path(requested[0]["folder"]))
+                if control is None:
+                    break  # node 0 ended before it listened: its own state says why
+                env["CLOUDTRAIN_CONTROL"] = control
+            if (folder / "cancel").exists():
+                nodes.stop(place)
+            nodes.start(place, node["argv"], env, secrets)
+        return str(folder)
+
+    def _control(self, first: Path) -> str | None:
+        """Wait until node 0 listens and return its address, or None when it ended instead."""
+        deadline = time.monotonic() + JOIN_S
+        while time.monotonic() < deadline:
+            said = nodes.read_status(first)
+            if said and (control := said.get("control")):
+                return f"{control['host']}:{control['port']}"
+            state = nodes.node_status(first)
+            if state is not None and state.state.final:
+                return None
+            time.sleep(0.005)
+        return None
+
+    def find(self, attempt_id: str) -> str | None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        folder = self.workdir / run_id / f"a{number}"
+        started = [node for node in _nodes(folder) if (node / "started").exists()]
+        return str(folder) if started and len(started) == len(_nodes(folder)) else None
+
+    def status(self, handle: str) -> Status:
+        folder = Path(handle)
+        places = _nodes(folder)
+        if not places:
+            return Status(State.LOST, None, f"{folder} is gone")
+        return nodes.merge([(nodes.read_status(place), _settled(place, places[0])) for place in places])
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        places = _nodes(Path(handle))
+        return nodes.tail(
+            [place / "log" for place in places], after=after, follow=follow, ended=lambda: self.status(handle).state.final
+        )
+
+    def cancel(self, handle: str) -> None:
+        folder = Path(handle)
+        if not folder.is_dir() or self.status(handle).state.final and not self._left(folder):
+            return
+        (folder / "cancel").touch()
+        for place in _nodes(folder):
+            nodes.stop(place)
+
+    def _left(self, folder: Path) -> bool:
+        return any(nodes.left(place) for place in _nodes(folder))
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        request = json.loads((Path(handle) / "request.json").read_text())
+        run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
+        into.mkdir(parents=True, exist_ok=True)
+        for name in what:
+            if (run_dir / name).is_dir():
+                shutil.copytree(run_dir / name, into / name, symlinks=True, dirs_exist_ok=True)
+        return into
+
+    def check(self) -> list[Problem]:
+        problems = []
+        if not shutil.which(self.python):
+            problems.append(Problem(f"the interpreter {self.python} does not exist", "options.local.python"))
+        parent = next(folder for folder in (self.workdir, *self.workdir.parents) if folder.exists())
+        if not os.access(parent, os.W_OK):
+            problems.append(Problem(f"{parent} cannot be written", hint="set CLOUDTRAIN_HOME"))
+        elif shutil.disk_usage(parent).free < 1 << 30:
+            problems.append(Problem(f"less than 1 GiB is free below {parent}", hint="set CLOUDTRAIN_HOME"))
+        return problems
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        return {}
+
+
+def _path(output: str | None) -> tuple[Path | None, list[Problem]]:
+    """Return the folder that an output names, or the problem with it."""
+    if output is None:
+        return None, []
+    text = output.removeprefix("file://")
+    if "://" in text or not Path(text).is_absolute():
+        return None, [Problem(f"{output!r} is no absolute path of this machine", "output", "leave it out on local")]
+    return Path(text), []
+
+
+def _ship(bundle: Bundle, node: Path) -> None:
+    """Extract the bundle into a node's folder, all or nothing."""
+    if (node / "source").exists():
+        return
+    node.mkdir(parents=True, exist_ok=True)
+    half = node / f"source.{os.getpid()}"
+    bundle.extract(half)
+    half.rename(node / "source")
+
+
+def _secrets(plan: Plan) -> dict[str, Any]:
+    """Return what is sent over standard input: values of `env:` sources that this process has."""
+    names = {source[4:] for sources in plan.manifest["secrets"].values() for source in sources if source.startswith("env:")}
+    values = {f"env:{name}": os.environ[name] for name in sorted(names) if name in os.environ}
+    return {"secrets": values, "token": os.urandom(16).hex() if len(plan.request["nodes"]) == 1 else _token(plan)}
+
+
+def _token(plan: Plan) -> str:
+    """Return the word by which the nodes of an attempt know each other; made once, readable by this user only."""
+    path = Path(plan.request["nodes"][0]["folder"]).parent / "token"
+    if not path.exists():
+        half = path.with_name(f"token.{os.getpid()}")
+        half.touch(mode=0o600)
+        half.write_text(os.urandom(16).hex())
+        try:
+            os.link(half, path)
+        except FileExistsError:
+            pass
+        half.unlink()
+    return path.read_text()
+
+
+def _base_environment(plan: Plan) -> dict[str, str]:
+    """Return this process's environment without secrets and without what an outer launcher left in it."""
+    secrets = plan.manifest["secrets"]
+    hidden = {*secrets, *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:"))}
+    return {
+        name: value for name, value in os.environ.items()
+        if name not in hidden and name not in FOREIGN and not name.startswith(FOREIGN_PREFIXES)
+    }
+
+
+def _nodes(folder: Path) -> list[Path]:
+    """Return the folders of an attempt's nodes, as they were requested."""
+    try:
+        request = json.loads((folder / "request.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return [Path(node["folder"]) for node in request["nodes"]]
+
+
+def _settled(place: Path, first: Path) -> Status | None:
+    """Return a node's state; a node that was never started shares the end of node 0, which it was waiting for."""
+    status = nodes.node_status(place)
+    if status is None and place != first:
+        leader = nodes.node_status(first)
+        if leader is not None and leader.state.final:
+            return leader
+    return status
+
+
+def _write(path: Path, text: str) -> None:
+    half = path.with_name(f"{path.name}.{os.getpid()}")
+    half.write_text(text)
+    half.replace(path)

@@ -1,0 +1,74 @@
+"""A process that can be told apart from a later one with the same number."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """Host, boot, number and start time of a process: enough to know whether that very process still lives."""
+
+    host: str
+    boot_id: str
+    pid: int
+    started: str  # clock ticks since boot on Linux, a date elsewhere
+
+    @classmethod
+    def here(cls) -> Process:
+        """Return this process."""
+        return cls(socket.gethostname(), boot_id(), os.getpid(), start_time(os.getpid()) or "?")
+
+    @classmethod
+    def parse(cls, text: str) -> Process | None:
+        """Return the process that `str()` wrote, or None for anything else."""
+        parts = text.split("|")
+        if len(parts) != 4 or not parts[2].isdigit():
+            return None
+        return cls(parts[0], parts[1], int(parts[2]), parts[3])
+
+    def __str__(self) -> str:
+        return f"{self.host}|{self.boot_id}|{self.pid}|{self.started}"
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether it lives; None when it belongs to another machine, so that nobody here can know."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot_id != boot_id():
+            return False
+        return start_time(self.pid) == self.started
+
+
+@cache
+def boot_id() -> str:
+    """Return what changes with every boot of this machine; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> str | None:
+    """Return when a process started, or None when it is gone; a zombie counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except FileNotFoundError:
+        return None if Path("/proc/self/stat").exists() else _start_time_by_ps(pid)
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name in parentheses may hold anything
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _start_time_by_ps(pid: int) -> str | None:
+    """Return the start time on systems without /proc (macOS)."""
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    state, _, started = shown.stdout.strip().partition(" ")
+    return started.strip() or None if not state.startswith("Z") else None

@@ -1,0 +1,186 @@
+"""Run: what a person holds after submitting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cloudtrain import config, watch
+from cloudtrain.backend import FETCHABLE, LogLine
+from cloudtrain.errors import BadRequest, RunFailed
+from cloudtrain.process import Process
+from cloudtrain.state import State, Status
+from cloudtrain.store import AttemptRecord, MetricRow, RunRecord, Store
+
+LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
+
+
+class Run:
+    """A submitted job: one or more attempts under one id. Everything it knows is in the store; it can be made anew."""
+
+    def __init__(self, run_id: str, store: Store, *, adopted: bool = False) -> None:
+        self.run_id = run_id
+        self.store = store
+        self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
+
+    @classmethod
+    def find(cls, text: str | None = None, home: Path | None = None) -> Run:
+        """Return the run of an id or unique prefix, or the newest; raises UnknownRun."""
+        store = Store(home or config.home())
+        return cls(store.find(text).run_id, store)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} {self.record.status.state}>"
+
+    @property
+    def record(self) -> RunRecord:
+        """The run's row in the history, as it is now."""
+        return self.store.find(self.run_id)
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """The run's attempts, the oldest first."""
+        return self.store.attempts(self.run_id)
+
+    @property
+    def state(self) -> State:
+        """The state now; asks the platform when nobody watches."""
+        return self.refresh().state
+
+    def refresh(self) -> Status:
+        """Return the true status now, taking over from a watcher that has died; blocks for one look at the platform."""
+        record = self.record
+        if record.status.state.final or self.store.watched(self.run_id):
+            return record.status
+        watch.Watcher(self.store, self.run_id).run(until=lambda: True)
+        newest = self.attempts[-1]
+        owner = Process.parse(newest.owner)
+        if not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
+            watch.spawn(self.store, newest.plan)
+        return self.record.status
+
+    def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
+        """Block until the run is final, or until `timeout_s` seconds have passed, and return its status.
+
+        Raises TimeoutError. `tick` is called with the run's row at every look.
+        """
+        began = looked = time.monotonic()
+        pause = 0.01
+        while True:
+            record = self.record
+            if tick:
+                tick(record)
+            if record.status.state.final:
+                return record.status
+            moment = time.monotonic()
+            if timeout_s is not None and moment - began > timeout_s:
+                raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
+            if moment - looked > LOOK_S:
+                self.refresh()
+                looked = moment
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.25)
+
+    def result(self, timeout_s: float | None = None) -> Status:
+        """Block until the run is final; raises RunFailed unless it SUCCEEDED."""
+        status = self.wait(timeout_s)
+        if status.state is not State.SUCCEEDED:
+            raise RunFailed(self.run_id, status)
+        return status
+
+    def logs(self, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        """Yield the lines of all attempts and nodes; with `follow` until the run is final.
+
+        `after` is the cursor of a line that was seen: reading goes on behind it, neither repeating nor skipping.
+        """
+        first, _, inner = (after or "1/").partition("/")
+        if not first.isdigit():
+            raise BadRequest(f"{after!r} is no cursor of a log")
+        number = int(first)
+        cursor: str | None = inner or None
+        while True:
+            attempt = next((found for found in self.attempts if found.number == number), None)
+            if attempt is not None and attempt.handle is not None:
+                backend = watch.backend_of(attempt.plan, self.store.home)
+                for line in backend.logs(attempt.handle, follow=follow, after=cursor):
+                    yield line._replace(cursor=f"{number}/{line.cursor}")
+                number, cursor = number + 1, None
+                continue
+            if not follow or self.refresh().state.final and len(self.attempts) < number:
+                return
+            time.sleep(0.05)
+
+    def metrics(self, name: str | None = None) -> list[MetricRow]:
+        """Return the points of all curves, or of one, in the order in which they were emitted."""
+        self.refresh()
+        return self.store.metrics(self.run_id, name)
+
+    def cancel(self, wait_s: float = 0.0) -> Status:
+        """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.
+
+        The wish is stored first, so that it holds even if this process dies now. A final run is left as it is.
+        """
+        if self.record.status.state.final:
+            return self.record.status
+        self.store.request_cancel(self.run_id)
+        newest = self.attempts[-1]
+        if newest.handle is not None:
+            watch.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+        self.refresh()
+        try:
+            return self.wait(wait_s)
+        except TimeoutError:
+            return self.record.status
+
+    def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
+        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking."""
+        unknown = set(what) - set(FETCHABLE)
+        if unknown:
+            raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
+        accepted = [attempt for attempt in self.attempts if attempt.handle is not None]
+        if not accepted:
+            raise BadRequest(f"{self.run_id} was never accepted by {self.record.backend}: there is nothing to fetch")
+        newest = accepted[-1]
+        assert newest.handle is not None
+        return watch.backend_of(newest.plan, self.store.home).fetch(newest.handle, Path(into), tuple(what))
+
+    def resume(self) -> Run:
+        """Start the run's next attempt, from its newest complete checkpoint; raises BadRequest when there is nothing to resume."""
+        status = self.refresh()
+        if not status.state.final:
+            raise BadRequest(f"{self.run_id} is still {status.state}", f"cloudtrain cancel {self.run_id} ends it")
+        if status.state is State.SUCCEEDED:
+            raise BadRequest(f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
+        newest = self.attempts[-1]
+        if missing := watch.missing_secrets(newest.plan):
+            raise BadRequest(f"the secrets {', '.join(missing)} are not in the environment", "export them and try again")
+        backend = watch.backend_of(newest.plan, self.store.home)
+        plan, bundle = watch.replan(newest.plan, newest.number + 1, backend, self.store.home)
+        if self.store.next_attempt(plan, owner=Process.here(), resume=True):
+            self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
+            watch.spawn(self.store, plan)
+        return self
+
+    def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, new_key: str | None = None) -> Run:
+        """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
+        from cloudtrain.job import Job
+        from cloudtrain.submitter import Resolved, Submitter
+
+        record = self.record
+        submitter = Submitter(record.target, home=self.store.home, **dict(record.job.get("options", {}).get(record.backend, {})))
+        data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
+        resolved = submitter.resolve(Job.from_dict(data), sets)
+        if source:
+            bundle = submitter.package(resolved)
+        else:
+            _, bundle = watch.replan(self.attempts[0].plan, 1, submitter.backend(resolved), self.store.home)
+        resolved = Resolved(resolved.job, resolved.target, resolved.backend)
+        plan = submitter.plan_of(resolved, bundle, new_key)
+        return submitter.send(replace(plan), bundle, key=new_key, parent=self.run_id)
+
+    def acknowledge(self) -> None:
+        """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one."""
+        self.store.acknowledge(self.run_id)

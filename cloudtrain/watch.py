@@ -1,0 +1,242 @@
+"""The loop that brings a run's log, metrics and state into the store, and starts the next attempt when one is due.
+
+`submit` starts it detached, one process for one run, under a lease in the store. When it dies any reader takes over. It
+never holds what cannot be found again: the job does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cloudtrain import events, registry
+from cloudtrain.backend import Backend, LogLine, Plan
+from cloudtrain.bundle import Bundle
+from cloudtrain.errors import BackendError, CloudtrainError
+from cloudtrain.events import Event, MetricParser
+from cloudtrain.process import Process
+from cloudtrain.state import State, Status
+from cloudtrain.store import AttemptRecord, RunRecord, Store, now
+
+LEASE_S = 30.0
+FIRST_POLL_S = 0.02  # a short job is noticed at once; the pause grows to the backend's own
+BATCH = 2000  # lines in one transaction
+RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
+
+
+class Watcher:
+    """Watches one run until it is final."""
+
+    def __init__(self, store: Store, run_id: str, me: Process | None = None) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.me = me or Process.here()
+        self._parsers: dict[tuple[str, int], MetricParser] = {}
+        self._cancelled: set[str] = set()
+        self._leased_at = 0.0
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
+        """Watch until the run is final and return its status; None when another process holds the lease. Blocking."""
+        pause = FIRST_POLL_S
+        while self._lease():
+            run, attempt = self._newest()
+            if run.status.state.final:
+                self.store.release(self.run_id, self.me)
+                return run.status
+            backend = backend_of(attempt.plan, self.store.home)
+            try:
+                moved = self.step(run, attempt, backend)
+            except BackendError as error:
+                moved = False
+                print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+            if moved:
+                continue
+            if until():
+                self.store.release(self.run_id, self.me)
+                return run.status
+            time.sleep(pause)
+            pause = min(pause * 1.25, max(backend.poll_s, FIRST_POLL_S))
+        return None
+
+    def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
+        if attempt.handle is None:
+            return self._settle(attempt, backend)
+        if run.cancel_requested and attempt.attempt_id not in self._cancelled:
+            backend.cancel(attempt.handle)  # the one who asked may have died before it said so
+            self._cancelled.add(attempt.attempt_id)
+        status = backend.status(attempt.handle)
+        self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
+        if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
+            status = Status(State.CANCELLED, status.exit_code, "cancelled", status.started_at, status.ended_at, status.url)
+        if status.state.final:
+            return self._end(run, attempt, status, backend)
+        if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
+            self.store.record(attempt.attempt_id, status=status)
+            self.store.set_status(self.run_id, status)
+        return False
+
+    def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
+        assert attempt.handle is not None
+        lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
+        patterns = dict(attempt.plan.job.get("metrics") or {})
+        while batch := list(islice(lines, BATCH)):
+            found = [event for line in batch if (event := self._event(attempt, line))]
+            points = [(e, s, n, v) for e in found if e.kind == "metric" for s, n, v in _points(e)]
+            for line in batch:
+                if not line.text.startswith(events.MARK):
+                    parser = self._parsers.setdefault((attempt.attempt_id, line.node), MetricParser(patterns))
+                    plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
+                    points += [(plain, step, name, value) for step, name, value in parser.metrics(line.text)]
+            others = [event for event in found if event.kind != "metric"]
+            self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
+            self._lease()
+
+    def _event(self, attempt: AttemptRecord, line: LogLine) -> Event | None:
+        parsed = events.parse(line.text)
+        return Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed) if parsed else None
+
+    def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Write an attempt's end, and the run's, unless another attempt is due."""
+        if status.ended_at is None:
+            status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
+        if status.state is State.LOST and attempt.handle is not None:
+            backend.cancel(attempt.handle)  # what is left of it must not run beside the next attempt
+        self.store.record(attempt.attempt_id, status=status)
+        if not run.cancel_requested and self._retry(attempt, status, backend):
+            return True
+        self.store.set_status(self.run_id, status)
+        return True
+
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        retry = attempt.plan.job.get("retry") or {}
+        why = RETRYABLE.get(status.state)
+        if why not in retry.get("on_events", ()) or attempt.number >= int(retry.get("max_attempts", 1)):
+            return False
+        if attempt.plan.retries != "client":
+            return False
+        missing = missing_secrets(attempt.plan)
+        if missing:
+            reason = f"{status.reason}; no new attempt: {', '.join(missing)} is not in the watcher's environment".lstrip("; ")
+            self.store.set_status(self.run_id, Status(status.state, status.exit_code, reason, ended_at=status.ended_at))
+            return True
+        plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
+        if self.store.next_attempt(plan, owner=self.me):
+            self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
+        return True
+
+    def _settle(self, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Finish a submit that was begun by a process that has died."""
+        owner = Process.parse(attempt.owner)
+        if attempt.owner != str(self.me):
+            if owner is None or owner.alive is not False:
+                return False
+            if not self.store.claim(attempt.attempt_id, of=attempt.owner, by=self.me):
+                return False
+        settle(self.store, attempt, backend)
+        return True
+
+    def _newest(self) -> tuple[RunRecord, AttemptRecord]:
+        return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
+
+    def _lease(self) -> bool:
+        if time.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
+            return True
+        if not self.store.lease(self.run_id, self.me, LEASE_S):
+            return False
+        self._leased_at = time.monotonic()
+        return True
+
+
+def backend_of(plan: Plan, home: Path) -> Backend:
+    """Return the backend of a plan, over the options that the plan was made with."""
+    options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return registry.create(plan.backend, options, home)
+
+
+def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
+    """Bring an attempt that was only intended to its handle: find it on the platform, or send the same plan again."""
+    handle = backend.find(attempt.attempt_id)
+    if handle is None:
+        bundle = Bundle.stored(store.home / "bundles", str(attempt.plan.bundle["sha256"]))
+        if bundle is None:
+            status = Status(State.FAILED, None, "its submit was interrupted and its bundle is gone", ended_at=now())
+            store.record(attempt.attempt_id, status=status)
+            store.set_status(attempt.run_id, status)
+            raise BackendError(f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again")
+        handle = backend.submit(attempt.plan, bundle)
+    store.accept(attempt.attempt_id, handle)
+    return handle
+
+
+def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:
+    """Return the plan of a run's next attempt over the bundle of an earlier one; raises BackendError when that is gone."""
+    from dataclasses import replace
+
+    from cloudtrain.job import Job
+
+    bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
+    if bundle is None:
+        raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
+    job = Job.from_dict(plan.job)
+    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
+
+
+def missing_secrets(plan: Plan) -> list[str]:
+    """Return the secrets whose only sources are environment variables that this process does not have."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return [
+        name for name, sources in sorted(secrets.items())
+        if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
+    ]
+
+
+def spawn(store: Store, plan: Plan) -> None:
+    """Start the watcher of a run as a detached process; returns at once."""
+    folder = store.home / "runs" / plan.run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")}
+    hidden = sources | set(plan.manifest["secrets"])
+    environ = {name: value for name, value in os.environ.items() if name not in hidden}
+    secrets = {name: os.environ[name] for name in sources if name in os.environ}
+    # The shell puts it into the background and ends: its parent is init, and it is never a zombie of ours.
+    detach = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh"]
+    with (folder / "watch.log").open("ab") as log:
+        shell = subprocess.Popen(  # noqa: S603
+            [*detach, sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ, start_new_session=True, cwd="/",
+        )
+    shell.communicate(json.dumps(secrets).encode())
+
+
+def _points(event: Event) -> list[tuple[int, str, float]]:
+    """Return the (step, name, value) of a metric event: every number in it but the step is a point of a curve."""
+    step = event.data.get("step", 0)
+    return [
+        (int(step) if isinstance(step, (int, float)) else 0, name, float(value))
+        for name, value in event.data.items()
+        if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+
+
+def main() -> int:
+    """Watch one run to its end: `python -m cloudtrain.watch RUN HOME`, secrets as JSON on standard input."""
+    run_id, home = sys.argv[1:3]
+    os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
+    try:
+        Watcher(Store(Path(home)), run_id).run()
+    except CloudtrainError as error:
+        print(f"{now()} {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
