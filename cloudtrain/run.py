@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain import config, watch
@@ -21,10 +20,11 @@ LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the 
 class Run:
     """A submitted job: one or more attempts under one id. Everything it knows is in the store; it can be made anew."""
 
-    def __init__(self, run_id: str, store: Store, *, adopted: bool = False) -> None:
+    def __init__(self, run_id: str, store: Store, *, adopted: bool = False, watch: bool = True) -> None:
         self.run_id = run_id
         self.store = store
         self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
+        self.watch = watch  # whether to start a detached watcher where none is alive
 
     @classmethod
     def find(cls, text: str | None = None, home: Path | None = None) -> Run:
@@ -58,7 +58,7 @@ class Run:
         watch.Watcher(self.store, self.run_id).run(until=lambda: True)
         newest = self.attempts[-1]
         owner = Process.parse(newest.owner)
-        if not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
+        if self.watch and not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
             watch.spawn(self.store, newest.plan)
         return self.record.status
 
@@ -161,25 +161,22 @@ class Run:
         plan, bundle = watch.replan(newest.plan, newest.number + 1, backend, self.store.home)
         if self.store.next_attempt(plan, owner=Process.here(), resume=True):
             self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
-            watch.spawn(self.store, plan)
+            if self.watch:
+                watch.spawn(self.store, plan)
         return self
 
-    def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, new_key: str | None = None) -> Run:
+    def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
         from cloudtrain.job import Job
-        from cloudtrain.submitter import Resolved, Submitter
+        from cloudtrain.submitter import Submitter
 
         record = self.record
-        submitter = Submitter(record.target, home=self.store.home, **dict(record.job.get("options", {}).get(record.backend, {})))
+        options = (record.job.get("options") or {}).get(record.backend) or {}
+        submitter = Submitter(record.target, home=self.store.home, watch=self.watch, **options)
         data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
         resolved = submitter.resolve(Job.from_dict(data), sets)
-        if source:
-            bundle = submitter.package(resolved)
-        else:
-            _, bundle = watch.replan(self.attempts[0].plan, 1, submitter.backend(resolved), self.store.home)
-        resolved = Resolved(resolved.job, resolved.target, resolved.backend)
-        plan = submitter.plan_of(resolved, bundle, new_key)
-        return submitter.send(replace(plan), bundle, key=new_key, parent=self.run_id)
+        bundle = submitter.package(resolved) if source else watch.stored_bundle(self.attempts[0].plan, self.store.home)
+        return submitter.send(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
 
     def acknowledge(self) -> None:
         """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one."""

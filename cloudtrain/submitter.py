@@ -30,13 +30,15 @@ class Submitter:
     """Packages a job, plans it, and submits it exactly once.
 
     `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
-    win over all others. `home` is where the history lives.
+    win over all others. `home` is where the history lives. With `watch=False` nobody follows the run until somebody
+    calls `cloudtrain watch` (for CI and containers, where a detached process would not survive).
     """
 
-    def __init__(self, target: str | None = None, *, home: Path | None = None, **options: Any) -> None:
+    def __init__(self, target: str | None = None, *, home: Path | None = None, watch: bool = True, **options: Any) -> None:
         self.target = target
         self.home = home or config.home()
         self.store = Store(self.home)
+        self.watch = watch
         self.overrides = options
 
     def submit(
@@ -81,8 +83,9 @@ class Submitter:
         if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent):
             return self._settled(plan.run_id)
         self.store.accept(plan.attempt_id, watch.backend_of(plan, self.home).submit(plan, bundle))
-        watch.spawn(self.store, plan)
-        return Run(plan.run_id, self.store)
+        if self.watch:
+            watch.spawn(self.store, plan)
+        return Run(plan.run_id, self.store, watch=self.watch)
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
@@ -140,15 +143,15 @@ class Submitter:
         owner = Process.parse(attempt.owner)
         if attempt.handle is None and owner is not None and owner.alive is False:
             return self._finish(attempt)
-        return Run(name, self.store)
+        return Run(name, self.store, adopted=True, watch=self.watch)
 
     def _finish(self, attempt: AttemptRecord) -> Run:
         me = Process.here()
         if attempt.handle is None and self.store.claim(attempt.attempt_id, of=attempt.owner, by=me):
             watch.settle(self.store, attempt, watch.backend_of(attempt.plan, self.home))
-        if not self.store.watched(attempt.run_id):
+        if self.watch and not self.store.watched(attempt.run_id):
             watch.spawn(self.store, attempt.plan)
-        return Run(attempt.run_id, self.store, adopted=True)
+        return Run(attempt.run_id, self.store, adopted=True, watch=self.watch)
 
 
 class Resolved:

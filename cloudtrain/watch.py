@@ -182,11 +182,17 @@ def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan,
 
     from cloudtrain.job import Job
 
+    bundle = stored_bundle(plan, home)
+    job = Job.from_dict(plan.job)
+    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
+
+
+def stored_bundle(plan: Plan, home: Path) -> Bundle:
+    """Return the bundle that a plan was made with; raises BackendError when it is gone."""
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     if bundle is None:
         raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
-    job = Job.from_dict(plan.job)
-    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
+    return bundle
 
 
 def missing_secrets(plan: Plan) -> list[str]:

@@ -1,0 +1,49 @@
+# make demo: set up everything and train a small model on this machine.    make test: the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+WORKERS ?= auto
+
+.PHONY: help setup demo test test-long lint types format docs bench clean
+
+help:
+	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
+
+setup: $(STAMP) ## virtual environment with the pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## train the quickstart on this machine and follow it
+	$(BIN)/cloudtrain submit examples/quickstart/job.yaml --follow
+
+test: $(STAMP) ## all tests but the long ones
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" tests
+
+test-long: $(STAMP) ## the long forms too
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## ruff: mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+docs: $(STAMP) ## write the generated pages again
+	$(BIN)/python docs/generate.py
+
+bench: $(STAMP) ## every benchmark, one after the other
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,392 @@
+"""The suite that every backend must pass. Subclass it in a test file and give one fixture:
+
+    class TestMine(BackendContract):
+        @pytest.fixture
+        def connect(self, tmp_path):
+            return lambda: MineBackend({"option": "value"}, tmp_path / "work")
+
+`connect()` returns a new backend object over the same account or folder each time: what one object submitted the next one
+must find. `leftovers()` may be overridden to count processes, containers or pods that an attempt left behind.
+The scripts that the suite runs need Python only; `test_a_collective_over_two_nodes` needs torch where the job runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain import registry
+from cloudtrain.backend import Backend, Feature, LogLine, Plan
+from cloudtrain.bundle import Bundle
+from cloudtrain.events import MARK
+from cloudtrain.job import Job
+from cloudtrain.state import State, Status
+
+WAIT_S = 180.0  # how long any single thing may take; generous, machines are slow and busy
+
+HOSTILE = [
+    "", " ", "plain", "two words", "--flag", "--key=value", "-1", "-", "--", "'single'", '"double"', "back\\slash",
+    "$HOME ${PATH} $(id) `id`", "line\nbreak", "tab\there", "a;b|c&d>e<f", "*?[a]{b,c}", "~", "#no comment", "%s %%", "!history",
+    "ünïcödé 漢字 🚀", "{\"json\": [1, 2]}", "[1, 2]", "true", "null", "0123", "1e-4", "trailing ", "=", "\x7f\x01",
+]
+
+
+class BackendContract:
+    """What a backend promises, as tests."""
+
+    # -- given by the subclass ----------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def connect(self) -> Callable[[], Backend]:
+        raise AssertionError("a contract test gives the fixture `connect`: a function that returns a new backend object")
+
+    def leftovers(self, handle: str) -> list[str]:
+        """Return what is left of an attempt on any node, one description each."""
+        return []
+
+    def job_changes(self) -> dict[str, Any]:
+        """Return what every job of this suite needs on this backend (an image, say)."""
+        return {}
+
+    # -- tools --------------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def backend(self, connect: Callable[[], Backend]) -> Backend:
+        return connect()
+
+    @pytest.fixture
+    def prepare(self, backend: Backend, tmp_path: Path) -> Callable[..., tuple[Plan, Bundle]]:
+        """Return a function: script text (and changes to the job) -> plan and bundle."""
+        count = iter(range(1000))
+
+        def prepare(script: str, *, attempt: int = 1, run_id: str = "", **changes: Any) -> tuple[Plan, Bundle]:
+            number = next(count)
+            source = tmp_path / f"source-{number}"
+            source.mkdir()
+            (source / "script.py").write_text(script, encoding="utf-8")
+            data = {"name": "contract", "source": str(source), "entrypoint": "script.py", "environment": {"requirements": "none"}}
+            job = Job.from_dict({**data, **self.job_changes(), **changes})
+            bundle = Bundle.make(source, tmp_path / "bundles")
+            return backend.plan(job, bundle, run_id or f"contract-{number}-{random.getrandbits(32):08x}", attempt), bundle  # noqa: S311
+
+        return prepare
+
+    @pytest.fixture
+    def start(self, backend: Backend, prepare: Callable[..., tuple[Plan, Bundle]]) -> Any:
+        """Return a function that submits a script and returns its handle; what still runs at the end is cancelled."""
+        handles: list[str] = []
+
+        def start(script: str, **changes: Any) -> str:
+            handle = backend.submit(*prepare(script, **changes))
+            handles.append(handle)
+            return handle
+
+        yield start
+        for handle in handles:
+            backend.cancel(handle)
+
+    def until_final(self, backend: Backend, handle: str) -> Status:
+        deadline = time.monotonic() + WAIT_S
+        while not (status := backend.status(handle)).state.final:
+            assert time.monotonic() < deadline, f"still {status} after {WAIT_S} s:\n" + self.text(backend, handle)
+            time.sleep(min(backend.poll_s, 1.0) / 5)
+        return status
+
+    def until_line(self, backend: Backend, handle: str, word: str, times: int = 1) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while sum(word in line.text for line in backend.logs(handle)) < times:
+            assert time.monotonic() < deadline, f"{word!r} was not seen in {WAIT_S} s"
+            time.sleep(0.05)
+
+    def said(self, backend: Backend, handle: str) -> list[LogLine]:
+        """Return what the ranks printed, without events and the launcher's own lines."""
+        return [line for line in backend.logs(handle) if line.rank >= 0 and not line.text.startswith(MARK)]
+
+    def text(self, backend: Backend, handle: str) -> str:
+        return "\n".join(f"[{line.node}:{line.rank}] {line.text}" for line in backend.logs(handle))
+
+    def gone(self, handle: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while left := self.leftovers(handle):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def test_it_is_a_backend(self, backend: Backend) -> None:
+        assert isinstance(backend, Backend)
+        assert backend.name and backend.features <= frozenset(Feature)
+        assert registry.backend_class(backend.name) is type(backend)
+        assert isinstance(type(backend).discover(), dict)
+
+    def test_unknown_options_are_refused(self, backend: Backend) -> None:
+        from pydantic import ValidationError
+
+        with pytest.raises(ValidationError):
+            type(backend).options().model_validate({"no_such_option": 1})
+
+    def test_plan_is_pure(self, backend: Backend, prepare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan, bundle = prepare("print(1)", run_id="pure-run")
+        job = Job.from_dict(plan.job)
+
+        def forbidden(*_: Any, **__: Any) -> Any:
+            raise AssertionError("plan() used the network, the clock or randomness")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", forbidden)
+            for name in ("time", "time_ns"):
+                patch.setattr(time, name, forbidden)
+            patch.setattr("os.urandom", forbidden)
+            patch.setattr(random, "random", forbidden)
+            again = backend.plan(job, bundle, "pure-run", 1)
+        time.sleep(1.1)  # a clock in the plan would show in its seconds
+        assert again == plan == backend.plan(job, bundle, "pure-run", 1)
+
+    def test_plan_survives_json(self, prepare: Any) -> None:
+        plan, _ = prepare("print(1)", args=HOSTILE, env={"A": "b c"})
+        assert Plan.from_json(plan.to_json()) == plan
+
+    def test_plan_holds_no_secret(self, backend: Backend, prepare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        if Feature.ENV_SECRETS not in backend.features:
+            return
+        monkeypatch.setenv("CONTRACT_SECRET", "s3cr3t-in-the-plan")
+        plan, _ = prepare("print(1)", secrets={"TOKEN": ["env:CONTRACT_SECRET"]})
+        assert "s3cr3t-in-the-plan" not in plan.to_json()
+
+    # -- what the script sees -----------------------------------------------------------------------------------------
+
+    def test_arguments_arrive_as_written(self, backend: Backend, start: Any) -> None:
+        handle = start("import json, sys; print(json.dumps(sys.argv[1:]))", args=HOSTILE)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert json.loads(self.said(backend, handle)[0].text) == HOSTILE
+
+    def test_environment_arrives_as_written(self, backend: Backend, start: Any) -> None:
+        env = {f"CONTRACT_{n}": text for n, text in enumerate(HOSTILE)}
+        script = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CONTRACT_')}))"
+        handle = start(script, env=env)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert json.loads(self.said(backend, handle)[0].text) == env
+
+    def test_secrets_reach_the_script_and_nothing_else(self, backend: Backend, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        if Feature.ENV_SECRETS not in backend.features:
+            return
+        monkeypatch.setenv("CONTRACT_SECRET", "s3cr3t-of-the-suite")
+        script = "import hashlib, os; t = os.environ['TOKEN']; print(hashlib.sha256(t.encode()).hexdigest()); print('it is', t)"
+        handle = start(script, secrets={"TOKEN": ["env:CONTRACT_SECRET"]})
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        from hashlib import sha256
+
+        first, second = (line.text for line in self.said(backend, handle))
+        assert first == sha256(b"s3cr3t-of-the-suite").hexdigest()
+        assert "s3cr3t" not in second and second.startswith("it is ")
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("code", [0, 1, 3, 75, 78, 255])
+    def test_exit_code_is_the_scripts(self, backend: Backend, start: Any, code: int) -> None:
+        handle = start(f"import sys; sys.exit({code})")
+        status = self.until_final(backend, handle)
+        assert (status.state, status.exit_code) == (State.FAILED if code else State.SUCCEEDED, code)
+        assert status.ended_at is not None
+
+    def test_a_signal_becomes_128_plus_n(self, backend: Backend, start: Any) -> None:
+        handle = start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        status = self.until_final(backend, handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 137)
+
+    def test_a_traceback_is_in_the_log(self, backend: Backend, start: Any) -> None:
+        handle = start("def f():\n    raise ValueError('no such thing')\nf()\n")
+        assert self.until_final(backend, handle).exit_code == 1
+        text = self.text(backend, handle)
+        assert "Traceback (most recent call last)" in text and "ValueError: no such thing" in text
+
+    def test_the_first_failure_of_several_ranks_counts(self, backend: Backend, start: Any) -> None:
+        script = (
+            "import os, sys, time\n"
+            "if os.environ['RANK'] == '1': print('first', flush=True); sys.exit(41)\n"
+            "try: time.sleep(600)\n"
+            "finally: sys.exit(9)\n"
+        )
+        handle = start(script, processes_per_node=3)
+        status = self.until_final(backend, handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 41), status
+        self.gone(handle)
+
+    # -- the log ------------------------------------------------------------------------------------------------------
+
+    def test_every_line_once_and_in_order(self, backend: Backend, start: Any) -> None:
+        script = "import sys\nfor n in range(5000): print('line', n)\nsys.stdout.write('the last one')\n"
+        handle = start(script)
+        self.until_final(backend, handle)
+        assert [line.text for line in self.said(backend, handle)] == [f"line {n}" for n in range(5000)] + ["the last one"]
+        assert [line.seq for line in backend.logs(handle)] == list(range(len(list(backend.logs(handle)))))
+
+    def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
+        handle = start("for n in range(200): print('line', n)")
+        self.until_final(backend, handle)
+        lines = list(backend.logs(handle))
+        for cut in {0, 1, 17, len(lines) // 2, len(lines) - 1}:
+            assert list(backend.logs(handle, after=lines[cut].cursor)) == lines[cut + 1 :]
+
+    def test_following_sees_lines_as_they_come_and_ends(self, backend: Backend, start: Any) -> None:
+        handle = start("import time\nprint('early', flush=True)\ntime.sleep(1)\nprint('late', flush=True)\n")
+        seen = []
+        for line in backend.logs(handle, follow=True):
+            if line.text == "early":
+                assert not backend.status(handle).state.final
+            seen.append(line)
+        assert [line.text for line in seen if line.rank == 0 and not line.text.startswith(MARK)] == ["early", "late"]
+        assert seen == list(backend.logs(handle))
+        assert list(islice(backend.logs(handle, follow=True, after=seen[-1].cursor), 1)) == []
+
+    def test_junk_in_the_log_does_no_harm(self, backend: Backend, start: Any) -> None:
+        script = "import os\nos.write(1, b'\\xff\\xfe\\x00 junk\\r\\nnext\\n' + b'x' * 100000 + b'\\nend')\n"
+        handle = start(script)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED
+        lines = [line.text for line in self.said(backend, handle)]
+        assert "junk" in lines[0] and lines[1] == "next" and lines[-1] == "end"
+        assert "".join(lines[2:-1]) == "x" * 100000
+
+    # -- handles ------------------------------------------------------------------------------------------------------
+
+    def test_handle_survives_a_new_backend_object(self, connect: Callable[[], Backend], start: Any) -> None:
+        handle = start("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
+        self.until_line(connect(), handle, "there")
+        assert connect().status(handle).state is State.RUNNING
+        connect().cancel(handle)
+        assert self.until_final(connect(), handle).state is State.CANCELLED
+        assert any(line.text == "there" for line in connect().logs(handle))
+
+    def test_find(self, backend: Backend, connect: Callable[[], Backend], prepare: Any) -> None:
+        plan, bundle = prepare("print('found')")
+        assert backend.find(plan.attempt_id) is None
+        handle = backend.submit(plan, bundle)
+        assert connect().find(plan.attempt_id) == handle
+        assert connect().find(f"{plan.run_id}-a2") is None
+        self.until_final(backend, handle)
+        assert connect().find(plan.attempt_id) == handle
+
+    def test_submitting_a_plan_twice_is_one_attempt(self, backend: Backend, connect: Callable[[], Backend], prepare: Any) -> None:
+        plan, bundle = prepare("print('once')")
+        handle = backend.submit(plan, bundle)
+        assert connect().submit(plan, bundle) == handle
+        self.until_final(backend, handle)
+        assert connect().submit(plan, bundle) == handle
+        assert backend.status(handle).state is State.SUCCEEDED
+        assert [line.text for line in self.said(backend, handle)] == ["once"]
+
+    # -- cancel -------------------------------------------------------------------------------------------------------
+
+    def test_cancel_is_not_success_and_ends_everything(self, backend: Backend, start: Any) -> None:
+        script = (
+            "import os, signal, subprocess, sys, time\n"
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"  # leaves with 0: still no success
+            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        handle = start(script, processes_per_node=2)
+        self.until_line(backend, handle, "ready", times=2)
+        backend.cancel(handle)
+        backend.cancel(handle)
+        assert self.until_final(backend, handle).state is State.CANCELLED
+        self.gone(handle)
+
+    def test_cancel_rewrites_no_history(self, backend: Backend, start: Any) -> None:
+        handle = start("print('done')")
+        before = self.until_final(backend, handle)
+        backend.cancel(handle)
+        assert backend.status(handle) == before
+        assert before.state is State.SUCCEEDED
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def test_fetch_brings_what_the_script_wrote(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        script = (
+            "import os, pathlib\n"
+            "for name, folder in [('MODEL', 'm'), ('OUTPUT', 'o'), ('CHECKPOINT', 'c')]:\n"
+            "    path = pathlib.Path(os.environ[f'CLOUDTRAIN_{name}_DIR'], 'deep')\n"
+            "    path.mkdir(parents=True, exist_ok=True)\n"
+            "    (path / 'file.txt').write_text(name)\n"
+        )
+        handle = start(script)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        into = backend.fetch(handle, tmp_path / "fetched")
+        found = {str(path.relative_to(into)): path.read_text() for path in into.rglob("*.txt")}
+        assert found == {
+            "model/deep/file.txt": "MODEL", "outputs/deep/file.txt": "OUTPUT", "checkpoints/deep/file.txt": "CHECKPOINT",
+        }
+
+    def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
+        script = (
+            "import os, pathlib\n"
+            "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
+            "print('found', path.read_text() if path.exists() else None)\n"
+            "path.parent.mkdir(parents=True, exist_ok=True)\n"
+            "path.write_text(os.environ['CLOUDTRAIN_ATTEMPT'])\n"
+        )
+        run_id = f"contract-{random.getrandbits(32):08x}"  # noqa: S311
+        first = start(script, run_id=run_id, attempt=1)
+        self.until_final(backend, first)
+        second = start(script, run_id=run_id, attempt=2)
+        self.until_final(backend, second)
+        assert [line.text for line in self.said(backend, first)] == ["found None"]
+        assert [line.text for line in self.said(backend, second)] == ["found 1"]
+
+    # -- several nodes ------------------------------------------------------------------------------------------------
+
+    def test_ranks_over_two_nodes(self, backend: Backend, start: Any) -> None:
+        if Feature.MULTI_NODE not in backend.features:
+            return
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK"
+        script = f"import json, os\nprint(json.dumps([int(os.environ[n]) for n in '{names}'.split()]))\n"
+        handle = start(script, num_nodes=2, processes_per_node=2)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        seen = sorted((line.node, line.rank, *json.loads(line.text)) for line in self.said(backend, handle))
+        assert seen == [(0, 0, 0, 0, 4, 2, 0), (0, 1, 1, 1, 4, 2, 0), (1, 2, 2, 0, 4, 2, 1), (1, 3, 3, 1, 4, 2, 1)]
+
+    def test_one_failing_node_ends_the_attempt(self, backend: Backend, start: Any) -> None:
+        if Feature.MULTI_NODE not in backend.features:
+            return
+        handle = start("import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(23)\ntime.sleep(600)\n", num_nodes=2)
+        status = self.until_final(backend, handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 23), self.text(backend, handle)
+        self.gone(handle)
+
+    @pytest.mark.train
+    def test_a_collective_over_two_nodes(self, backend: Backend, start: Any) -> None:
+        if Feature.MULTI_NODE not in backend.features:
+            return
+        script = (
+            "import torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "rank, world = dist.get_rank(), dist.get_world_size()\n"
+            "value = torch.tensor([10.0 ** rank])\n"
+            "dist.all_reduce(value)\n"
+            "print('result', rank, world, value.item(), flush=True)\n"
+            "dist.destroy_process_group()\n"
+        )
+        handle = start(script, num_nodes=2, processes_per_node=2, env={"OMP_NUM_THREADS": "1"})
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        results = sorted(line.text for line in self.said(backend, handle) if line.text.startswith("result"))
+        assert results == [f"result {rank} 4 1111.0" for rank in range(4)]
+
+    # -- what is not there --------------------------------------------------------------------------------------------
+
+    def test_what_was_never_submitted_is_lost(self, backend: Backend, start: Any) -> None:
+        handle = start("print('real')")
+        self.until_final(backend, handle)
+        unknown = backend.status(handle[:-1] + ("8" if handle[-1] != "8" else "9"))
+        assert unknown.state is State.LOST
+
+    def test_check_returns_problems(self, backend: Backend) -> None:
+        assert all(problem.message for problem in backend.check())
+

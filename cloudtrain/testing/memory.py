@@ -1,0 +1,118 @@
+"""A backend that starts nothing: it remembers the plans that were submitted, and ends them as the test says.
+
+For tests of code that submits, in this process only: `Submitter("memory", watch=False)` after `MemoryBackend.install()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cloudtrain import registry
+from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.errors import Problem
+from cloudtrain.manifest import Manifest
+from cloudtrain.state import State, Status
+from cloudtrain.store import now
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.job import Job
+
+
+@dataclass
+class Remembered:
+    """One submitted attempt: its plan, and what the test has said about it since."""
+
+    plan: Plan
+    status: Status = field(default_factory=lambda: Status(State.RUNNING, started_at=now()))
+    lines: list[LogLine] = field(default_factory=list)
+    cancels: int = 0
+
+
+class MemoryBackend:
+    """Remembers; every attempt is RUNNING until `finish` or `cancel`."""
+
+    name = "memory"
+    poll_s = 0.01
+    features = frozenset(Feature)
+    attempts: ClassVar[dict[str, Remembered]] = {}  # by attempt id, which is the handle
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self.workdir = workdir
+
+    @classmethod
+    def install(cls) -> None:
+        """Make the name `memory` known in this process, and forget everything."""
+        registry.BUILT_IN[cls.name] = (f"{cls.__module__}:{cls.__name__}", None)
+        cls.attempts.clear()
+
+    @classmethod
+    def say(cls, handle: str, *texts: str, node: int = 0, rank: int = 0) -> None:
+        """Add lines to an attempt's log."""
+        remembered = cls.attempts[handle]
+        for text in texts:
+            seq = sum(line.node == node for line in remembered.lines)
+            remembered.lines.append(LogLine(now(), node, rank, seq, text, str(len(remembered.lines) + 1)))
+
+    @classmethod
+    def finish(cls, handle: str, state: State = State.SUCCEEDED, exit_code: int | None = None, reason: str = "") -> None:
+        """End an attempt."""
+        started = cls.attempts[handle].status.started_at
+        cls.attempts[handle].status = Status(state, exit_code, reason, started, now())
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from pydantic import create_model
+
+        return create_model("MemoryOptions", __config__={"extra": "forbid"})
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        manifest = Manifest.of(job, run_id, attempt)
+        return Plan(
+            backend=self.name, run_id=run_id, attempt=attempt, request={"argv": list(manifest.argv)},
+            bundle=bundle.to_dict(), manifest=manifest.to_dict(), job=job.to_dict(),
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        self.attempts.setdefault(plan.attempt_id, Remembered(plan))
+        return plan.attempt_id
+
+    def find(self, attempt_id: str) -> str | None:
+        return attempt_id if attempt_id in self.attempts else None
+
+    def status(self, handle: str) -> Status:
+        found = self.attempts.get(handle)
+        return found.status if found else Status(State.LOST, reason="it was never submitted")
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        position = int(after or 0)
+        while handle in self.attempts:
+            ended = self.status(handle).state.final
+            while position < len(lines := self.attempts[handle].lines):
+                position += 1
+                yield lines[position - 1]
+            if not follow or ended:
+                return
+
+    def cancel(self, handle: str) -> None:
+        found = self.attempts.get(handle)
+        if found:
+            found.cancels += 1
+            if not found.status.state.final:
+                self.finish(handle, State.CANCELLED)
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        into.mkdir(parents=True, exist_ok=True)
+        return into
+
+    def check(self) -> list[Problem]:
+        return []
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        return {}

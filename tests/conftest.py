@@ -1,0 +1,63 @@
+"""What all tests share: a home of their own, and a census of processes afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
+
+# One thread a process: tests share few cores, and sums must not depend on how many there are.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history of its own for every test: none may touch the user's."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("CLOUDTRAIN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def census(home: Path) -> Iterator[Path]:
+    """After the test no process that belongs to its home may be left (they get a while to end)."""
+    yield home
+    deadline = time.monotonic() + WAIT_S
+    while left := processes_of(home):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.1)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the processes whose environment or command line names a folder, this one excepted."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        if int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
+        except OSError:
+            continue
+        marks = (f"CLOUDTRAIN_NODE_DIR={folder}", f"cloudtrain.watch\0", f"CLOUDTRAIN_RUN_DIR={folder}")
+        mine = str(folder).encode() in words and any(mark.encode() in words for mark in marks)
+        if mine and state not in (b"Z", b"X"):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found.append(f"{entry.name}: {command[:200]}")
+    return found
+
+
+def wait_for(condition, what: str = "it", bound_s: float = WAIT_S):
+    """Poll until a condition holds and return its value."""
+    deadline = time.monotonic() + bound_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {bound_s} s"
+        time.sleep(0.02)
+    return value

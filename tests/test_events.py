@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudtrain import events
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(events.KINDS)), st.dictionaries(st.text(max_size=10).filter(lambda k: k != "kind"), plain, max_size=5))
+def test_parse_is_the_inverse_of_format(kind, data):
+    line = events.format(kind, data)
+    assert "\n" not in line
+    assert events.parse(line) == (kind, data)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "hello", "::cloudtrain::", "::cloudtrain::{", "::cloudtrain::[]", '::cloudtrain::{"kind":"other"}', " ::cloudtrain::{}",
+        '::cloudtrain::{"kind":1}', events.format("metric", {"text": "x" * events.MAX_BYTES}),
+    ],
+)
+def test_other_lines_are_ordinary_text(line):
+    assert events.parse(line) is None
+
+
+def metrics(*lines, **patterns):
+    parser = events.MetricParser(patterns)
+    return [found for line in lines for found in parser.metrics(line)]
+
+
+def test_trainer_dictionaries_are_heard():
+    assert metrics("{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}", "{'loss': '2.25', 'epoch': '0.2'}") == [
+        (1, "loss", 2.5), (1, "learning_rate", 1e-05), (2, "loss", 2.25),
+    ]
+
+
+@pytest.mark.parametrize("line", ["{'loss': ", "{'loss': __import__('os')}", "x {'loss': 1}", "{'a': [1]}", "{" + "'" * 9 + "}", "{'b': True}"])
+def test_what_is_no_such_dictionary_is_not(line):
+    assert metrics(line) == []
+
+
+def test_the_users_own_expressions():
+    found = metrics("step 3 loss=2.5 acc=1e-1", "loss=nan", "loss=oops", loss=r"loss=(\S+)", acc=r"acc=([0-9.e+-]+)")
+    assert found[:2] == [(1, "loss", 2.5), (1, "acc", 0.1)]
+    assert found[2][:2] == (2, "loss") and math.isnan(found[2][2])
+    assert len(found) == 3

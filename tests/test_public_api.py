@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cloudtrain
+
+NAMES = ["CloudtrainError", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__", "submit"]
+
+
+def test_public_names():
+    assert cloudtrain.__all__ == NAMES
+    assert set(NAMES) <= set(dir(cloudtrain))
+    for name in NAMES:
+        assert getattr(cloudtrain, name) is not None
+
+
+def test_no_public_function_bears_the_name_of_its_module():
+    from importlib import import_module
+
+    for name, module in cloudtrain._HOME.items():
+        assert name != module
+        assert getattr(import_module(f"cloudtrain.{module}"), name) is getattr(cloudtrain, name)
+
+
+def test_public_names_have_docstrings():
+    for name in NAMES:
+        if name != "__version__":
+            assert (getattr(cloudtrain, name).__doc__ or "").strip(), name
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        cloudtrain.nothing  # noqa: B018
+
+
+def test_import_is_light():
+    code = "import sys; before = set(sys.modules); import cloudtrain; print(sorted(m for m in set(sys.modules) - before))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "['cloudtrain']"
