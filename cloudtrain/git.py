@@ -1,0 +1,171 @@
+"""What git says about a directory: its files, its commit; and copies of remote repositories.
+
+The list is git's own (`git ls-files -co --exclude-standard`) with this machine's configuration switched off, so that the
+same working tree gives the same list everywhere. `.git/info/exclude` stays on: it belongs to the repository, what it
+excludes is never part of a clone, and whoever wrote a file's name there does not want it sent.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.errors import BadSource
+
+# `git rev-parse --local-env-vars`: set when we are called from a hook, they would name another repository
+_LOCAL = frozenset(
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_DIR"
+    " GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_INTERNAL_SUPER_PREFIX GIT_NAMESPACE"
+    " GIT_NO_REPLACE_OBJECTS GIT_OBJECT_DIRECTORY GIT_PREFIX GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE".split()
+)
+# The machine's configuration off. No repository is unsafe to list: listing runs nothing that its configuration names,
+# once the file system monitor is off.
+_LIST_ENV = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+_LIST = ("git", "-c", "safe.directory=*", "-c", f"core.excludesFile={os.devnull}", "-c", "core.ignoreCase=false",
+         "-c", "core.fsmonitor=false")  # fmt: skip
+_GITLINK = b"160000"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What git knows below a directory; paths are relative to it, bytes that are no UTF-8 are escaped surrogates."""
+
+    tracked: tuple[str, ...]
+    untracked: tuple[str, ...]  # not ignored
+    submodules: tuple[str, ...]  # checked out, at any depth
+    absent_submodules: tuple[str, ...]  # recorded, their folder is there, but nothing is checked out in it
+    nested: tuple[str, ...]  # repositories that are no submodules
+
+
+@dataclass(frozen=True)
+class Head:
+    """The commit of a working tree, None before the first; dirty when a tracked file differs from it."""
+
+    commit: str | None
+    dirty: bool
+
+
+class HeadQuery:
+    """Asks for the commit in a process of its own, so that it costs no time beside the listing."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # With the user's configuration: core.autocrlf decides what counts as changed.
+        self._process = _start(
+            ["git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=no",
+             "--ignore-submodules=none", "--", "."], root,
+        )  # fmt: skip
+
+    def answer(self) -> Head:
+        """Wait for git, and return what it said; a tree that it does not trust counts as dirty."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            found = _run([*_LIST, "rev-parse", "--verify", "--quiet", "HEAD"], self._root, _LIST_ENV)
+            return Head(found.stdout.decode().strip() or None, True)
+        commit, dirty = None, False
+        for record in output.split(b"\0"):
+            if record.startswith(b"# branch.oid "):
+                name = record.removeprefix(b"# branch.oid ").decode()
+                commit = None if name == "(initial)" else name
+            elif record and not record.startswith(b"# "):
+                dirty = True
+        return Head(commit, dirty)
+
+    def cancel(self) -> None:
+        """End the process without an answer."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def listing(root: Path) -> Listing | None:
+    """Return the files below a directory as git lists them, submodules included; None outside of any repository.
+
+    Raises BadSource when git refuses, or is not installed although the directory is in a repository.
+    """
+    try:
+        found = _run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
+    except FileNotFoundError:
+        if any((folder / ".git").exists() for folder in (root, *root.parents)):
+            raise BadSource(f"{root} is in a git repository, but git is not installed", "install git") from None
+        return None
+    if found.returncode:
+        text = found.stderr.decode(errors="replace")
+        if "not a git repository (or any" in text and not (root / ".git").exists():
+            return None
+        raise BadSource(f"git cannot list {root}: {_last_line(text)}", f"git -C '{root}' status shows more")
+    return _collect(root, found.stdout)
+
+
+def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
+    """Return the files that git's rules ignore, in the repository and its submodules."""
+    paths = []
+    for prefix in ("", *(f"{name}/" for name in submodules)):
+        folder = root / prefix if prefix else root
+        found = _run([*_LIST, "ls-files", "-o", "-i", "--exclude-standard", "-z"], folder, _LIST_ENV)
+        paths += [prefix + path for path in _text(found.stdout).split("\0") if path]
+    return paths
+
+
+def rule(root: Path, path: str) -> str:
+    """Return the rule that ignores a file, as `.gitignore:3: *.log`, or an empty string."""
+    found = _run([*_LIST, "check-ignore", "-v", "-z", "--no-index", "--", path], root, _LIST_ENV)
+    place, line, pattern, *_ = [*_text(found.stdout).split("\0"), "", ""]
+    return f"{place}:{line}: {pattern}" if line else ""
+
+
+def _collect(root: Path, output: bytes) -> Listing:
+    tracked, untracked, submodules, absent, nested = [], [], [], [], []
+    for record in output.split(b"\0"):
+        if not record:
+            continue
+        tag, _, rest = record.partition(b" ")
+        if tag == b"?":
+            path = _text(rest)
+            (nested if path.endswith("/") else untracked).append(path.rstrip("/"))
+            continue
+        facts, _, name = rest.partition(b"\t")
+        path = _text(name)
+        if not facts.startswith(_GITLINK):
+            tracked.append(path)
+        elif (root / path / ".git").exists():
+            inner = listing(root / path)
+            assert inner is not None, path
+            submodules.append(path)
+            for ours, theirs in ((tracked, inner.tracked), (untracked, inner.untracked), (nested, inner.nested),
+                                 (submodules, inner.submodules), (absent, inner.absent_submodules)):  # fmt: skip
+                ours += [f"{path}/{one}" for one in theirs]
+        elif (root / path).is_dir():
+            absent.append(path)
+    # a path in conflict has up to three entries
+    return Listing(tuple(dict.fromkeys(tracked)), tuple(untracked), tuple(submodules), tuple(absent), tuple(nested))
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Return the environment for git: of no other repository, in English, asking nothing, writing no index."""
+    kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    return {**kept, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **extra}
+
+
+def _start(command: Sequence[str], cwd: Path, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603
+        command, cwd=cwd, env=environment(**(extra or {})), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _run(command: Sequence[str], cwd: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    process = _start(command, cwd, extra)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.removeprefix("fatal: ") for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "dubious" in line or "unsafe" in line), lines[-1] if lines else "no reason")

@@ -1,0 +1,330 @@
+"""Which files of a source directory are the user's source: git's list, minus what `.cloudtrainignore` rules out.
+
+In a git repository these are the files that `git ls-files -co --exclude-standard` names and that exist; elsewhere all
+files except those that `.gitignore` files and a few customs (`__pycache__`, `.venv`) leave out. `.cloudtrainignore` is
+written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and a line that begins
+with `!` takes a file in although git, or a folder's rule, leaves it out. Nothing is read here but names, sizes and modes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cloudtrain import git
+from cloudtrain.archive import LINK, leads_out
+from cloudtrain.errors import BadSource
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILE = ".cloudtrainignore"
+RESERVED = ".cloudtrain"  # the folder of our own files in a bundle
+SHOWN = 20  # problems in one message
+# What nobody means to send, outside of git only: git's list is taken as it is.
+CUSTOMS = ("__pycache__/", "*.py[co]", ".venv/", "venv/", ".tox/", ".nox/", "node_modules/", ".ipynb_checkpoints/",
+           ".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".DS_Store", ".hg/", ".svn/")  # fmt: skip
+
+
+class File(NamedTuple):
+    """One file of the source: its path from the root, bytes, and 0o644, 0o755 or 0o120000 (a symbolic link)."""
+
+    path: str
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A directory's files, sorted by the bytes of their paths, and the commit that they belong to."""
+
+    root: Path
+    files: tuple[File, ...]
+    links: Mapping[str, str]  # path -> target
+    commit: str | None
+    dirty: bool  # some file is not as in the commit
+
+    @classmethod
+    def of(cls, root: Path) -> Source:
+        """Return the source at a directory; raises BadSource with every problem that was found."""
+        root = _directory(root)
+        query = git.HeadQuery(root) if _has_git(root) else None
+        try:
+            chosen = _Choice.of(root)
+            files, links = chosen.check()
+            head = query.answer() if query and chosen.from_git else git.Head(None, False)
+        except BaseException:
+            if query:
+                query.cancel()
+            raise
+        dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
+        return cls(root, tuple(files), links, head.commit, dirty)
+
+
+def list_files(root: Path) -> tuple[File, ...]:
+    """Return the files that a bundle of this directory holds; raises BadSource."""
+    return Source.of(root).files
+
+
+def why(root: Path, name: str) -> str:
+    """Return one sentence on why a file (relative to the source) is packaged or not."""
+    root = _directory(root)
+    path = os.path.normpath(name if not os.path.isabs(name) else os.path.relpath(name, root))
+    if path.startswith("../") or path == "..":
+        return f"{name} is out: it is not below {root}"
+    chosen = _Choice.of(root)
+    if path in chosen.tracked:
+        if line := chosen.rules.line(path):
+            return f"{path} is in: {line} takes it in"
+        if not chosen.from_git:
+            return f"{path} is in: no rule leaves it out"
+        return f"{path} is in: " + ("git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it")
+    if not os.path.lexists(root / path):
+        return f"{path} is out: it does not exist"
+    if path in chosen.left_out:
+        return f"{path} is out: {chosen.left_out[path]}"
+    for folder in (path, *map(str, Path(path).parents)):
+        if folder in chosen.nested:
+            return f"{path} is out: {folder} is a repository of its own"
+    if (root / path).is_dir() and not (root / path).is_symlink():
+        return f"{path} is out: it is a folder; only files are packaged"
+    if line := chosen.rules.line(path):
+        return f"{path} is out: {line} leaves it out"
+    return f"{path} is out: " + (chosen.explain(path) or "it is no regular file, or in no place where git looks")
+
+
+class _Rules:
+    """The lines of all files of one name (`.gitignore`, `.cloudtrainignore`), each valid below its own folder."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._root, self._name = root, name
+        self._specs: dict[str, GitIgnoreSpec] = {}
+        self.reincludes = False
+
+    def add(self, folder: str, lines: Sequence[str] | None = None) -> None:
+        """Read the file of a folder, when there is one, or take the lines given."""
+        if lines is None:
+            try:
+                text = (self._root / folder / self._name).read_text("utf-8", "surrogateescape")
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError as error:
+                raise BadSource(f"{self._root / folder / self._name} cannot be read: {error.strerror}") from None
+            lines = text.removeprefix("\ufeff").split("\n")
+        from pathspec import GitIgnoreSpec
+
+        self._specs[folder] = GitIgnoreSpec.from_lines([line.removesuffix("\r") for line in lines])
+        self.reincludes = self.reincludes or any(line.startswith("!") for line in lines)
+
+    def __bool__(self) -> bool:
+        return bool(self._specs)
+
+    def excludes(self, path: str) -> bool | None:
+        """Return True for out, False for an explicit in, None when no line speaks of the path (`dir/` for a folder)."""
+        found = self._find(path)
+        return found[0] if found else None
+
+    def line(self, path: str) -> str:
+        """Return the line that decides, as `.cloudtrainignore:3: *.csv`, or an empty string."""
+        found = self._find(path)
+        if not found:
+            return ""
+        _, folder, index = found
+        lines = (self._root / folder / self._name).read_text("utf-8", "replace").splitlines()
+        return f"{folder}{'/' if folder else ''}{self._name}:{index + 1}: {lines[index]}"
+
+    def _find(self, path: str) -> tuple[bool, str, int] | None:
+        if not self._specs:
+            return None
+        parts = path.rstrip("/").split("/")
+        for depth in range(len(parts) - 1, -1, -1):
+            folder = "/".join(parts[:depth])
+            if folder in self._specs:
+                found = self._specs[folder].check_file(path[len(folder) + 1 if folder else 0 :])
+                if found.include is not None:
+                    return found.include, folder, found.index or 0
+        return None
+
+
+@dataclass
+class _Choice:
+    """The names that were chosen, before anything is known about the files themselves."""
+
+    root: Path
+    rules: _Rules  # of .cloudtrainignore
+    from_git: bool
+    tracked: dict[str, bool] = field(default_factory=dict)  # chosen path -> whether git tracks it
+    left_out: dict[str, str] = field(default_factory=dict)  # outside of git only: path -> why
+    nested: list[str] = field(default_factory=list)
+    absent_submodules: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, root: Path) -> _Choice:
+        rules = _Rules(root, IGNORE_FILE)
+        rules.add("")
+        listing = git.listing(root)
+        chosen = cls(root, rules, listing is not None)
+        if listing is None:
+            chosen._walk()
+        else:
+            chosen._take(listing)
+        return chosen
+
+    def _take(self, listing: git.Listing) -> None:
+        found = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
+        for path in found:
+            if path.endswith("/" + IGNORE_FILE):
+                self.rules.add(path[: -len(IGNORE_FILE) - 1])
+        again: Iterable[str] = git.ignored(self.root, listing.submodules) if self.rules.reincludes else ()
+        if self.rules:
+            found = {path: tracked for path, tracked in found.items() if not self.rules.excludes(path)}
+            again = [path for path in again if self.rules.excludes(path) is False]
+        self.nested = [path for path in listing.nested if not self.rules.excludes(path + "/")]
+        self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
+        self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
+        self.tracked = {**found, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
+
+    def _walk(self) -> None:
+        git_rules, customs = _Rules(self.root, ".gitignore"), _Rules(self.root, "")
+        customs.add("", CUSTOMS)
+        pending = [("", "")]  # folder, why it is out
+        while pending:
+            folder, out = pending.pop()
+            if folder:
+                self.rules.add(folder)
+            if not out:
+                git_rules.add(folder)
+            for entry in _scan(self.root, folder):
+                name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+                path = f"{folder}/{name}" if folder else name
+                if name == ".git":
+                    continue
+                inside = entry.is_dir(follow_symlinks=False)
+                asked = path + "/" if inside else path
+                ours, reason = self.rules.excludes(asked), out
+                if not reason and (ignored := git_rules.excludes(asked)):
+                    reason = f"{git_rules.line(asked)} leaves it out"
+                if not reason and ignored is None and customs.excludes(asked):
+                    reason = f"{name} is never packaged outside of git, unless {IGNORE_FILE} takes it in with !"
+                if inside and (entry_is_repository := os.path.lexists(f"{entry.path}/.git")) and not (ours or reason):
+                    self.nested.append(path)
+                if inside and not (entry_is_repository or ((ours or reason) and not self.rules.reincludes)):
+                    pending.append((path, reason))
+                elif inside or (ours is None and reason):
+                    self.left_out[path] = reason or f"{self.rules.line(asked)} leaves it out"
+                elif not ours:
+                    self.tracked[path] = False
+
+    def explain(self, path: str) -> str:
+        """Return why git, or the walk, left a path out."""
+        if self.from_git:
+            line = git.rule(self.root, path)
+            return f"git ignores it ({line})" if line else ""
+        return next((self.left_out[str(up)] for up in Path(path).parents if str(up) in self.left_out), "")
+
+    def check(self) -> tuple[list[File], dict[str, str]]:
+        """Return the files that exist, sorted, and the links among them; raises BadSource with every problem."""
+        problems = [f"{shown(path)} is a git repository of its own; make it a submodule, or name it in {IGNORE_FILE}"
+                    for path in self.nested]  # fmt: skip
+        problems += [f"{shown(path)} is a submodule that is not checked out; git submodule update --init fetches it"
+                     for path in self.absent_submodules]  # fmt: skip
+        files: list[File] = []
+        links: dict[str, str] = {}
+        folders = _Folders(self.root)
+        for path in sorted(self.tracked):
+            try:
+                found = folders.lstat(path)
+                if found is None:
+                    continue
+                path.encode()
+                if path == RESERVED or path.startswith(RESERVED + "/"):
+                    problems.append(f"{shown(path)} has a name that bundles keep for their own files; rename it")
+                elif stat.S_ISREG(found.st_mode):
+                    files.append(File(path, found.st_size, 0o755 if found.st_mode & stat.S_IXUSR else 0o644))
+                elif stat.S_ISLNK(found.st_mode):
+                    links[path] = os.readlink(_fs(self.root, path)).decode()
+                    files.append(File(path, len(links[path].encode()), LINK))
+                else:
+                    problems.append(f"{shown(path)} is a {_kind(found.st_mode)}; remove it, or name it in {IGNORE_FILE}")
+            except UnicodeError:
+                problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
+            except OSError as error:
+                problems.append(f"{shown(path)} cannot be examined: {error.strerror}")
+        problems += [f"{shown(path)} is a link that leads out of the source, to {shown(links[path])}"
+                     for path in links if leads_out(path, links)]  # fmt: skip
+        if problems:
+            raise refusal(f"{self.root} cannot be packaged", problems)
+        if not files:
+            text = "git ignores every file in it" if self.from_git and any(self.root.iterdir()) else "it has no files"
+            raise BadSource(f"{self.root} cannot be packaged: {text}", f"a line !NAME in {IGNORE_FILE} takes a file in")
+        return files, links
+
+
+class _Folders:
+    """Examines paths without following a link on the way: what lies behind one is not part of the tree."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._real = {"": True}
+
+    def lstat(self, path: str) -> os.stat_result | None:
+        """Return what is at a path, or None when nothing is."""
+        if not self._is_real(path.rpartition("/")[0]):
+            return None
+        try:
+            return os.lstat(_fs(self._root, path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _is_real(self, folder: str) -> bool:
+        if folder not in self._real:
+            found = self.lstat(folder)
+            self._real[folder] = found is not None and stat.S_ISDIR(found.st_mode)
+        return self._real[folder]
+
+
+def refusal(head: str, problems: Sequence[str], hint: str = "") -> BadSource:
+    """Return the error that names every problem, up to a screenful."""
+    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    return BadSource("\n  ".join([f"{head}:", *problems[:SHOWN], *more]), hint)
+
+
+def shown(path: str) -> str:
+    """Return a path as it may stand in a message: quoted when it holds anything unusual."""
+    plain = path.isprintable() and path.strip() == path and not {"'", '"', "\\"} & set(path)
+    return path if plain and path else ascii(path)
+
+
+def _directory(root: Path) -> Path:
+    root = Path(os.path.abspath(root))  # noqa: PTH100  # not resolve(): git, and messages, shall see the name given
+    if not root.is_dir():
+        raise BadSource(f"the source {root} " + ("is not a directory" if root.exists() else "does not exist"),
+                        "source: names the directory to package")  # fmt: skip
+    return root
+
+
+def _has_git(root: Path) -> bool:
+    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
+
+
+def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(root / folder if folder else root) as entries:
+            yield from entries
+    except OSError as error:
+        raise BadSource(f"{root / folder} cannot be read: {error.strerror}", f"name it in {IGNORE_FILE}") from None
+
+
+def _fs(root: Path, path: str) -> bytes:
+    return os.fsencode(root) + b"/" + path.encode("utf-8", "surrogateescape")
+
+
+def _kind(mode: int) -> str:
+    for test, name in ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISDIR, "folder now")):
+        if test(mode):
+            return name
+    return "device"
