@@ -205,7 +205,7 @@ class _Reader:
         from isal import igzip_lib
 
         self._inflate = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-        self._error: type[Exception] = igzip_lib.error
+        self._error: type[Exception] = igzip_lib.error  # type: ignore[assignment]  # its stub says otherwise
         self._stream, self._update = stream, update
         self._buffer, self._at, self._total = b"", 0, 0
 

@@ -9,6 +9,7 @@ same digest on any of them, so that unchanged source is neither packed nor uploa
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,10 +23,11 @@ from typing import IO, Any, NamedTuple
 
 from cloudtrain import archive, guard
 from cloudtrain.archive import LINK, PIECE, Entry
+from cloudtrain.checkout import fetch_git
 from cloudtrain.errors import BadSource, StoreError
 from cloudtrain.source import RESERVED, File, Source, list_files, refusal, shown, why
 
-__all__ = ["Bundle", "File", "list_files", "why"]
+__all__ = ["Bundle", "File", "fetch_git", "list_files", "why"]
 _RUNTIME = f"{RESERVED}/runtime.py"
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
@@ -49,8 +51,8 @@ class Bundle:
     ) -> Bundle:
         """Package a directory into a folder of bundles, or find the bundle there that already holds the same files.
 
-        `must_have` names files that the job relies on; `allow_secrets` are patterns, as in .gitignore, of files in which
-        credentials are meant. Raises BadSource with every problem, and StoreError when the folder cannot be written.
+        `must_have` names files that the job relies on; `allow_secrets` are patterns, as in .gitignore, of files that
+        may hold credentials. Raises BadSource with every problem, and StoreError when the folder cannot be written.
         """
         for _ in range(3):
             found = Source.of(source)
@@ -186,14 +188,14 @@ def _survey(members: Sequence[Member], allow_secrets: Sequence[str]) -> tuple[st
         own = hashlib.sha256(entry.target.encode())
         whole.update(archive.header(entry))
         if not ours and (kind := guard.suspicious_name(entry.path)):
-            findings.append(guard.Finding(entry.path, None, kind))
+            findings.append(guard.Finding(entry.path, 0, kind))
         try:
             for piece in _pieces(entry, origin):
                 whole.update(piece)
                 if not ours:
                     own.update(piece)
                     if entry.size <= guard.MAX_BYTES:
-                        findings += guard.search(entry.path, piece)
+                        findings += [guard.Finding(entry.path, *at) for at in guard.search(piece)]
         except OSError as error:
             problems.append(f"{shown(entry.path)} cannot be read: {error.strerror}")
         if entry.mode != LINK:
@@ -236,11 +238,16 @@ def _pieces(entry: Entry, origin: str) -> Iterator[bytes]:
     """Yield exactly `entry.size` bytes: what a log gains meanwhile belongs to the next bundle."""
     if entry.mode == LINK:
         return
-    fd = os.open(origin, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        left = entry.size
+        fd = os.open(origin, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise
+        raise _Changed(entry.path) from None
+    try:
+        left, most = entry.size, guard.MAX_BYTES if entry.size <= guard.MAX_BYTES else PIECE  # the guard sees whole files
         while left:
-            piece = os.read(fd, min(left, max(PIECE, guard.MAX_BYTES if entry.size <= guard.MAX_BYTES else 0)))
+            piece = os.read(fd, min(left, most))
             if not piece:
                 raise _Changed(entry.path)
             left -= len(piece)

@@ -1,8 +1,8 @@
-"""What git says about a directory: its files, its commit; and copies of remote repositories.
+"""What git says about a directory: its files and its commit.
 
-The list is git's own (`git ls-files -co --exclude-standard`) with this machine's configuration switched off, so that the
-same working tree gives the same list everywhere. `.git/info/exclude` stays on: it belongs to the repository, what it
-excludes is never part of a clone, and whoever wrote a file's name there does not want it sent.
+The list is git's own (`git ls-files -co --exclude-standard`) with this machine's configuration switched off, so that
+the same working tree gives the same list everywhere. `.git/info/exclude` stays on: it belongs to the repository, what
+it excludes is never part of a clone, and whoever wrote a file's name there does not want it sent.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from pathlib import Path
 from cloudtrain.errors import BadSource
 
 # `git rev-parse --local-env-vars`: set when we are called from a hook, they would name another repository
-_LOCAL = frozenset(
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_DIR"
-    " GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_INTERNAL_SUPER_PREFIX GIT_NAMESPACE"
-    " GIT_NO_REPLACE_OBJECTS GIT_OBJECT_DIRECTORY GIT_PREFIX GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE".split()
-)
+_LOCAL = {
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS",
+    "GIT_DIR", "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_NAMESPACE", "GIT_NO_REPLACE_OBJECTS", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE", "GIT_WORK_TREE",
+}  # fmt: skip
 # The machine's configuration off. No repository is unsafe to list: listing runs nothing that its configuration names,
 # once the file system monitor is off.
-_LIST_ENV = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+_LIST_ENV = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_NOSYSTEM": "1",
+             "GIT_NO_LAZY_FETCH": "1"}  # fmt: skip
 _LIST = ("git", "-c", "safe.directory=*", "-c", f"core.excludesFile={os.devnull}", "-c", "core.ignoreCase=false",
          "-c", "core.fsmonitor=false")  # fmt: skip
 _GITLINK = b"160000"
@@ -63,7 +65,7 @@ class HeadQuery:
         """Wait for git, and return what it said; a tree that it does not trust counts as dirty."""
         output, _ = self._process.communicate()
         if self._process.returncode:
-            found = _run([*_LIST, "rev-parse", "--verify", "--quiet", "HEAD"], self._root, _LIST_ENV)
+            found = run([*_LIST, "rev-parse", "--verify", "--quiet", "HEAD"], self._root, _LIST_ENV)
             return Head(found.stdout.decode().strip() or None, True)
         commit, dirty = None, False
         for record in output.split(b"\0"):
@@ -80,22 +82,24 @@ class HeadQuery:
         self._process.communicate()
 
 
+def is_near(root: Path) -> bool:
+    """Return whether a directory, or one above it, has a `.git`: without one git need not be asked, nor installed."""
+    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
+
+
 def listing(root: Path) -> Listing | None:
     """Return the files below a directory as git lists them, submodules included; None outside of any repository.
 
     Raises BadSource when git refuses, or is not installed although the directory is in a repository.
     """
-    try:
-        found = _run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
-    except FileNotFoundError:
-        if any((folder / ".git").exists() for folder in (root, *root.parents)):
-            raise BadSource(f"{root} is in a git repository, but git is not installed", "install git") from None
+    if not is_near(root):
         return None
+    found = run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
     if found.returncode:
         text = found.stderr.decode(errors="replace")
-        if "not a git repository (or any" in text and not (root / ".git").exists():
+        if "not a git repository (or any" in text and not os.path.lexists(root / ".git"):
             return None
-        raise BadSource(f"git cannot list {root}: {_last_line(text)}", f"git -C '{root}' status shows more")
+        raise BadSource(f"git cannot list {root}: {last_line(text)}", f"git -C '{root}' status shows more")
     return _collect(root, found.stdout)
 
 
@@ -104,20 +108,24 @@ def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
     paths = []
     for prefix in ("", *(f"{name}/" for name in submodules)):
         folder = root / prefix if prefix else root
-        found = _run([*_LIST, "ls-files", "-o", "-i", "--exclude-standard", "-z"], folder, _LIST_ENV)
+        found = run([*_LIST, "ls-files", "-o", "-i", "--exclude-standard", "-z"], folder, _LIST_ENV)
         paths += [prefix + path for path in _text(found.stdout).split("\0") if path]
     return paths
 
 
 def rule(root: Path, path: str) -> str:
     """Return the rule that ignores a file, as `.gitignore:3: *.log`, or an empty string."""
-    found = _run([*_LIST, "check-ignore", "-v", "-z", "--no-index", "--", path], root, _LIST_ENV)
+    found = run([*_LIST, "check-ignore", "-v", "-z", "--no-index", "--", path], root, _LIST_ENV)
     place, line, pattern, *_ = [*_text(found.stdout).split("\0"), "", ""]
     return f"{place}:{line}: {pattern}" if line else ""
 
 
 def _collect(root: Path, output: bytes) -> Listing:
-    tracked, untracked, submodules, absent, nested = [], [], [], [], []
+    tracked: list[str] = []
+    untracked: list[str] = []
+    submodules: list[str] = []
+    absent: list[str] = []
+    nested: list[str] = []
     for record in output.split(b"\0"):
         if not record:
             continue
@@ -143,6 +151,19 @@ def _collect(root: Path, output: bytes) -> Listing:
     return Listing(tuple(dict.fromkeys(tracked)), tuple(untracked), tuple(submodules), tuple(absent), tuple(nested))
 
 
+def run(command: Sequence[str], cwd: Path, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run git to its end; raises BadSource when it is not installed."""
+    process = _start(command, cwd, extra)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def last_line(text: str) -> str:
+    """Return the line of git's complaint that says most."""
+    lines = [line.removeprefix("fatal: ") for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "dubious" in line or "unsafe" in line), lines[-1] if lines else "no reason")
+
+
 def environment(**extra: str) -> dict[str, str]:
     """Return the environment for git: of no other repository, in English, asking nothing, writing no index."""
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
@@ -150,22 +171,16 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], cwd: Path, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603
-        command, cwd=cwd, env=environment(**(extra or {})), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def _run(command: Sequence[str], cwd: Path, extra: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-    process = _start(command, cwd, extra)
-    output, errors = process.communicate()
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    try:
+        return subprocess.Popen(
+            command, cwd=cwd, env=environment(**(extra or {})), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        if error.filename != command[0]:
+            raise
+        raise BadSource(f"git is not installed, and the source {cwd} needs it", "install git") from None
 
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.removeprefix("fatal: ") for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "dubious" in line or "unsafe" in line), lines[-1] if lines else "no reason")

@@ -1,36 +1,38 @@
 """Keeps credentials out of bundles: names and contents that are refused by default.
 
 Thin on purpose: what has a form of its own, documented by its issuer, and is hardly ever found by chance. A refusal
-names file, line and kind, never the credential. Not searched: files over MAX_BYTES and binary ones (a zero byte among
-the first 8,192); our own example values.
+names file, line and kind, never the credential. Not searched are files over MAX_BYTES and binary ones (a zero byte
+among the first 8,192); passed over are the issuers' own example values (EXAMPLE) and placeholders (xxxx).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from cloudtrain.errors import BadSource
 from cloudtrain.source import refusal, shown
 
 MAX_BYTES = 4 << 20  # a larger file is judged by its name alone
-_BINARY_AT = 8192
+MAX_LINES = 10  # named of one file
+_BINARY = 8192  # bytes in which a zero marks a file as binary
+_PLACEHOLDER = re.compile(rb"EXAMPLE|x{8}|X{8}|\*{8}|\.{8}")
 
 
 class Finding(NamedTuple):
-    """A place that looks like a credential; no line means that the file's name does."""
+    """A place that looks like a credential; line 0 means that the file's name does."""
 
     path: str
-    line: int | None
+    line: int
     kind: str
 
 
 class Pattern(NamedTuple):
-    """A kind of credential: one of `needles` is in every one, `form` decides; `source` documents the form."""
+    """A kind of credential: every one contains one of `needles`, `form` decides, `source` documents it."""
 
     kind: str
-    needles: tuple[bytes, ...]
+    needles: tuple[bytes, ...]  # found at memory speed, so that the form is hardly ever tried
     form: re.Pattern[bytes]
     source: str
 
@@ -39,21 +41,105 @@ def _pattern(kind: str, needles: str, form: bytes, source: str) -> Pattern:
     return Pattern(kind, tuple(needle.encode() for needle in needles.split("|")), re.compile(form), source)
 
 
-PATTERNS: tuple[Pattern, ...] = ()
+_EDGE = rb"(?<![A-Za-z0-9_-])"
+_GITHUB = "https://github.blog/changelog/2021-03-31-authentication-token-format-updates-are-generally-available/"
+_IAM = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html"
+_SCANNED = "https://docs.github.com/en/code-security/reference/secret-security/supported-secret-scanning-patterns"
+SOURCES_READ = "2026-11-20"  # forms also compared with the patterns of detect-secrets 1.5
+# First come, first named: a line is reported once.
+PATTERNS = (
+    _pattern("key of a Google service account", '"private_key"', rb'"private_key"\s*:\s*"-----BEGIN',
+             "https://cloud.google.com/iam/docs/keys-create-delete"),
+    _pattern("private key", "PRIVATE KEY", rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?![\"'`])",
+             "https://www.rfc-editor.org/rfc/rfc7468"),
+    _pattern("AWS access key", "AKIA|ASIA", rb"(?<![A-Z0-9])A(?:KI|SI)A[A-Z0-9]{16}(?![A-Z0-9])", _IAM),
+    _pattern("AWS secret access key", "ecret_access_key|SECRET_ACCESS_KEY|ecretAccessKey",
+             rb"(?i)secret_?access_?key[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])", _IAM),
+    _pattern("GitHub token", "ghp_|gho_|ghu_|ghs_|ghr_|github_pat_",
+             _EDGE + rb"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40})", _GITHUB),
+    _pattern("GitLab token", "glpat-", rb"glpat-[A-Za-z0-9_-]{20}",
+             "https://docs.gitlab.com/security/tokens/"),
+    _pattern("Hugging Face token", "hf_", _EDGE + rb"hf_[A-Za-z0-9]{30}",
+             "https://huggingface.co/docs/hub/security-tokens"),
+    _pattern("OpenAI or Anthropic key", "sk-", _EDGE + rb"sk-(?=[\w-]*\d)[\w-]*[A-Za-z0-9]{20}", _SCANNED),
+    _pattern("Google API key", "AIza", _EDGE + rb"AIza[A-Za-z0-9_-]{35}",
+             "https://cloud.google.com/docs/authentication/api-keys"),
+    _pattern("Slack token", "xox|xapp-", _EDGE + rb"(?:xox[abeoprs]|xapp)-\d[A-Za-z0-9-]{10}",
+             "https://api.slack.com/authentication/token-types"),
+    _pattern("Slack webhook", "hooks.slack.com/services/T", rb"hooks\.slack\.com/services/T\w+/B\w+/\w+", _SCANNED),
+    _pattern("Azure storage key", "AccountKey=", rb"AccountKey=[A-Za-z0-9+/]{86}==", _SCANNED),
+    _pattern("npm token", "npm_", _EDGE + rb"npm_[A-Za-z0-9]{36}", _SCANNED),
+    _pattern("PyPI token", "pypi-AgE", rb"pypi-AgE[A-Za-z0-9_-]{50}", "https://pypi.org/help/#apitoken"),
+    _pattern("Stripe key", "k_live_", _EDGE + rb"[rs]k_live_[A-Za-z0-9]{24}", _SCANNED),
+    _pattern("Databricks token", "dapi", _EDGE + rb"dapi[0-9a-f]{32}", _SCANNED),
+)  # fmt: skip
+
+# pattern of the whole path, or of the name alone when it has no slash -> what such files hold
+NAMES = {
+    ".env": "environment file", ".env.*": "environment file", ".envrc": "environment file",
+    "id_rsa": "private SSH key", "id_dsa": "private SSH key", "id_ecdsa": "private SSH key",
+    "id_ecdsa_sk": "private SSH key", "id_ed25519": "private SSH key", "id_ed25519_sk": "private SSH key",
+    "*.ppk": "private SSH key", "*.p12": "key store", "*.pfx": "key store", "*.jks": "key store",
+    "*.kdbx": "password store", ".netrc": "passwords of hosts", "_netrc": "passwords of hosts",
+    ".pgpass": "database passwords", ".git-credentials": "git credentials", ".pypirc": "PyPI credentials",
+    ".vault-token": "Vault token", ".s3cfg": "AWS credentials", ".boto": "cloud credentials",
+    "*/.aws/credentials": "AWS credentials", "application_default_credentials.json": "Google credentials",
+    "client_secret*.json": "Google credentials", "*/gcloud/credentials.db": "Google credentials",
+    "*/.azure/accessTokens.json": "Azure credentials", "*/.azure/msal_token_cache.*": "Azure credentials",
+    "*/.kube/config": "Kubernetes credentials", "kubeconfig": "Kubernetes credentials",
+    "*.kubeconfig": "Kubernetes credentials", "*/.docker/config.json": "registry credentials",
+    ".dockercfg": "registry credentials", "kaggle.json": "Kaggle credentials",
+    "*/huggingface/token": "Hugging Face token", "*/.huggingface/token": "Hugging Face token",
+}  # fmt: skip
+HARMLESS = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.*.example")
 
 
 def suspicious_name(path: str) -> str:
     """Return the kind of credential that files of this name hold, or an empty string."""
+    name = path.rpartition("/")[2]
+    if any(fnmatchcase(name, harmless) for harmless in HARMLESS):
+        return ""
+    if name in NAMES:
+        return NAMES[name]
+    for pattern, kind in NAMES.items():
+        if fnmatchcase(f"/{path}" if "/" in pattern else name, pattern):
+            return kind
     return ""
 
 
-def search(path: str, data: bytes) -> list[Finding]:
-    """Return what looks like credentials in a whole file."""
-    return []
+def search(data: bytes) -> list[tuple[int, str]]:
+    """Return line and kind of whatever looks like a credential in a whole file."""
+    found: dict[int, str] = {}
+    for kind, needles, form, _ in PATTERNS:
+        if any(needle in data for needle in needles):
+            if b"\0" in data[:_BINARY]:
+                return []
+            for match in form.finditer(data):
+                if not _PLACEHOLDER.search(match[0]):
+                    found.setdefault(data.count(b"\n", 0, match.start()) + 1, kind)
+    return sorted(found.items())
 
 
-def refuse(findings: Iterable[Finding], allowed: Sequence[str]) -> None:
-    """Raise BadSource that names every finding outside of the allowed files."""
+def refuse(findings: Iterable[Finding], allowed: Sequence[str] = ()) -> None:
+    """Raise BadSource naming every finding in a file that no pattern of `allowed` (as in .gitignore) matches."""
+    by_file: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_file.setdefault(finding.path, []).append(finding)
+    if by_file and allowed:
+        from pathspec import GitIgnoreSpec
+
+        spec = GitIgnoreSpec.from_lines(allowed)
+        by_file = {path: found for path, found in by_file.items() if not spec.match_file(path)}
+    if by_file:
+        raise refusal("the source holds what looks like credentials",
+                      [_sentence(path, found) for path, found in by_file.items()],
+                      "leave the files out in .cloudtrainignore and use secrets: in the job; allow_secrets: lists the "
+                      "files in which they are meant", limit=None)  # fmt: skip
 
 
-_ = (BadSource, refusal, shown, _BINARY_AT)
+def _sentence(path: str, findings: Sequence[Finding]) -> str:
+    named = [finding for finding in findings if finding.line][:MAX_LINES]
+    parts = [f"{finding.kind} (by its name)" for finding in findings if not finding.line]
+    parts += [f"line {finding.line}: {finding.kind}" for finding in named]
+    more = sum(1 for finding in findings if finding.line) - len(named)
+    return f"{shown(path)}: " + ", ".join(parts) + (f", and {more} more" if more else "")

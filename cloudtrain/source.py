@@ -2,8 +2,8 @@
 
 In a git repository these are the files that `git ls-files -co --exclude-standard` names and that exist; elsewhere all
 files except those that `.gitignore` files and a few customs (`__pycache__`, `.venv`) leave out. `.cloudtrainignore` is
-written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and a line that begins
-with `!` takes a file in although git, or a folder's rule, leaves it out. Nothing is read here but names, sizes and modes.
+written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and one that begins
+with `!` takes a file in although git, or the rule of a folder, leaves it out. Only names, sizes and modes are read.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cloudtrain import git
 from cloudtrain.archive import LINK, leads_out
 from cloudtrain.errors import BadSource
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from cloudtrain.ignore import Rules
 
 IGNORE_FILE = ".cloudtrainignore"
 RESERVED = ".cloudtrain"  # the folder of our own files in a bundle
@@ -52,7 +50,7 @@ class Source:
     def of(cls, root: Path) -> Source:
         """Return the source at a directory; raises BadSource with every problem that was found."""
         root = _directory(root)
-        query = git.HeadQuery(root) if _has_git(root) else None
+        query = git.HeadQuery(root) if git.is_near(root) else None
         try:
             chosen = _Choice.of(root)
             files, links = chosen.check()
@@ -73,7 +71,7 @@ def list_files(root: Path) -> tuple[File, ...]:
 def why(root: Path, name: str) -> str:
     """Return one sentence on why a file (relative to the source) is packaged or not."""
     root = _directory(root)
-    path = os.path.normpath(name if not os.path.isabs(name) else os.path.relpath(name, root))
+    path = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
     if path.startswith("../") or path == "..":
         return f"{name} is out: it is not below {root}"
     chosen = _Choice.of(root)
@@ -97,65 +95,12 @@ def why(root: Path, name: str) -> str:
     return f"{path} is out: " + (chosen.explain(path) or "it is no regular file, or in no place where git looks")
 
 
-class _Rules:
-    """The lines of all files of one name (`.gitignore`, `.cloudtrainignore`), each valid below its own folder."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        self._root, self._name = root, name
-        self._specs: dict[str, GitIgnoreSpec] = {}
-        self.reincludes = False
-
-    def add(self, folder: str, lines: Sequence[str] | None = None) -> None:
-        """Read the file of a folder, when there is one, or take the lines given."""
-        if lines is None:
-            try:
-                text = (self._root / folder / self._name).read_text("utf-8", "surrogateescape")
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            except OSError as error:
-                raise BadSource(f"{self._root / folder / self._name} cannot be read: {error.strerror}") from None
-            lines = text.removeprefix("\ufeff").split("\n")
-        from pathspec import GitIgnoreSpec
-
-        self._specs[folder] = GitIgnoreSpec.from_lines([line.removesuffix("\r") for line in lines])
-        self.reincludes = self.reincludes or any(line.startswith("!") for line in lines)
-
-    def __bool__(self) -> bool:
-        return bool(self._specs)
-
-    def excludes(self, path: str) -> bool | None:
-        """Return True for out, False for an explicit in, None when no line speaks of the path (`dir/` for a folder)."""
-        found = self._find(path)
-        return found[0] if found else None
-
-    def line(self, path: str) -> str:
-        """Return the line that decides, as `.cloudtrainignore:3: *.csv`, or an empty string."""
-        found = self._find(path)
-        if not found:
-            return ""
-        _, folder, index = found
-        lines = (self._root / folder / self._name).read_text("utf-8", "replace").splitlines()
-        return f"{folder}{'/' if folder else ''}{self._name}:{index + 1}: {lines[index]}"
-
-    def _find(self, path: str) -> tuple[bool, str, int] | None:
-        if not self._specs:
-            return None
-        parts = path.rstrip("/").split("/")
-        for depth in range(len(parts) - 1, -1, -1):
-            folder = "/".join(parts[:depth])
-            if folder in self._specs:
-                found = self._specs[folder].check_file(path[len(folder) + 1 if folder else 0 :])
-                if found.include is not None:
-                    return found.include, folder, found.index or 0
-        return None
-
-
 @dataclass
 class _Choice:
     """The names that were chosen, before anything is known about the files themselves."""
 
     root: Path
-    rules: _Rules  # of .cloudtrainignore
+    rules: Rules  # of .cloudtrainignore
     from_git: bool
     tracked: dict[str, bool] = field(default_factory=dict)  # chosen path -> whether git tracks it
     left_out: dict[str, str] = field(default_factory=dict)  # outside of git only: path -> why
@@ -164,8 +109,8 @@ class _Choice:
 
     @classmethod
     def of(cls, root: Path) -> _Choice:
-        rules = _Rules(root, IGNORE_FILE)
-        rules.add("")
+        rules = Rules(root, IGNORE_FILE)
+        rules.read("")
         listing = git.listing(root)
         chosen = cls(root, rules, listing is not None)
         if listing is None:
@@ -178,7 +123,7 @@ class _Choice:
         found = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
         for path in found:
             if path.endswith("/" + IGNORE_FILE):
-                self.rules.add(path[: -len(IGNORE_FILE) - 1])
+                self.rules.read(path[: -len(IGNORE_FILE) - 1])
         again: Iterable[str] = git.ignored(self.root, listing.submodules) if self.rules.reincludes else ()
         if self.rules:
             found = {path: tracked for path, tracked in found.items() if not self.rules.excludes(path)}
@@ -189,15 +134,15 @@ class _Choice:
         self.tracked = {**found, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
 
     def _walk(self) -> None:
-        git_rules, customs = _Rules(self.root, ".gitignore"), _Rules(self.root, "")
+        git_rules, customs = Rules(self.root, ".gitignore"), Rules(self.root, "")
         customs.add("", CUSTOMS)
         pending = [("", "")]  # folder, why it is out
         while pending:
             folder, out = pending.pop()
             if folder:
-                self.rules.add(folder)
+                self.rules.read(folder)
             if not out:
-                git_rules.add(folder)
+                git_rules.read(folder)
             for entry in _scan(self.root, folder):
                 name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
                 path = f"{folder}/{name}" if folder else name
@@ -246,10 +191,11 @@ class _Choice:
                 elif stat.S_ISREG(found.st_mode):
                     files.append(File(path, found.st_size, 0o755 if found.st_mode & stat.S_IXUSR else 0o644))
                 elif stat.S_ISLNK(found.st_mode):
-                    links[path] = os.readlink(_fs(self.root, path)).decode()
+                    links[path] = os.readlink(_fs(self.root, path)).decode()  # noqa: PTH115
                     files.append(File(path, len(links[path].encode()), LINK))
                 else:
-                    problems.append(f"{shown(path)} is a {_kind(found.st_mode)}; remove it, or name it in {IGNORE_FILE}")
+                    kind = _kind(found.st_mode)
+                    problems.append(f"{shown(path)} is a {kind}; remove it, or name it in {IGNORE_FILE}")
             except UnicodeError:
                 problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
             except OSError as error:
@@ -287,10 +233,10 @@ class _Folders:
         return self._real[folder]
 
 
-def refusal(head: str, problems: Sequence[str], hint: str = "") -> BadSource:
-    """Return the error that names every problem, up to a screenful."""
-    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    return BadSource("\n  ".join([f"{head}:", *problems[:SHOWN], *more]), hint)
+def refusal(head: str, problems: Sequence[str], hint: str = "", limit: int | None = SHOWN) -> BadSource:
+    """Return the error that names every problem, or as many as the limit says."""
+    more = [f"and {len(problems) - limit} more"] if limit and len(problems) > limit else []
+    return BadSource("\n  ".join([f"{head}:", *problems[:limit], *more]), hint)
 
 
 def shown(path: str) -> str:
@@ -305,10 +251,6 @@ def _directory(root: Path) -> Path:
         raise BadSource(f"the source {root} " + ("is not a directory" if root.exists() else "does not exist"),
                         "source: names the directory to package")  # fmt: skip
     return root
-
-
-def _has_git(root: Path) -> bool:
-    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
 
 
 def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:

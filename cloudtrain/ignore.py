@@ -1,0 +1,72 @@
+"""Ignore files: the lines of every `.gitignore` or `.cloudtrainignore` of a tree, and what they say about a path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.errors import BadSource
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+
+class Rules:
+    """The ignore files of one name, each valid below its own folder; a deeper one goes first, its last line first."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self._root = root
+        self._specs: dict[str, tuple[GitIgnoreSpec, Sequence[str]]] = {}
+        self.reincludes = False  # some line takes files in
+
+    def __bool__(self) -> bool:
+        return bool(self._specs)
+
+    def read(self, folder: str) -> None:
+        """Read the file of a folder, when there is one; raises BadSource when it cannot be read."""
+        try:
+            data = (self._root / folder / self.name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return
+        except OSError as error:
+            raise BadSource(f"{self._root / folder / self.name} cannot be read: {error.strerror}") from None
+        text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        self.add(folder, [line.removesuffix("\r") for line in text.split("\n")])
+
+    def add(self, folder: str, lines: Sequence[str]) -> None:
+        """Take lines as if they stood in a file of that folder."""
+        from pathspec import GitIgnoreSpec
+
+        try:
+            spec = GitIgnoreSpec.from_lines(lines)
+        except ValueError as error:  # git passes over such a line; here its writer is told
+            raise BadSource(f"{self._root / folder / self.name} has a line that is no pattern: {error}") from None
+        self._specs[folder] = spec, lines
+        self.reincludes = self.reincludes or any(line.startswith("!") for line in lines)
+
+    def excludes(self, path: str) -> bool | None:
+        """Return True for out, False for an explicit in, None when no line speaks of the path (`dir/` for a folder)."""
+        found = self._find(path)
+        return found[0] if found else None
+
+    def line(self, path: str) -> str:
+        """Return the line that decides, as `sub/.gitignore:3: *.csv`, or an empty string."""
+        found = self._find(path)
+        if not found:
+            return ""
+        _, folder, index = found
+        return f"{folder}{'/' if folder else ''}{self.name}:{index + 1}: {self._specs[folder][1][index]}"
+
+    def _find(self, path: str) -> tuple[bool, str, int] | None:
+        if not self._specs:
+            return None
+        folder = path.rstrip("/")
+        while folder:
+            folder = folder.rpartition("/")[0]
+            if folder in self._specs:
+                found = self._specs[folder][0].check_file(path[len(folder) + 1 if folder else 0 :])
+                if found.include is not None and found.index is not None:
+                    return found.include, folder, found.index
+        return None
