@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain import config, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.process import Process
 from cloudtrain.run import Run
-from cloudtrain.store import AttemptRecord, Store
+from cloudtrain.state import State, Status
+from cloudtrain.store import AttemptRecord, Store, now
 
 if TYPE_CHECKING:
     from cloudtrain.job import Job
@@ -82,7 +83,16 @@ class Submitter:
         me = Process.here()
         if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent):
             return self._settled(plan.run_id)
-        self.store.accept(plan.attempt_id, watch.backend_of(plan, self.home).submit(plan, bundle))
+        backend = watch.backend_of(plan, self.home)
+        try:
+            handle = backend.submit(plan, bundle)
+        except CloudtrainError as error:
+            refused = Status(State.FAILED, None, error.message, ended_at=now())
+            self.store.record(plan.attempt_id, status=refused)
+            self.store.set_status(plan.run_id, refused)
+            self.store.acknowledge(plan.run_id)  # the person is told: the next submit is another wish
+            raise
+        self.store.accept(plan.attempt_id, handle)
         if self.watch:
             watch.spawn(self.store, plan)
         return Run(plan.run_id, self.store, watch=self.watch)
@@ -96,7 +106,7 @@ class Submitter:
         options = {**found.options, **self.overrides}
         problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend)]
         if problems:
-            raise BadJob(problems)
+            raise BadJob(found.job.located(problems))
         ready = found.job.model_copy(update={"options": {found.backend: options}, "target": found.target})
         return Resolved(ready, found.target, found.backend)
 
@@ -111,7 +121,7 @@ class Submitter:
         labels = {"user": _label(getpass.getuser()), **resolved.job.labels}
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
-        job = resolved.job.model_copy(update={"labels": labels})
+        job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update={"labels": labels})
         backend = self.backend(resolved)
         return replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
 
@@ -183,7 +193,7 @@ def run_id(name: str, key: str | None = None) -> str:
 
 def identity(plan: Plan) -> str:
     """Return what makes two submits the same wish: the job, the bundle, the target."""
-    job = {name: value for name, value in plan.job.items() if name != "labels"}
+    job = {name: value for name, value in plan.job.items() if name not in ("labels", "source")}
     text = json.dumps([job, plan.bundle.get("sha256"), plan.backend, plan.target], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

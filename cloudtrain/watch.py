@@ -116,9 +116,14 @@ class Watcher:
         return True
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
-        retry = attempt.plan.job.get("retry") or {}
+        """Start the next attempt if the job asks for one after such an end; True when the run's state was taken care of."""
         why = RETRYABLE.get(status.state)
-        if why not in retry.get("on_events", ()) or attempt.number >= int(retry.get("max_attempts", 1)):
+        if why is None:
+            return False
+        from cloudtrain.job import Job
+
+        retry = Job.from_dict(attempt.plan.job).retry
+        if why not in retry.on_events or attempt.number >= retry.max_attempts:
             return False
         if attempt.plan.retries != "client":
             return False

@@ -1,0 +1,126 @@
+"""What the command line costs beside torchx: --help, plan, import, a trivial script from submit to end, two ranks, the install.
+
+    python benchmarks/startup.py [--rounds 9]
+
+torchx 0.7.0 is installed into a virtual environment of its own on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measure import ROOT, Sample, interleaved, median, peer, process, report, spread, table
+
+TWO_RANKS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+assert dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+# The floor for two ranks: nothing but two interpreters with the five variables of env://.
+SPAWN = """
+import os, socket, subprocess, sys
+with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    port = s.getsockname()[1]
+def rank(n):
+    env = dict(os.environ, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    return subprocess.Popen([sys.executable, "ranks.py"], env=env)
+sys.exit(max(child.wait() for child in [rank(0), rank(1)]))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    torchx = peer("torchx", "torchx==0.7.0").parent / "torchx"
+    ours = Path(sys.executable).parent / "cloudtrain"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = folder / "source"
+        source.mkdir()
+        (source / "hello.py").write_text("print('hello')\n")
+        (source / "ranks.py").write_text(TWO_RANKS)
+        (source / "spawn.py").write_text(SPAWN)
+        (source / "job.yaml").write_text("name: bench\nentrypoint: hello.py\nhyperparameters: {lr: 0.1}\n")
+        (source / "ranks.yaml").write_text("name: ranks\nentrypoint: ranks.py\nprocesses_per_node: 2\nenv: {OMP_NUM_THREADS: 1}\n")
+        subprocess.run(["git", "init", "-q", str(source)], check=True)
+        env = dict(os.environ, CLOUDTRAIN_HOME=str(folder / "home"), HOME=str(folder))
+
+        def run(*argv: object) -> Sample:
+            return process([str(part) for part in argv], env, source)
+
+        dry = ["run", "-s", "local_cwd", "--dryrun", "utils.python", "--script", "hello.py", "--", "--lr", "0.1"]
+        light = interleaved(
+            {
+                "python -c pass": lambda: run(sys.executable, "-c", "pass"),
+                "import cloudtrain": lambda: run(sys.executable, "-c", "import cloudtrain"),
+                "cloudtrain --help": lambda: run(ours, "--help"),
+                "torchx --help": lambda: run(torchx, "--help"),
+                "cloudtrain plan": lambda: run(ours, "plan", "job.yaml"),
+                "torchx run --dryrun": lambda: run(torchx, *dry),
+            },
+            rounds,
+        )
+        ends = interleaved(
+            {
+                "cloudtrain submit --wait": lambda: run(ours, "submit", "job.yaml", "--wait"),
+                "torchx run --wait": lambda: run(torchx, "run", "-s", "local_cwd", "--wait", "utils.python", "--script", "hello.py"),
+            },
+            rounds,
+        )
+        ranks = interleaved(
+            {
+                "two ranks, cloudtrain": lambda: run(ours, "submit", "ranks.yaml", "--wait"),
+                "two ranks, bare env:// spawn": lambda: run(sys.executable, "spawn.py"),
+            },
+            rounds,
+        )
+    mebibytes, distributions = install()
+    found = light | ends | ranks
+    body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
+                 ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
+    body += f"\n\n{rounds} rounds, interleaved. Base install: {mebibytes:.1f} MiB in {distributions} distributions (with .pyc, without pip and setuptools)."
+    bare = median(found["python -c pass"], "cpu")
+    gates = [
+        ("--help, CPU, of torchx's", median(found["cloudtrain --help"], "cpu") / median(found["torchx --help"], "cpu"), 0.7),
+        ("plan, CPU s", median(found["cloudtrain plan"], "cpu"), 0.25),
+        ("import cloudtrain, CPU s over the bare interpreter", max(0.0, median(found["import cloudtrain"], "cpu") - bare), 0.040),
+        ("submit to end, wall, of torchx's", median(found["cloudtrain submit --wait"], "wall") / median(found["torchx run --wait"], "wall"), 0.45),
+        ("two ranks, wall s over the bare spawn",
+         median(found["two ranks, cloudtrain"], "wall") - median(found["two ranks, bare env:// spawn"], "wall"), 0.3),
+        ("base install, MiB", mebibytes, 34.0),
+        ("base install, distributions", distributions, 15),
+    ]  # fmt: skip
+    return report("startup", "Start-up and launch, beside torchx 0.7.0", body, gates)
+
+
+def install() -> tuple[float, int]:
+    """Install the base package into a new environment and return its MiB and its number of distributions."""
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run([sys.executable, "-m", "venv", name], check=True)
+        python = f"{name}/bin/python"
+        site = next(Path(name).glob("lib/python*/site-packages"))
+
+        def kibibytes() -> int:
+            return int(subprocess.run(["du", "-sk", str(site)], capture_output=True, text=True, check=True).stdout.split()[0])
+
+        before = kibibytes()
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), str(ROOT)],
+                       check=True)  # fmt: skip
+        shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"],
+                               capture_output=True, text=True, check=True).stdout  # fmt: skip
+        names = [line for line in shown.splitlines() if not line.startswith(("pip=", "setuptools="))]
+        return (kibibytes() - before) / 1024, len(names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,381 @@
+"""Submitter, Run and the watcher over a backend that starts nothing: what they do, step by step, in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import events
+from cloudtrain.errors import BackendError, BadJob, BadRequest, RunFailed, UnknownBackend
+from cloudtrain.job import Job
+from cloudtrain.process import Process, start_time
+from cloudtrain.run import Run
+from cloudtrain.state import State
+from cloudtrain.store import Store
+from cloudtrain.submitter import Submitter, identity, run_id
+from cloudtrain.testing.memory import MemoryBackend
+from cloudtrain.watch import Watcher
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    MemoryBackend.install()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "my source"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    return folder
+
+
+@pytest.fixture
+def job(source: Path) -> Job:
+    return Job.from_dict({"name": "mine", "source": str(source), "entrypoint": "train.py"})
+
+
+@pytest.fixture
+def submitter() -> Submitter:
+    return Submitter("memory", watch=False)
+
+
+@pytest.fixture
+def dead() -> Process:
+    """A process that has died: the owner of what a killed submit left behind."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = replace(Process.here(), pid=child.pid, started=start_time(child.pid))
+    child.kill()
+    child.wait()
+    return process
+
+
+def watch(run: Run) -> None:
+    """What the detached watcher does, until nothing moves any more."""
+    Watcher(run.store, run.run_id).run(until=lambda: True)
+
+
+def newest(run: Run) -> str:
+    return run.attempts[-1].attempt_id
+
+
+# -- submit -----------------------------------------------------------------------------------------------------------
+
+
+def test_submit_and_end(submitter, job):
+    run = submitter.submit(job)
+    assert run.run_id.startswith("mine-") and not run.adopted
+    assert MemoryBackend.attempts[newest(run)].plan == run.attempts[0].plan
+    watch(run)
+    assert run.state is State.RUNNING
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    assert run.wait(60).state is State.SUCCEEDED
+    assert run.result(60).exit_code == 0
+
+
+def test_the_plan_is_what_is_sent(submitter, job):
+    plan = submitter.plan(job)
+    assert submitter.store.runs() == [] and MemoryBackend.attempts == {}
+    run = submitter.submit_plan(plan)
+    assert run.run_id == plan.run_id
+    assert MemoryBackend.attempts[plan.attempt_id].plan == plan
+    again = submitter.submit_plan(plan)
+    assert again.adopted and again.run_id == plan.run_id and len(MemoryBackend.attempts) == 1
+
+
+def test_a_plan_of_another_source_is_refused(submitter, job, source, home):
+    plan = submitter.plan(job)
+    for path in (home / "bundles").iterdir():
+        path.unlink()
+    (source / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadRequest, match="source has changed"):
+        submitter.submit_plan(plan)
+    assert submitter.store.runs() == []
+
+
+def test_labels_are_added(submitter, job, source):
+    subprocess.run(["git", "init", "-q", str(source)], check=True)
+    subprocess.run(["git", "-C", str(source), "add", "."], check=True)
+    subprocess.run(["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"], check=True)
+    labels = submitter.plan(job.replace(labels={"team": "nlp"})).job["labels"]
+    assert labels["team"] == "nlp" and labels["user"] and len(labels["commit"]) == 12
+    (source / "train.py").write_text("changed\n")
+    assert submitter.plan(job).job["labels"]["commit"].endswith("-dirty")
+
+
+def test_run_ids():
+    assert run_id("a") != run_id("a")
+    assert run_id("a", "key") == run_id("a", "key") != run_id("a", "other")
+    assert run_id("tiny-lm", "key").startswith("tiny-lm-k") and len(run_id("tiny-lm", "key")) == len("tiny-lm-k") + 16
+
+
+def test_unknown_backend_and_options_are_refused(job, source):
+    with pytest.raises(UnknownBackend):
+        Submitter("nowhere", watch=False).submit(job)
+    with pytest.raises(BadJob, match=r"options.memory.wrong"):
+        Submitter("memory", watch=False, wrong=1).submit(job)
+    assert Store(Path(os.environ["CLOUDTRAIN_HOME"])).runs() == []
+
+
+def test_all_problems_with_the_backend_at_once(job, monkeypatch):
+    monkeypatch.setattr(MemoryBackend, "features", frozenset())
+    wrong = job.replace(num_nodes=2, image="a/b", output="s3://b/p", secrets={"T": "env:T"}, resources={"use_spot": True})
+    with pytest.raises(BadJob) as error:
+        Submitter("memory", watch=False).submit(wrong)
+    assert {problem.path for problem in error.value.problems} == {"num_nodes", "image", "output", "secrets", "resources.use_spot"}
+
+
+def test_a_missing_script_is_refused(submitter, job):
+    with pytest.raises(BadRequest, match="trian.py"):
+        submitter.submit(job.replace(entrypoint="trian.py"))
+
+
+# -- exactly once -----------------------------------------------------------------------------------------------------
+
+
+def killed(submitter, job, dead, *, accepted: bool = False, sent: bool = False, key: str | None = None) -> str:
+    """Leave what a submit leaves that was killed on its way: after the intent, after sending, or after accepting."""
+    resolved = submitter.resolve(job)
+    bundle = submitter.package(resolved)
+    plan = submitter.plan_of(resolved, bundle, key)
+    assert submitter.store.intend(plan, identity=identity(plan), owner=dead, key=key)
+    if sent:
+        handle = submitter.backend(resolved).submit(plan, bundle)
+        if accepted:
+            submitter.store.accept(plan.attempt_id, handle)
+    return plan.run_id
+
+
+@pytest.mark.parametrize(("sent", "accepted"), [(False, False), (True, False), (True, True)])
+def test_a_killed_submit_is_adopted_by_the_next(submitter, job, dead, sent, accepted):
+    name = killed(submitter, job, dead, sent=sent, accepted=accepted)
+    run = submitter.submit(job)
+    assert (run.run_id, run.adopted) == (name, True)
+    assert list(MemoryBackend.attempts) == [f"{name}-a1"]
+    assert run.attempts[0].handle == f"{name}-a1"
+    run.acknowledge()
+    assert submitter.submit(job).run_id != name, "what a person knows is not adopted again"
+
+
+def test_new_forbids_adoption(submitter, job, dead):
+    name = killed(submitter, job, dead)
+    assert submitter.submit(job, new=True).run_id != name
+
+
+def test_another_job_is_not_adopted_but_its_handle_is_found(submitter, job, dead):
+    name = killed(submitter, job, dead, sent=True)
+    run = submitter.submit(job.replace(hyperparameters={"lr": "1"}))
+    assert run.run_id != name
+    assert submitter.store.attempts(name)[0].handle == f"{name}-a1"
+
+
+def test_a_living_submit_is_left_alone(submitter, job):
+    name = killed(submitter, job, Process.here(), sent=False)
+    run = submitter.submit(job)
+    assert run.run_id != name
+    assert submitter.store.attempts(name)[0].handle is None
+
+
+def test_a_key_is_one_run(submitter, job):
+    first = submitter.submit(job, key="nightly 1")
+    first.acknowledge()
+    second = submitter.submit(job.replace(hyperparameters={"lr": "1"}), key="nightly 1")
+    assert second.run_id == first.run_id == run_id("mine", "nightly 1") and second.adopted
+    assert submitter.submit(job, key="nightly 2").run_id != first.run_id
+    assert len(MemoryBackend.attempts) == 2
+
+
+def test_a_killed_submit_with_a_key_is_finished(submitter, job, dead):
+    name = killed(submitter, job, dead, key="k")
+    run = submitter.submit(job, key="k")
+    assert run.run_id == name and list(MemoryBackend.attempts) == [f"{name}-a1"]
+
+
+def test_a_platform_that_refuses_leaves_an_intent_that_is_told(submitter, job, monkeypatch):
+    def refuse(self, plan, bundle):
+        raise BackendError("no quota")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBackend, "submit", refuse)
+        with pytest.raises(BackendError, match="no quota"):
+            submitter.submit(job)
+    (record,) = submitter.store.runs()
+    assert (record.status.state, record.status.reason) == (State.FAILED, "no quota")
+    assert not submitter.submit(job).adopted
+
+
+# -- watch ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_becomes_events_and_metrics(submitter, job):
+    run = submitter.submit(job.replace(metrics={"acc": "acc=([0-9.]+)"}))
+    handle = newest(run)
+    MemoryBackend.say(handle, "hello", events.format("metric", {"step": 1, "loss": 2.0, "note": "text"}))
+    watch(run)
+    MemoryBackend.say(handle, "acc=0.5", "{'loss': 1.5}", events.format("world", {"world_size": 1}))
+    MemoryBackend.finish(handle)
+    watch(run)
+    assert [(row.step, row.name, row.value) for row in run.metrics()] == [(1, "loss", 2.0), (1, "acc", 0.5), (1, "loss", 1.5)]
+    assert [event.data for event in run.store.events(run.run_id, "world")] == [{"world_size": 1}]
+
+
+def test_what_was_said_just_before_the_end_is_not_lost(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(5000)))
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    assert [row.step for row in run.metrics("loss")] == list(range(5000))
+
+
+@pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
+def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert [attempt.status.state for attempt in run.attempts][0] is state
+    assert newest(run) == f"{run.run_id}-a2" and not run.record.status.state.final
+    assert run.attempts[1].plan.attempt == 2 and run.attempts[1].plan.manifest["attempt"] == 2
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert run.state is state and len(run.attempts) == 2, "two were allowed"
+
+
+def test_spot_capacity_brings_retries(submitter, job):
+    run = submitter.submit(job.replace(resources={"use_spot": True}))
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
+    watch(run)
+    assert len(run.attempts) == 2
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.TIMED_OUT, State.CANCELLED])
+def test_other_ends_are_ends(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    MemoryBackend.finish(newest(run), state, 3, "why")
+    watch(run)
+    assert (run.state, len(run.attempts)) == (state, 1)
+    with pytest.raises(RunFailed, match="why"):
+        run.result(60)
+
+
+def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "value-of-it")
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}, secrets={"T": "env:MY_TOKEN"}))
+    monkeypatch.delenv("MY_TOKEN")
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
+    watch(run)
+    assert run.state is State.PREEMPTED and len(run.attempts) == 1
+    assert "no new attempt: T is not in the watcher's environment" in run.record.status.reason
+
+
+def test_a_lost_attempt_is_ended_before_the_next(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    first = newest(run)
+    MemoryBackend.finish(first, State.LOST)
+    watch(run)
+    assert MemoryBackend.attempts[first].cancels == 1
+
+
+def test_a_watcher_finishes_what_a_killed_one_began(submitter, job, dead):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.LOST)
+    first = run.attempts[0]
+    run.store.record(first.attempt_id, status=replace(first.status, state=State.LOST))
+    second = replace(first.plan, attempt=2)
+    assert run.store.next_attempt(second, owner=dead), "killed between the intent and the submit"
+    watch(run)
+    assert run.attempts[1].handle == second.attempt_id in MemoryBackend.attempts
+
+
+def test_two_watchers_do_not_watch_at_once(submitter, job):
+    run = submitter.submit(job)
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert run.store.lease(run.run_id, parent, 60)
+    assert Watcher(run.store, run.run_id).run() is None
+
+
+# -- cancel, resume, rerun --------------------------------------------------------------------------------------------
+
+
+def test_cancel(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    assert run.cancel(60).state is State.CANCELLED
+    assert run.cancel().state is State.CANCELLED
+    assert len(run.attempts) == 1
+
+
+def test_a_cancel_that_the_canceller_did_not_survive(submitter, job):
+    run = submitter.submit(job)
+    run.store.request_cancel(run.run_id)  # killed here
+    watch(run)
+    assert run.state is State.CANCELLED
+
+
+def test_cancelled_even_if_the_platform_says_failed(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    run.store.request_cancel(run.run_id)
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 143)
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+def test_success_before_the_cancel_stays_success(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    assert run.cancel(60).state is State.SUCCEEDED
+
+
+def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
+    run = submitter.submit(job)
+    with pytest.raises(BadRequest, match="still RUNNING"):
+        run.resume()
+    run.cancel(60)
+    assert run.resume().run_id == run.run_id
+    assert newest(run) == f"{run.run_id}-a2" and newest(run) in MemoryBackend.attempts
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    watch(run)
+    assert run.state is State.SUCCEEDED
+    with pytest.raises(BadRequest, match="nothing to resume"):
+        run.resume()
+
+
+def test_rerun_is_a_new_run_over_the_same_bundle(submitter, job, source):
+    run = submitter.submit(job)
+    run.acknowledge()
+    (source / "train.py").write_text("print('changed')\n")
+    again = run.rerun(sets=["hyperparameters.lr=1e-4"])
+    assert again.run_id != run.run_id and again.record.parent == run.run_id
+    first, second = run.attempts[0].plan, again.attempts[0].plan
+    assert first.bundle["sha256"] == second.bundle["sha256"]
+    assert second.manifest["argv"] == ["train.py", "--lr", "1e-4"]
+    third = run.rerun(source=str(source)).attempts[0].plan
+    assert third.bundle["sha256"] != first.bundle["sha256"]
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_of_all_attempts_with_cursors(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.say(newest(run), "one", "two")
+    MemoryBackend.finish(newest(run), State.LOST)
+    watch(run)
+    MemoryBackend.say(newest(run), "three")
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    lines = list(run.logs())
+    assert [line.text for line in lines] == ["one", "two", "three"]
+    for at, line in enumerate(lines):
+        assert list(run.logs(after=line.cursor)) == lines[at + 1 :]
+    assert list(run.logs(follow=True)) == lines
+    with pytest.raises(BadRequest, match="no cursor"):
+        list(run.logs(after="junk"))
+
+
+def test_find_a_run_by_prefix(submitter, job):
+    run = submitter.submit(job)
+    assert Run.find(run.run_id[:8]).run_id == Run.find().run_id == run.run_id
