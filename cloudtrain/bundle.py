@@ -23,11 +23,10 @@ from typing import IO, Any, NamedTuple
 
 from cloudtrain import archive, guard
 from cloudtrain.archive import LINK, PIECE, Entry
-from cloudtrain.checkout import fetch_git
 from cloudtrain.errors import BadSource, StoreError
 from cloudtrain.source import RESERVED, File, Source, list_files, refusal, shown, why
 
-__all__ = ["Bundle", "File", "fetch_git", "list_files", "why"]
+__all__ = ["Bundle", "File", "list_files", "why"]
 _RUNTIME = f"{RESERVED}/runtime.py"
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
@@ -244,8 +243,9 @@ def _pieces(entry: Entry, origin: str) -> Iterator[bytes]:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             raise
         raise _Changed(entry.path) from None
+    most = guard.MAX_BYTES if entry.size <= guard.MAX_BYTES else PIECE  # the guard sees whole files
     try:
-        left, most = entry.size, guard.MAX_BYTES if entry.size <= guard.MAX_BYTES else PIECE  # the guard sees whole files
+        left = entry.size
         while left:
             piece = os.read(fd, min(left, most))
             if not piece:

@@ -89,7 +89,8 @@ def _ask(remote: Remote, into: Path) -> str | None:
     into.mkdir(parents=True, exist_ok=True)
     rev = remote.rev or "HEAD"
     output = _git(["ls-remote", "--", remote.address, rev, f"{rev}^{{}}"], into, remote)
-    found = dict(reversed(line.split("\t", 1)) for line in output.splitlines() if "\t" in line)
+    lines = [line.split("\t", 1) for line in output.splitlines() if "\t" in line]
+    found = {name: commit for commit, name in lines}
     names = (f"refs/tags/{rev}^{{}}", f"refs/tags/{rev}", f"refs/heads/{rev}", rev)
     return next((found[name] for name in names if name in found), None)
 

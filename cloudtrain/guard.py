@@ -17,7 +17,7 @@ from cloudtrain.source import refusal, shown
 MAX_BYTES = 4 << 20  # a larger file is judged by its name alone
 MAX_LINES = 10  # named of one file
 _BINARY = 8192  # bytes in which a zero marks a file as binary
-_PLACEHOLDER = re.compile(rb"EXAMPLE|x{8}|X{8}|\*{8}|\.{8}")
+_PLACEHOLDER = rb"EXAMPLE|x{8}|X{8}"
 
 
 class Finding(NamedTuple):
@@ -33,44 +33,42 @@ class Pattern(NamedTuple):
 
     kind: str
     needles: tuple[bytes, ...]  # found at memory speed, so that the form is hardly ever tried
-    form: re.Pattern[bytes]
+    form: bytes  # a regular expression, compiled when a needle is met
     source: str
 
 
 def _pattern(kind: str, needles: str, form: bytes, source: str) -> Pattern:
-    return Pattern(kind, tuple(needle.encode() for needle in needles.split("|")), re.compile(form), source)
+    return Pattern(kind, tuple(needle.encode() for needle in needles.split("|")), form, source)
 
 
 _EDGE = rb"(?<![A-Za-z0-9_-])"
+SOURCES_READ = "2026-11-20"
 _GITHUB = "https://github.blog/changelog/2021-03-31-authentication-token-format-updates-are-generally-available/"
 _IAM = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html"
+_PLUGINS = "https://github.com/Yelp/detect-secrets/tree/master/detect_secrets/plugins"  # as of its release 1.5.0
+_REGEXES = "https://github.com/dxa4481/truffleHogRegexes/blob/master/truffleHogRegexes/regexes.json"
 _SCANNED = "https://docs.github.com/en/code-security/reference/secret-security/supported-secret-scanning-patterns"
-SOURCES_READ = "2026-11-20"  # forms also compared with the patterns of detect-secrets 1.5
 # First come, first named: a line is reported once.
 PATTERNS = (
     _pattern("key of a Google service account", '"private_key"', rb'"private_key"\s*:\s*"-----BEGIN',
              "https://cloud.google.com/iam/docs/keys-create-delete"),
-    _pattern("private key", "PRIVATE KEY", rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?![\"'`])",
-             "https://www.rfc-editor.org/rfc/rfc7468"),
+    _pattern("private key", "PRIVATE KEY", rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?![\"'`])", _PLUGINS),
     _pattern("AWS access key", "AKIA|ASIA", rb"(?<![A-Z0-9])A(?:KI|SI)A[A-Z0-9]{16}(?![A-Z0-9])", _IAM),
     _pattern("AWS secret access key", "ecret_access_key|SECRET_ACCESS_KEY|ecretAccessKey",
              rb"(?i)secret_?access_?key[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])", _IAM),
     _pattern("GitHub token", "ghp_|gho_|ghu_|ghs_|ghr_|github_pat_",
              _EDGE + rb"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40})", _GITHUB),
     _pattern("GitLab token", "glpat-", rb"glpat-[A-Za-z0-9_-]{20}",
-             "https://docs.gitlab.com/security/tokens/"),
-    _pattern("Hugging Face token", "hf_", _EDGE + rb"hf_[A-Za-z0-9]{30}",
-             "https://huggingface.co/docs/hub/security-tokens"),
-    _pattern("OpenAI or Anthropic key", "sk-", _EDGE + rb"sk-(?=[\w-]*\d)[\w-]*[A-Za-z0-9]{20}", _SCANNED),
-    _pattern("Google API key", "AIza", _EDGE + rb"AIza[A-Za-z0-9_-]{35}",
-             "https://cloud.google.com/docs/authentication/api-keys"),
-    _pattern("Slack token", "xox|xapp-", _EDGE + rb"(?:xox[abeoprs]|xapp)-\d[A-Za-z0-9-]{10}",
-             "https://api.slack.com/authentication/token-types"),
-    _pattern("Slack webhook", "hooks.slack.com/services/T", rb"hooks\.slack\.com/services/T\w+/B\w+/\w+", _SCANNED),
-    _pattern("Azure storage key", "AccountKey=", rb"AccountKey=[A-Za-z0-9+/]{86}==", _SCANNED),
+             "https://gitlab.com/gitlab-org/gitlab/-/issues/342327"),
+    _pattern("Hugging Face token", "hf_", _EDGE + rb"hf_[A-Za-z0-9]{30}", _SCANNED),
+    _pattern("OpenAI or Anthropic key", "sk-", _EDGE + rb"sk-(?=[\w-]*\d)[\w-]*[A-Za-z0-9]{20}", _PLUGINS),
+    _pattern("Google API key", "AIza", _EDGE + rb"AIza[A-Za-z0-9_-]{35}", _REGEXES),
+    _pattern("Slack token", "xox|xapp-", _EDGE + rb"(?:xox[abeoprs]|xapp)-\d[A-Za-z0-9-]{10}", _PLUGINS),
+    _pattern("Slack webhook", "hooks.slack.com/services/T", rb"hooks\.slack\.com/services/T\w+/B\w+/\w+", _PLUGINS),
+    _pattern("Azure storage key", "AccountKey=", rb"AccountKey=[A-Za-z0-9+/]{86}==", _PLUGINS),
     _pattern("npm token", "npm_", _EDGE + rb"npm_[A-Za-z0-9]{36}", _SCANNED),
-    _pattern("PyPI token", "pypi-AgE", rb"pypi-AgE[A-Za-z0-9_-]{50}", "https://pypi.org/help/#apitoken"),
-    _pattern("Stripe key", "k_live_", _EDGE + rb"[rs]k_live_[A-Za-z0-9]{24}", _SCANNED),
+    _pattern("PyPI token", "pypi-AgE", rb"pypi-AgE[A-Za-z0-9_-]{50}", _PLUGINS),
+    _pattern("Stripe key", "k_live_", _EDGE + rb"[rs]k_live_[A-Za-z0-9]{24}", _PLUGINS),
     _pattern("Databricks token", "dapi", _EDGE + rb"dapi[0-9a-f]{32}", _SCANNED),
 )  # fmt: skip
 
@@ -114,8 +112,8 @@ def search(data: bytes) -> list[tuple[int, str]]:
         if any(needle in data for needle in needles):
             if b"\0" in data[:_BINARY]:
                 return []
-            for match in form.finditer(data):
-                if not _PLACEHOLDER.search(match[0]):
+            for match in re.finditer(form, data):
+                if not re.search(_PLACEHOLDER, match[0]):
                     found.setdefault(data.count(b"\n", 0, match.start()) + 1, kind)
     return sorted(found.items())
 
