@@ -1,0 +1,154 @@
+"""What is configured, and how a job is resolved over it.
+
+`cloudtrain.toml` stands in the user's configuration folder ($CLOUDTRAIN_CONFIG_HOME moves it) and in the project, at
+or above the job file's folder (the nearest one counts). It holds `[defaults]`, values of jobs, and named targets:
+`[targets.prod]` with `backend = "sagemaker"` and options of that backend. Precedence, weakest first: defaults, the
+user's file, the project's file, the job file, `--set`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import UnknownBackend
+
+if TYPE_CHECKING:
+    from cloudtrain.configfile import Target
+    from cloudtrain.job import Job
+    from cloudtrain.yaml12 import Document
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated job with the place that was chosen for it, and where every value was written."""
+
+    job: Job
+    target: str
+    backend: str
+    options: Mapping[str, Any]  # of that backend, not yet validated
+    origins: Mapping[str, str]  # dotted path -> job.yaml:3, cloudtrain.toml:7, --set, --target, Job or default
+
+
+def home() -> Path:
+    """Return the folder of the history and the runs: $CLOUDTRAIN_HOME, or the platform's user data folder."""
+    if chosen := os.environ.get("CLOUDTRAIN_HOME"):
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("cloudtrain")
+
+
+def targets(start: Path | None = None) -> dict[str, Target]:
+    """Return the targets that a job file in this folder (or the current one) can name; raises BadRequest."""
+    from cloudtrain import configfile
+
+    return configfile.targets([configfile.read(path) for path in configfile.paths(start or Path.cwd())])
+
+
+def resolve(
+    job: Job | Mapping[str, Any] | str | os.PathLike[str],
+    sets: Sequence[str] = (),
+    *,
+    target: str | None = None,
+    backends: Collection[str] = (),
+) -> Resolved:
+    """Return a job (file, dictionary or Job) laid over everything that is configured, with settings over it.
+
+    `target` names a backend or a target, and wins over the job's own; `backends` are the names that exist (none: any is
+    taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
+    UnknownBackend.
+    """
+    from cloudtrain import configfile, yaml12
+    from cloudtrain.job import Job
+
+    own, folder = _document(job)
+    found = [configfile.read(path) for path in configfile.paths(folder)]
+    known = configfile.targets(found)
+    place: Target | None = None
+    while True:
+        layers = [configfile.part(document, ("defaults",)) for document in found]
+        if place:
+            options = yaml12.plain({}, "")
+            options.put(("options", place.backend), place.options)
+            layers.append(options)
+        whole = _stack([*layers, own], sets, target)
+        wanted = str(whole.value.get("target") or "local")
+        if place or wanted not in known:
+            break
+        place = known[wanted]  # now with its options below those of the job file
+    made = Job.from_document(whole, folder)
+    backend = place.backend if place else made.target
+    if backends and backend not in backends:
+        raise _unknown(made.target, backend, sorted(backends), known)
+    return Resolved(made, made.target, backend, made.options.get(backend, {}), _origins(made, whole))
+
+
+def _document(job: Job | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Document, Path]:
+    from cloudtrain import jobfile, yaml12
+    from cloudtrain.job import Job
+
+    if isinstance(job, Job):
+        return yaml12.plain(job.to_dict(given=True), "Job"), Path.cwd()
+    if isinstance(job, Mapping):
+        return yaml12.plain(dict(job), "Job"), Path.cwd()
+    return jobfile.read(job)
+
+
+def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) -> Document:
+    from cloudtrain import jobfile, yaml12
+
+    whole = yaml12.plain({}, "")
+    for layer in layers:
+        whole.overlay(layer)
+    jobfile.with_sets(whole, sets)
+    if target is not None:
+        whole.put(("target",), yaml12.plain(target, "--target"))
+    return whole
+
+
+def _unknown(target: str, backend: str, backends: Sequence[str], known: Mapping[str, Target]) -> UnknownBackend:
+    from difflib import get_close_matches
+
+    message = (
+        f"there is no target {target}" if target == backend else f"the target {target} names no backend: {backend}"
+    )
+    near = get_close_matches(backend, [*backends, *known], 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    hint += f"backends are {', '.join(backends)}"
+    hint += f"; targets are {', '.join(sorted(known))}" if known else f"; targets stand in {_file()} as [targets.NAME]"
+    return UnknownBackend(message, hint)
+
+
+def _file() -> str:
+    from cloudtrain.configfile import NAME
+
+    return NAME
+
+
+def _origins(job: Job, document: Document) -> dict[str, str]:
+    """Return where every value of a job was written; `default` for what nobody wrote."""
+    from cloudtrain.problems import dotted
+
+    written = {
+        dotted(path): f"{mark.file}:{mark.line}" if mark.line else mark.file
+        for path, mark in document.marks.items()
+        if path and mark.file
+    }
+    origins = {}
+    for path in _leaves(job.to_dict(), ()):
+        name = ".".join(path)
+        short = name.removesuffix(".uri") if path[0] == "inputs" else name
+        origins[name] = written.get(name) or written.get(short) or "default"
+    return origins
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    elif path:
+        yield path

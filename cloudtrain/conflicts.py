@@ -1,0 +1,83 @@
+"""What is wrong with a job's fields together, each of them right by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.job import Job
+
+
+class Conflict(NamedTuple):
+    """A problem between fields of a job; it says nothing when one of them is wrong by itself."""
+
+    fields: tuple[str, ...]
+    problem: Problem
+
+
+def conflicts(job: Job) -> Iterator[Conflict]:
+    """Yield what is wrong with fields together."""
+    p, world = job.parallelism, job.world_size
+    if job.min_nodes is not None and job.min_nodes > job.num_nodes:
+        yield Conflict(
+            ("min_nodes", "num_nodes"),
+            Problem(f"is {job.min_nodes}, more than num_nodes, {job.num_nodes}", "min_nodes"),
+        )
+    size = ("num_nodes", "processes_per_node", "resources", "parallelism")
+    if 0 < job.resources.gpus < job.processes:
+        yield Conflict(
+            ("processes_per_node", "resources"),
+            Problem(
+                f"is {job.processes}, but a node has {job.resources.gpus} accelerators",
+                "processes_per_node",
+                "leave it out for one process on each",
+            ),
+        )
+    model = p.tp_size * p.pp_size * p.cp_size
+    split = {key: getattr(p, key) for key in ("tp_size", "pp_size", "cp_size") if getattr(p, key) > 1}
+    if world % model:
+        words = " x ".join(f"{key} {value}" for key, value in split.items())
+        yield Conflict(
+            size,
+            Problem(
+                f"{words} does not divide the {world} processes of the job",
+                "parallelism." + next(iter(split)),
+                "num_nodes x processes_per_node is the number of processes",
+            ),
+        )
+    else:
+        replicas = (p.dp_replicate_size or 1) * (p.dp_shard_size or 1)
+        both = p.dp_replicate_size is not None and p.dp_shard_size is not None
+        if (both and replicas != world // model) or (world // model) % replicas:
+            key = "dp_replicate_size" if p.dp_replicate_size is not None else "dp_shard_size"
+            yield Conflict(
+                size,
+                Problem(
+                    f"the sizes of data parallelism make {replicas}, the job has {world // model} ranks for it",
+                    f"parallelism.{key}",
+                    "leave one of them out",
+                ),
+            )
+    if p.strategy == "none" and world > 1 and job.entrypoint is None and "strategy" in p.model_fields_set:
+        yield Conflict(
+            (*size, "entrypoint"),
+            Problem(
+                f"is none, but the shared trainer has {world} processes",
+                "parallelism.strategy",
+                "leave it out, or write ddp",
+            ),
+        )
+    if p.accelerate_config and "strategy" in p.model_fields_set:
+        yield Conflict(
+            ("parallelism",),
+            Problem(
+                "stands beside accelerate_config, which says it too", "parallelism.strategy", "leave one of them out"
+            ),
+        )
+    for name in sorted(job.secrets.keys() & job.env.keys()):
+        yield Conflict(
+            ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
+        )

@@ -1,0 +1,39 @@
+"""Durations and sizes as people write them: `1h30m`, `90s`, `64GiB`."""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_NAMES = {"s": "sec second", "m": "min minute", "h": "hr hour", "d": "day", "w": "week"}
+_WORDS = {name + s: unit for unit, names in _NAMES.items() for name in names.split() for s in ("", "s")}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
+_MAX_S = 10 * 365 * 86400
+
+
+def duration_s(text: str) -> int:
+    """Return whole seconds of a text such as `24h`, `1h30m` or `90 s`; raises ValueError with what would be right."""
+    at, total = 0, 0.0
+    while at < len(text):
+        part = _PART.match(text, at)
+        unit = part and _WORDS.get(part[2].lower(), part[2].lower())
+        if not part or unit not in _SECONDS:
+            raise ValueError("write a number and a unit: 90s, 15m, 24h, 7d or 1h30m")
+        total += float(part[1]) * _SECONDS[unit]
+        at = part.end()
+    if not 1 <= total <= _MAX_S:
+        raise ValueError("it must be at least 1s and at most ten years")
+    return round(total)
+
+
+def size_bytes(text: str) -> int:
+    """Return the bytes of a text such as `64GB`, `64GiB` or `500 MB`; raises ValueError with what would be right."""
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise ValueError("write a number and a unit: 500MB, 64GB, 64GiB or 1TB")
+    power = "kmgt".index(found[2].lower()) + 1
+    size = round(float(found[1]) * float(1024 if found[3] else 1000) ** power)
+    if size < 1:
+        raise ValueError("it must be more than nothing")
+    return size
