@@ -17,7 +17,7 @@ LAYERS = [
     {"cli", "console", "report", "notebook", "training", "testing", "__init__", "__main__"},
 ]  # fmt: skip
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
-PYDANTIC = {"job", "problems"}  # the spec's own rooms
+PYDANTIC = {"job", "sections", "spec"}  # the spec's own rooms
 LAZY = {"torch", "transformers", "accelerate", "boto3", "botocore", "sagemaker", "google", "kubernetes", "asyncssh", "plotly", "nicegui"}
 
 
