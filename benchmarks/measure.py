@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -34,7 +34,9 @@ class Sample:
 def process(argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Sample:
     """Run a command to its end and return its times; CPU is that of the command and the children that it waited for."""
     began = time.perf_counter()
-    child = subprocess.Popen(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    child = subprocess.Popen(
+        argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     output = child.stdout.read() if child.stdout else b""
     _, code, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(code)
@@ -77,7 +79,9 @@ def peer(name: str, *requirements: str) -> Path:
     if not (PEERS / name / ".ready").exists():
         shutil.rmtree(PEERS / name, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(PEERS / name)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements], check=True
+        )
         (PEERS / name / ".ready").touch()
     return python
 
@@ -94,12 +98,21 @@ def hardware() -> str:
 
 def report(name: str, title: str, body: str, gates: Sequence[tuple[str, float, float]]) -> int:
     """Print a result, keep it in results/ with date and hardware, and return 1 when a gate (name, measured, most) fails."""
-    lines = [f"# {title}", "", f"{datetime.now(timezone.utc):%Y-%m-%d}, {hardware()}, load {os.getloadavg()[0]:.1f}", "", body, ""]
+    lines = [
+        f"# {title}",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, load {os.getloadavg()[0]:.1f}",
+        "",
+        body,
+        "",
+    ]
     lines.append(table([(n, f"{got:.3f}", f"{most:.3f}", "met" if got <= most else "MISSED") for n, got, most in gates],
                        ["claim", "measured", "at most", ""]))  # fmt: skip
     text = "\n".join(lines) + "\n"
     print(text)
     (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / f"{name}.md").write_text(text)
-    (HERE / "results" / f"{name}.json").write_text(json.dumps({n: [got, most] for n, got, most in gates}, indent=2) + "\n")
+    (HERE / "results" / f"{name}.json").write_text(
+        json.dumps({n: [got, most] for n, got, most in gates}, indent=2) + "\n"
+    )
     return int(any(got > most for _, got, most in gates))

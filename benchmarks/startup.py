@@ -31,7 +31,8 @@ with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
     port = s.getsockname()[1]
 def rank(n):
-    env = dict(os.environ, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    env = dict(os.environ, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE="2", OMP_NUM_THREADS="1")
+    env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     return subprocess.Popen([sys.executable, "ranks.py"], env=env)
 sys.exit(max(child.wait() for child in [rank(0), rank(1)]))
 """
@@ -51,7 +52,9 @@ def main() -> int:
         (source / "ranks.py").write_text(TWO_RANKS)
         (source / "spawn.py").write_text(SPAWN)
         (source / "job.yaml").write_text("name: bench\nentrypoint: hello.py\nhyperparameters: {lr: 0.1}\n")
-        (source / "ranks.yaml").write_text("name: ranks\nentrypoint: ranks.py\nprocesses_per_node: 2\nenv: {OMP_NUM_THREADS: 1}\n")
+        (source / "ranks.yaml").write_text(
+            "name: ranks\nentrypoint: ranks.py\nprocesses_per_node: 2\nenv: {OMP_NUM_THREADS: 1}\n"
+        )
         subprocess.run(["git", "init", "-q", str(source)], check=True)
         env = dict(os.environ, CLOUDTRAIN_HOME=str(folder / "home"), HOME=str(folder))
 
@@ -73,7 +76,9 @@ def main() -> int:
         ends = interleaved(
             {
                 "cloudtrain submit --wait": lambda: run(ours, "submit", "job.yaml", "--wait"),
-                "torchx run --wait": lambda: run(torchx, "run", "-s", "local_cwd", "--wait", "utils.python", "--script", "hello.py"),
+                "torchx run --wait": lambda: run(
+                    torchx, "run", "-s", "local_cwd", "--wait", "utils.python", "--script", "hello.py"
+                ),
             },
             rounds,
         )
@@ -88,7 +93,8 @@ def main() -> int:
     found = light | ends | ranks
     body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
                  ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
-    body += f"\n\n{rounds} rounds, interleaved. Base install: {mebibytes:.1f} MiB in {distributions} distributions (with .pyc, without pip and setuptools)."
+    body += f"\n\n{rounds} rounds, interleaved. Base install: {mebibytes:.1f} MiB in {distributions} distributions"
+    body += " (with .pyc, without pip and setuptools)."
     bare = median(found["python -c pass"], "cpu")
     gates = [
         ("--help, CPU, of torchx's", median(found["cloudtrain --help"], "cpu") / median(found["torchx --help"], "cpu"), 0.7),
@@ -111,7 +117,9 @@ def install() -> tuple[float, int]:
         site = next(Path(name).glob("lib/python*/site-packages"))
 
         def kibibytes() -> int:
-            return int(subprocess.run(["du", "-sk", str(site)], capture_output=True, text=True, check=True).stdout.split()[0])
+            return int(
+                subprocess.run(["du", "-sk", str(site)], capture_output=True, text=True, check=True).stdout.split()[0]
+            )
 
         before = kibibytes()
         subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), str(ROOT)],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.job import Job
@@ -27,12 +26,12 @@ _HOME = {
 __all__ = ["CloudtrainError", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__", "submit"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

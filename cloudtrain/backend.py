@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +27,7 @@ PLAN_VERSION = 1
 FETCHABLE = ("model", "outputs", "checkpoints")
 
 
-class Feature(str, Enum):
+class Feature(StrEnum):
     """What a backend can do; a job that needs more is refused before anything is uploaded."""
 
     MULTI_NODE = "more than one node"
@@ -40,9 +40,6 @@ class Feature(str, Enum):
     OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"
     IMAGES = "container images (image)"
     INSTANCE_TYPES = "instance types (resources.instance_type)"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class LogLine(NamedTuple):

@@ -47,7 +47,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
     return kind, body
 
 
-def format(kind: str, data: Mapping[str, Any]) -> str:  # noqa: A001 - the verb of the module, always called as events.format
+def format(kind: str, data: Mapping[str, Any]) -> str:
     """Return the marked line for an event; the inverse of `parse`."""
     return MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False)
 

@@ -71,8 +71,11 @@ class Manifest:
             output=job.output,
             secrets={name: list(sources) for name, sources in job.secrets.items()},
             requirements=job.environment.requirements,
-            checkpoint={"every_s": job.checkpoint.every_s, "every_steps": job.checkpoint.every_steps,
-                        "keep": job.checkpoint.keep},
+            checkpoint={
+                "every_s": job.checkpoint.every_s,
+                "every_steps": job.checkpoint.every_steps,
+                "keep": job.checkpoint.keep,
+            },
             max_runtime_s=job.limits.max_runtime_s,
             grace_s=job.limits.grace_s,
         )

@@ -50,9 +50,15 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
         detach = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *argv]
         try:
             with (node / "launcher.out").open("ab") as out:
-                shell = subprocess.Popen(  # noqa: S603 - the interpreter of the user's own target
-                    detach, cwd=node / "source", env=dict(env), stdin=subprocess.PIPE, stdout=out, stderr=out,
-                    start_new_session=True, pass_fds=(lock.fileno(),),
+                shell = subprocess.Popen(
+                    detach,
+                    cwd=node / "source",
+                    env=dict(env),
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    pass_fds=(lock.fileno(),),
                 )
             shell.communicate(json.dumps(secrets).encode())
         except OSError as error:
@@ -99,8 +105,12 @@ def node_status(node: Path) -> Status | None:
         status = read_status(node) or status  # it may have ended between the two looks
         state = State[status["state"]]
         if not state.final:
-            return Status(State.LOST, None, f"the supervisor of {node.name} died", status.get("started_at"), status.get("at"))
-    return Status(state, status.get("exit_code"), status.get("reason") or "", status.get("started_at"), status.get("ended_at"))
+            return Status(
+                State.LOST, None, f"the supervisor of {node.name} died", status.get("started_at"), status.get("at")
+            )
+    return Status(
+        state, status.get("exit_code"), status.get("reason") or "", status.get("started_at"), status.get("ended_at")
+    )
 
 
 def _unborn(node: Path) -> Status | None:
@@ -114,7 +124,11 @@ def _unborn(node: Path) -> Status | None:
             return Status(State.STARTING)
     if read_status(node) is not None:
         return node_status(node)
-    words = (node / "launcher.out").read_text(errors="replace").strip().splitlines() if (node / "launcher.out").exists() else []
+    words = (
+        (node / "launcher.out").read_text(errors="replace").strip().splitlines()
+        if (node / "launcher.out").exists()
+        else []
+    )
     return Status(State.LOST, None, "the supervisor did not start" + (f": {words[-1]}" if words else ""))
 
 
@@ -137,7 +151,12 @@ def merge(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | None]]) ->
 
 
 _RANK = {
-    State.CANCELLED: 0, State.FAILED: 1, State.TIMED_OUT: 2, State.PREEMPTED: 3, State.LOST: 4, State.SUCCEEDED: 9,
+    State.CANCELLED: 0,
+    State.FAILED: 1,
+    State.TIMED_OUT: 2,
+    State.PREEMPTED: 3,
+    State.LOST: 4,
+    State.SUCCEEDED: 9,
 }
 
 
@@ -206,8 +225,14 @@ def tail(
         last = not follow or ended()  # asked before reading: what was written until then is read below
         limits = [_size(log) for log in logs]
         seen = False
-        streams = [_lines(log, node, offsets[node], limits[node]) for node, log in enumerate(logs) if limits[node] > offsets[node]]
-        for at, node, rank, seq, text, offset in streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0)):
+        streams = [
+            _lines(log, node, offsets[node], limits[node])
+            for node, log in enumerate(logs)
+            if limits[node] > offsets[node]
+        ]
+        for at, node, rank, seq, text, offset in (
+            streams[0] if len(streams) == 1 else heapq.merge(*streams, key=itemgetter(0))
+        ):
             offsets[node] = offset
             seen = True
             yield LogLine(at, node, rank, seq, text, ",".join(map(str, offsets)))

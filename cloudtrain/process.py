@@ -69,6 +69,6 @@ def start_time(pid: int) -> str | None:
 def _start_time_by_ps(pid: int) -> str | None:
     """Return the start time on systems without /proc (macOS)."""
     command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
     state, _, started = shown.stdout.strip().partition(" ")
     return started.strip() or None if not state.startswith("Z") else None

@@ -109,7 +109,7 @@ class Run:
                     yield line._replace(cursor=f"{number}/{line.cursor}")
                 number, cursor = number + 1, None
                 continue
-            if not follow or self.refresh().state.final and len(self.attempts) < number:
+            if not follow or (self.refresh().state.final and len(self.attempts) < number):
                 return
             time.sleep(0.05)
 
@@ -148,15 +148,22 @@ class Run:
         return watch.backend_of(newest.plan, self.store.home).fetch(newest.handle, Path(into), tuple(what))
 
     def resume(self) -> Run:
-        """Start the run's next attempt, from its newest complete checkpoint; raises BadRequest when there is nothing to resume."""
+        """Start the run's next attempt, from its newest complete checkpoint.
+
+        Raises BadRequest when the run still goes on, has succeeded, or a secret is missing.
+        """
         status = self.refresh()
         if not status.state.final:
             raise BadRequest(f"{self.run_id} is still {status.state}", f"cloudtrain cancel {self.run_id} ends it")
         if status.state is State.SUCCEEDED:
-            raise BadRequest(f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
+            raise BadRequest(
+                f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
+            )
         newest = self.attempts[-1]
         if missing := watch.missing_secrets(newest.plan):
-            raise BadRequest(f"the secrets {', '.join(missing)} are not in the environment", "export them and try again")
+            raise BadRequest(
+                f"the secrets {', '.join(missing)} are not in the environment", "export them and try again"
+            )
         backend = watch.backend_of(newest.plan, self.store.home)
         plan, bundle = watch.replan(newest.plan, newest.number + 1, backend, self.store.home)
         if self.store.next_attempt(plan, owner=Process.here(), resume=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class State(str, Enum):
+class State(StrEnum):
     """The life of a run or an attempt.
 
     QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | TIMED_OUT | PREEMPTED | LOST
@@ -30,9 +30,6 @@ class State(str, Enum):
     @property
     def final(self) -> bool:
         return self in FINAL
-
-    def __str__(self) -> str:
-        return self.value
 
 
 FINAL = frozenset(

@@ -6,28 +6,22 @@ moved aside, never deleted; a file of a newer cloudtrain is refused.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backend import Plan
-from cloudtrain.errors import StoreError, UnknownRun
+from cloudtrain.database import Database
+from cloudtrain.errors import UnknownRun
 from cloudtrain.events import Event
-from cloudtrain.migrations import MIGRATIONS
 from cloudtrain.process import Process
 from cloudtrain.state import FINAL, State, Status
 
-BUSY_S = 60.0  # how long a writer waits for another one
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs",
-                                  "fuse.sshfs", "fuse.gcsfuse", "fuse.s3fs"})
 _FINAL = tuple(sorted(state.value for state in FINAL))
 
 
@@ -79,7 +73,7 @@ class MetricRow:
 
 def now() -> str:
     """Return this moment as the store writes it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Store:
@@ -87,21 +81,35 @@ class Store:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.path = home / "history.sqlite3"
-        self.warnings: list[str] = []  # what a person should be told, such as a corrupt file moved aside
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
+        self.database = Database(home)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should be told, such as a damaged file that was moved aside."""
+        return self.database.warnings
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
-    def intend(self, plan: Plan, *, identity: str, owner: Process, key: str | None = None, parent: str | None = None) -> bool:
+    def intend(
+        self, plan: Plan, *, identity: str, owner: Process, key: str | None = None, parent: str | None = None
+    ) -> bool:
         """Write down the wish to submit a run's first attempt, before anything is sent; False when the run exists."""
-        with self._write() as db:
+        with self.database.write() as db:
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, state)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (plan.run_id, plan.job.get("name", ""), plan.backend, plan.target, key, parent, identity,
-                 json.dumps(plan.job), now(), State.QUEUED.value),
+                (
+                    plan.run_id,
+                    plan.job.get("name", ""),
+                    plan.backend,
+                    plan.target,
+                    key,
+                    parent,
+                    identity,
+                    json.dumps(plan.job),
+                    now(),
+                    State.QUEUED.value,
+                ),
             ).rowcount
             return bool(added) and self._add_attempt(db, plan, owner)
 
@@ -110,7 +118,7 @@ class Store:
 
         A run that a person asked to cancel gets no further attempt, unless a person asks to `resume` it.
         """
-        with self._write() as db:
+        with self.database.write() as db:
             newest, state = db.execute(
                 "SELECT max(number), state FROM attempts WHERE run_id = ?", (plan.run_id,)
             ).fetchone()
@@ -135,7 +143,7 @@ class Store:
 
     def claim(self, attempt_id: str, *, of: str, by: Process) -> bool:
         """Take over an intent whose owner is dead; False when somebody else was first."""
-        with self._write() as db:
+        with self.database.write() as db:
             changed = db.execute(
                 "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(by), attempt_id, of)
             )
@@ -143,12 +151,12 @@ class Store:
 
     def accept(self, attempt_id: str, handle: str) -> None:
         """Write down that the platform has accepted an attempt."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.execute("UPDATE attempts SET handle = ? WHERE attempt_id = ?", (handle, attempt_id))
 
     def acknowledge(self, run_id: str) -> None:
         """Write down that the person was told the run's id: a later equal submit is a new run."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.execute("UPDATE runs SET acked_at = coalesce(acked_at, ?) WHERE run_id = ?", (now(), run_id))
 
     def unsettled(self) -> list[AttemptRecord]:
@@ -157,7 +165,7 @@ class Store:
             _ATTEMPTS + " JOIN runs USING (run_id) WHERE attempts.handle IS NULL AND attempts.state NOT IN"
             f" ({_marks(_FINAL)}) OR runs.acked_at IS NULL AND attempts.number = 1 ORDER BY attempts.created_at"
         )
-        with self._read() as db:
+        with self.database.read() as db:
             return [_attempt(row) for row in db.execute(query, _FINAL)]
 
     # -- watching -----------------------------------------------------------------------------------------------------
@@ -172,7 +180,7 @@ class Store:
         metrics: Iterable[tuple[Event, int, str, float]] = (),
     ) -> None:
         """Write what was seen of an attempt, all or nothing; seeing the same lines again changes nothing."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)",
                 [(attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data)) for e in events],
@@ -193,7 +201,7 @@ class Store:
 
     def set_status(self, run_id: str, status: Status) -> None:
         """Write a run's own state; a final state is never rewritten."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(started_at, ?), ended_at = ?,"
                 f" url = coalesce(?, url) WHERE run_id = ? AND state NOT IN ({_marks(_FINAL)})",
@@ -202,52 +210,59 @@ class Store:
 
     def request_cancel(self, run_id: str) -> None:
         """Write down the wish to cancel, before it is acted on."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.execute("UPDATE runs SET cancel_at = coalesce(cancel_at, ?) WHERE run_id = ?", (now(), run_id))
 
     def lease(self, run_id: str, owner: Process, ttl_s: float) -> bool:
         """Take or renew the right to watch a run; False while another living process holds it."""
-        moment = datetime.now(timezone.utc).timestamp()
-        with self._write() as db:
+        moment = datetime.now(UTC).timestamp()
+        with self.database.write() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
             if row and row[0] != str(owner) and _held(row[0], row[1], moment):
                 return False
-            db.execute("INSERT OR REPLACE INTO leases (run_id, owner, expires_at) VALUES (?, ?, ?)",
-                       (run_id, str(owner), moment + ttl_s))
+            db.execute(
+                "INSERT OR REPLACE INTO leases (run_id, owner, expires_at) VALUES (?, ?, ?)",
+                (run_id, str(owner), moment + ttl_s),
+            )
             return True
 
     def release(self, run_id: str, owner: Process) -> None:
         """Give the right to watch back; nothing happens when somebody else holds it."""
-        with self._write() as db:
+        with self.database.write() as db:
             db.execute("DELETE FROM leases WHERE run_id = ? AND owner = ?", (run_id, str(owner)))
 
     def watched(self, run_id: str) -> bool:
         """Return whether a living process watches the run."""
-        with self._read() as db:
+        with self.database.read() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-        return bool(row) and _held(row[0], row[1], datetime.now(timezone.utc).timestamp())
+        return bool(row) and _held(row[0], row[1], datetime.now(UTC).timestamp())
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, text: str | None) -> RunRecord:
         """Return the run of an id or a unique prefix, or the newest one for None; raises UnknownRun."""
-        with self._read() as db:
+        with self.database.read() as db:
             if text is None:
                 rows = db.execute(_RUNS + " ORDER BY created_at DESC, run_id DESC LIMIT 1").fetchall()
             else:
-                rows = db.execute(_RUNS + " WHERE run_id = ?", (text,)).fetchall() or db.execute(
-                    _RUNS + " WHERE substr(run_id, 1, ?) = ? ORDER BY created_at DESC LIMIT 6", (len(text), text)
-                ).fetchall()
+                rows = (
+                    db.execute(_RUNS + " WHERE run_id = ?", (text,)).fetchall()
+                    or db.execute(
+                        _RUNS + " WHERE substr(run_id, 1, ?) = ? ORDER BY created_at DESC LIMIT 6", (len(text), text)
+                    ).fetchall()
+                )
         if not rows:
-            raise UnknownRun("there are no runs yet" if text is None else f"no run has the id or prefix {text!r}",
-                             "cloudtrain submit starts one" if text is None else "cloudtrain ls shows them")
+            raise UnknownRun(
+                "there are no runs yet" if text is None else f"no run has the id or prefix {text!r}",
+                "cloudtrain submit starts one" if text is None else "cloudtrain ls shows them",
+            )
         if len(rows) > 1:
             raise UnknownRun(f"several runs begin with {text!r}", "one of " + ", ".join(row["run_id"] for row in rows))
         return _run(rows[0])
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return the run of an exact id, or None."""
-        with self._read() as db:
+        with self.database.read() as db:
             row = db.execute(_RUNS + " WHERE run_id = ?", (run_id,)).fetchone()
         return _run(row) if row else None
 
@@ -261,12 +276,12 @@ class Store:
             wheres.append("name = ?")
             values.append(name)
         query = f"{_RUNS} WHERE {' AND '.join(wheres)} ORDER BY created_at DESC, run_id DESC LIMIT ?"
-        with self._read() as db:
+        with self.database.read() as db:
             return [_run(row) for row in db.execute(query, (*values, limit))]
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         """Return a run's attempts, the oldest first."""
-        with self._read() as db:
+        with self.database.read() as db:
             return [_attempt(row) for row in db.execute(_ATTEMPTS + " WHERE run_id = ? ORDER BY number", (run_id,))]
 
     def metrics(self, run_id: str, name: str | None = None) -> list[MetricRow]:
@@ -275,9 +290,9 @@ class Store:
             "SELECT a.number, m.node, m.seq, m.at, m.name, m.step, m.value FROM metrics m JOIN attempts a USING (attempt_id)"
             " WHERE a.run_id = ?" + (" AND m.name = ?" if name else "") + " ORDER BY a.number, m.node, m.seq, m.name"
         )
-        with self._read() as db:
+        with self.database.read() as db:
             rows = db.execute(query, (run_id, name) if name else (run_id,))
-            return [MetricRow(*row[:6], math.nan if row[6] is None else row[6]) for row in rows]
+            return [MetricRow(a, n, q, at, m, step, math.nan if v is None else v) for a, n, q, at, m, step, v in rows]
 
     def events(self, run_id: str, kind: str | None = None) -> list[Event]:
         """Return a run's events other than metrics, in order on each node."""
@@ -285,134 +300,18 @@ class Store:
             "SELECT e.attempt_id, e.node, e.seq, e.at, e.kind, e.data FROM events e JOIN attempts a USING (attempt_id)"
             " WHERE a.run_id = ?" + (" AND e.kind = ?" if kind else "") + " ORDER BY a.number, e.at, e.node, e.seq"
         )
-        with self._read() as db:
+        with self.database.read() as db:
             rows = db.execute(query, (run_id, kind) if kind else (run_id,))
             return [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
 
     def names(self) -> list[str]:
         """Return all run ids, the newest first (shell completion)."""
-        with self._read() as db:
+        with self.database.read() as db:
             return [row[0] for row in db.execute("SELECT run_id FROM runs ORDER BY created_at DESC LIMIT 1000")]
-
-    # -- the connection -----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._mapped():
-            yield self._open()
-
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        with self._mapped():
-            db = self._open()
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _mapped(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours, in this one place."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise StoreError(f"the history {self.path} cannot be used: {error}", _HINTS.get(_kind(error), "")) from error
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"the history {self.path} is damaged: {error}", "run the command again") from error
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None or self._pid != os.getpid():  # a connection must not cross a fork
-            try:
-                self._connection = self._connect()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                self._move_aside(error)
-                self._connection = self._connect()
-            self._pid = os.getpid()
-        return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
-        try:
-            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise StoreError(f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME") from None
-        db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-        db.row_factory = sqlite3.Row
-        if not on_network(self.home):
-            # WAL needs shared memory, which network file systems do not give (https://sqlite.org/wal.html, read 2026-11-20).
-            db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            db.close()
-            raise StoreError(
-                f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {len(MIGRATIONS)})",
-                "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
-            )
-        if version < len(MIGRATIONS):
-            migrate(db)
-        return db
-
-    def _move_aside(self, error: Exception) -> None:
-        """Keep a damaged file under another name and make room for a new one."""
-        with (self.home / "history.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                self._connect().close()
-                return  # another process was first
-            except sqlite3.DatabaseError:
-                pass
-            aside = self.path.with_name(f"{self.path.name}.corrupt-{datetime.now(timezone.utc):%y%m%d-%H%M%S}-{os.getpid()}")
-            for suffix in ("", "-wal", "-shm"):
-                part = Path(f"{self.path}{suffix}")
-                if part.exists():
-                    part.rename(f"{aside}{suffix}")
-            self.warnings.append(f"the history was damaged ({error}); it was kept as {aside} and a new one was begun")
-
-
-def migrate(db: sqlite3.Connection) -> None:
-    """Apply the migrations that are missing, each with its number in one transaction."""
-    db.execute("BEGIN IMMEDIATE")
-    version = db.execute("PRAGMA user_version").fetchone()[0]  # again: another process may have been first
-    db.execute("COMMIT")
-    for number in range(version + 1, len(MIGRATIONS) + 1):
-        db.execute("BEGIN IMMEDIATE")
-        if db.execute("PRAGMA user_version").fetchone()[0] < number:
-            for statement in MIGRATIONS[number - 1]:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {number}")
-        db.execute("COMMIT")
-
-
-def on_network(folder: Path) -> bool:
-    """Return whether a folder lies on a network file system; False where the system does not say."""
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-        real = os.path.realpath(folder)
-    except OSError:
-        return False
-    best, kind = "", ""
-    for line in mounts:
-        point, name = line.split(" ", 3)[1:3]
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, name
-    return kind in NETWORK_FILE_SYSTEMS
 
 
 _RUNS = "SELECT * FROM runs"
 _ATTEMPTS = "SELECT attempts.* FROM attempts"
-_HINTS = {"full": "free some disk space", "locked": "another process holds it; try again", "readonly": "set CLOUDTRAIN_HOME"}
-
-
-def _kind(error: Exception) -> str:
-    text = str(error)
-    return next((word for word in _HINTS if word in text), "")
 
 
 def _marks(items: Sequence[object]) -> str:
@@ -434,14 +333,30 @@ def _status(row: sqlite3.Row) -> Status:
 
 def _run(row: sqlite3.Row) -> RunRecord:
     return RunRecord(
-        run_id=row["run_id"], name=row["name"], backend=row["backend"], target=row["target"], key=row["key"],
-        parent=row["parent"], identity=row["identity"], job=json.loads(row["job"]), created_at=row["created_at"],
-        acknowledged=row["acked_at"] is not None, cancel_requested=row["cancel_at"] is not None, status=_status(row),
+        run_id=row["run_id"],
+        name=row["name"],
+        backend=row["backend"],
+        target=row["target"],
+        key=row["key"],
+        parent=row["parent"],
+        identity=row["identity"],
+        job=json.loads(row["job"]),
+        created_at=row["created_at"],
+        acknowledged=row["acked_at"] is not None,
+        cancel_requested=row["cancel_at"] is not None,
+        status=_status(row),
     )
 
 
 def _attempt(row: sqlite3.Row) -> AttemptRecord:
     return AttemptRecord(
-        attempt_id=row["attempt_id"], run_id=row["run_id"], number=row["number"], plan=Plan.from_json(row["plan"]),
-        handle=row["handle"], owner=row["owner"], cursor=row["cursor"], created_at=row["created_at"], status=_status(row),
+        attempt_id=row["attempt_id"],
+        run_id=row["run_id"],
+        number=row["number"],
+        plan=Plan.from_json(row["plan"]),
+        handle=row["handle"],
+        owner=row["owner"],
+        cursor=row["cursor"],
+        created_at=row["created_at"],
+        status=_status(row),
     )

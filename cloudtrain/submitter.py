@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,9 @@ class Submitter:
     calls `cloudtrain watch` (for CI and containers, where a detached process would not survive).
     """
 
-    def __init__(self, target: str | None = None, *, home: Path | None = None, watch: bool = True, **options: Any) -> None:
+    def __init__(
+        self, target: str | None = None, *, home: Path | None = None, watch: bool = True, **options: Any
+    ) -> None:
         self.target = target
         self.home = home or config.home()
         self.store = Store(self.home)
@@ -43,8 +45,13 @@ class Submitter:
         self.overrides = options
 
     def submit(
-        self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None,
-        new: bool = False, parent: str | None = None,
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        sets: Sequence[str] = (),
+        key: str | None = None,
+        new: bool = False,
+        parent: str | None = None,
     ) -> Run:
         """Submit a job and return its run; blocks until the platform has accepted it.
 
@@ -59,7 +66,9 @@ class Submitter:
             return run
         return self.send(plan, bundle, key=key, parent=parent)
 
-    def plan(self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None) -> Plan:
+    def plan(
+        self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
+    ) -> Plan:
         """Return what `submit` would send; packages the source, but sends and stores nothing else."""
         resolved = self.resolve(job, sets)
         return self.plan_of(resolved, self.package(resolved), key)
@@ -141,7 +150,9 @@ class Submitter:
             run = self.store.find(attempt.run_id)
             if mine is None and run.identity == wish and (key is None or run.key == key):
                 mine = self._finish(attempt)
-            elif attempt.handle is None and (handle := watch.backend_of(attempt.plan, self.home).find(attempt.attempt_id)):
+            elif attempt.handle is None and (
+                handle := watch.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
+            ):
                 self.store.accept(attempt.attempt_id, handle)
         if mine is None and key is not None and self.store.get(plan.run_id):
             return self._settled(plan.run_id)
@@ -174,7 +185,11 @@ class Resolved:
 
 
 def submit(
-    job: Job | Mapping[str, Any] | str | os.PathLike[str], *, target: str | None = None, key: str | None = None, **options: Any
+    job: Job | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    key: str | None = None,
+    **options: Any,
 ) -> Run:
     """Submit a job (object, dictionary or job file) and return its run; `Submitter` is the long form."""
     run = Submitter(target, **options).submit(job, key=key)
@@ -187,7 +202,7 @@ def run_id(name: str, key: str | None = None) -> str:
     if key is not None:
         return f"{name}-k{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
-    stamp = datetime.now(timezone.utc).strftime("%y%m%d-%H%M%S")
+    stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
     return f"{name}-{stamp}-{''.join(secrets.choice(alphabet) for _ in range(4))}"
 
 
@@ -210,7 +225,9 @@ def _label(text: str) -> str:
 def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     """Return what the job wants and the backend cannot do."""
     sources = {source.partition(":")[0] for found in job.secrets.values() for source in found}
-    uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | ({"output": job.output} if job.output else {})
+    uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
+        {"output": job.output} if job.output else {}
+    )
     wants = [
         (Feature.MULTI_NODE, job.num_nodes > 1, "num_nodes"),
         (Feature.MIN_NODES, job.min_nodes is not None, "min_nodes"),

@@ -75,7 +75,9 @@ class Watcher:
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
-            status = Status(State.CANCELLED, status.exit_code, "cancelled", status.started_at, status.ended_at, status.url)
+            status = Status(
+                State.CANCELLED, status.exit_code, "cancelled", status.started_at, status.ended_at, status.url
+            )
         if status.state.final:
             return self._end(run, attempt, status, backend)
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
@@ -129,7 +131,11 @@ class Watcher:
             return False
         missing = missing_secrets(attempt.plan)
         if missing:
-            reason = f"{status.reason}; no new attempt: {', '.join(missing)} is not in the watcher's environment".lstrip("; ")
+            reason = (
+                f"{status.reason}; no new attempt: {', '.join(missing)} is not in the watcher's environment".lstrip(
+                    "; "
+                )
+            )
             self.store.set_status(self.run_id, Status(status.state, status.exit_code, reason, ended_at=status.ended_at))
             return True
         plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
@@ -204,7 +210,8 @@ def missing_secrets(plan: Plan) -> list[str]:
     """Return the secrets whose only sources are environment variables that this process does not have."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
     return [
-        name for name, sources in sorted(secrets.items())
+        name
+        for name, sources in sorted(secrets.items())
         if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
     ]
 
@@ -213,16 +220,23 @@ def spawn(store: Store, plan: Plan) -> None:
     """Start the watcher of a run as a detached process; returns at once."""
     folder = store.home / "runs" / plan.run_id
     folder.mkdir(parents=True, exist_ok=True)
-    sources = {source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")}
+    sources = {
+        source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
+    }
     hidden = sources | set(plan.manifest["secrets"])
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
     # The shell puts it into the background and ends: its parent is init, and it is never a zombie of ours.
     detach = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh"]
     with (folder / "watch.log").open("ab") as log:
-        shell = subprocess.Popen(  # noqa: S603
+        shell = subprocess.Popen(
             [*detach, sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ, start_new_session=True, cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            start_new_session=True,
+            cwd="/",
         )
     shell.communicate(json.dumps(secrets).encode())
 

@@ -15,7 +15,10 @@ plain = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(events.KINDS)), st.dictionaries(st.text(max_size=10).filter(lambda k: k != "kind"), plain, max_size=5))
+@given(
+    st.sampled_from(sorted(events.KINDS)),
+    st.dictionaries(st.text(max_size=10).filter(lambda k: k != "kind"), plain, max_size=5),
+)
 def test_parse_is_the_inverse_of_format(kind, data):
     line = events.format(kind, data)
     assert "\n" not in line
@@ -25,8 +28,15 @@ def test_parse_is_the_inverse_of_format(kind, data):
 @pytest.mark.parametrize(
     "line",
     [
-        "", "hello", "::cloudtrain::", "::cloudtrain::{", "::cloudtrain::[]", '::cloudtrain::{"kind":"other"}', " ::cloudtrain::{}",
-        '::cloudtrain::{"kind":1}', events.format("metric", {"text": "x" * events.MAX_BYTES}),
+        "",
+        "hello",
+        "::cloudtrain::",
+        "::cloudtrain::{",
+        "::cloudtrain::[]",
+        '::cloudtrain::{"kind":"other"}',
+        " ::cloudtrain::{}",
+        '::cloudtrain::{"kind":1}',
+        events.format("metric", {"text": "x" * events.MAX_BYTES}),
     ],
 )
 def test_other_lines_are_ordinary_text(line):
@@ -40,11 +50,16 @@ def metrics(*lines, **patterns):
 
 def test_trainer_dictionaries_are_heard():
     assert metrics("{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}", "{'loss': '2.25', 'epoch': '0.2'}") == [
-        (1, "loss", 2.5), (1, "learning_rate", 1e-05), (2, "loss", 2.25),
+        (1, "loss", 2.5),
+        (1, "learning_rate", 1e-05),
+        (2, "loss", 2.25),
     ]
 
 
-@pytest.mark.parametrize("line", ["{'loss': ", "{'loss': __import__('os')}", "x {'loss': 1}", "{'a': [1]}", "{" + "'" * 9 + "}", "{'b': True}"])
+@pytest.mark.parametrize(
+    "line",
+    ["{'loss': ", "{'loss': __import__('os')}", "x {'loss': 1}", "{'a': [1]}", "{" + "'" * 9 + "}", "{'b': True}"],
+)
 def test_what_is_no_such_dictionary_is_not(line):
     assert metrics(line) == []
 

@@ -8,17 +8,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    {"errors", "state", "events", "process"},
-    {"job", "jobfile", "sections", "spec", "conflicts", "problems", "yaml12", "arguments", "quantities",
-     "bundle", "source", "guard", "manifest", "backend", "machines", "nodes", "remote",
-     "requests", "simulators"},
-    {"backends", "store", "migrations", "config", "configfile", "verdict"},
-    {"submitter", "run", "watch", "registry", "plots"},
-    {"cli", "console", "report", "notebook", "training", "testing", "__init__", "__main__"},
-]  # fmt: skip
-LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+    "errors state events process",
+    "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle archive source checkout git ignore guard"
+    " manifest backend machines nodes remote requests simulators",
+    "backends store database migrations config configfile verdict",
+    "submitter run watch registry plots",
+    "cli console report notebook training testing __init__ __main__",
+]
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 PYDANTIC = {"job", "sections", "spec"}  # the spec's own rooms
-LAZY = {"torch", "transformers", "accelerate", "boto3", "botocore", "sagemaker", "google", "kubernetes", "asyncssh", "plotly", "nicegui"}
+LAZY = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "boto3",
+    "botocore",
+    "sagemaker",
+    "google",
+    "kubernetes",
+    "asyncssh",
+    "plotly",
+    "nicegui",
+}
 
 
 def modules(folder: Path):
@@ -50,7 +61,12 @@ def test_nobody_reaches_upwards():
     for path in modules(ROOT / "cloudtrain"):
         for name in imports(path):
             parts = name.split(".")
-            if parts[0] == "cloudtrain" and len(parts) > 1 and parts[1] in LAYER and LAYER[parts[1]] > LAYER[room(path)]:
+            if (
+                parts[0] == "cloudtrain"
+                and len(parts) > 1
+                and parts[1] in LAYER
+                and LAYER[parts[1]] > LAYER[room(path)]
+            ):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
@@ -61,7 +77,10 @@ def test_backends_know_neither_each_other_nor_the_store_nor_the_terminal():
         for name in imports(path):
             if name.startswith(("cloudtrain.backends.", "cloudtrain.store", "click", "rich")):
                 wrong.append(f"{path.name} imports {name}")
-        if any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print" for n in ast.walk(ast.parse(path.read_text()))):
+        if any(
+            isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"
+            for n in ast.walk(ast.parse(path.read_text()))
+        ):
             wrong.append(f"{path.name} prints")
     assert wrong == []
 
@@ -70,7 +89,11 @@ def test_only_the_registry_knows_the_backends_names():
     wrong = []
     for path in modules(ROOT / "cloudtrain"):
         if room(path) not in {"registry", "backends", "testing"}:
-            wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in imports(path) if name.startswith("cloudtrain.backends.")]
+            wrong += [
+                f"{path.relative_to(ROOT)} imports {name}"
+                for name in imports(path)
+                if name.startswith("cloudtrain.backends.")
+            ]
     assert wrong == []
 
 
@@ -92,7 +115,11 @@ def test_entrypoints_import_nothing_of_cloudtrain():
 
 def test_the_launcher_and_the_runtime_start_with_the_standard_library_only():
     ours = {path.stem for path in (ROOT / "entrypoints").iterdir()}
-    files = [ROOT / "entrypoints" / "launch.py", ROOT / "entrypoints" / "runtime.py", *modules(ROOT / "entrypoints" / "node")]
+    files = [
+        ROOT / "entrypoints" / "launch.py",
+        ROOT / "entrypoints" / "runtime.py",
+        *modules(ROOT / "entrypoints" / "node"),
+    ]
     assert len(files) > 3
     for path in files:
         foreign = {name.split(".")[0] for name in imports(path, top_only=True)} - sys.stdlib_module_names - ours

@@ -14,7 +14,9 @@ text = st.text(st.characters(codec="utf-8"), max_size=60)
 
 
 def manifest(**changes):
-    return Manifest(**{"run_id": "run-1", "attempt": 2, "argv": ("train.py",), "nodes": 2, "processes_per_node": 4, **changes})
+    return Manifest(
+        **{"run_id": "run-1", "attempt": 2, "argv": ("train.py",), "nodes": 2, "processes_per_node": 4, **changes}
+    )
 
 
 @given(st.lists(text, max_size=8), st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), text, max_size=4))

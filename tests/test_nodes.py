@@ -137,7 +137,9 @@ def test_junk_in_the_status_is_no_status(tmp_path, junk):
 def merged(*found):
     from cloudtrain.state import Status
 
-    return nodes.merge([({"failed_at": at}, Status(State[name], code, name)) if name else (None, None) for name, code, at in found])
+    return nodes.merge(
+        [({"failed_at": at}, Status(State[name], code, name)) if name else (None, None) for name, code, at in found]
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,11 @@ def node(tmp_path):
 def test_a_supervisor_is_started_once(node, tmp_path):
     import sys
 
-    argv = [sys.executable, "-c", "import sys; open('../ran', 'a').write(sys.stdin.read() + ';'); open('../status.json', 'w').write('{}')"]
+    argv = [
+        sys.executable,
+        "-c",
+        "import sys; open('../ran', 'a').write(sys.stdin.read() + ';'); open('../status.json', 'w').write('{}')",
+    ]
     assert nodes.start(node, argv, {}, {"secrets": {}})
     nodes.start(node, argv, {}, {"secrets": {}})
     wait_for(lambda: (node / "status.json").exists())

@@ -36,7 +36,9 @@ def test_state_prints_as_its_name():
 def test_every_error_is_in_the_tree_of_the_docstring():
     import cloudtrain.errors as module
 
-    names = [name for name, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, CloudtrainError)]
+    names = [
+        name for name, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, CloudtrainError)
+    ]
     assert len(names) >= 9
     assert [name for name in names if name not in module.__doc__] == []
 

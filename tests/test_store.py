@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import store as store_module
+from cloudtrain import database
 from cloudtrain.backend import Plan
+from cloudtrain.database import on_network
 from cloudtrain.errors import StoreError, UnknownRun
 from cloudtrain.events import Event
 from cloudtrain.process import Process
 from cloudtrain.state import State, Status
-from cloudtrain.store import Store, on_network
+from cloudtrain.store import Store
 
 ME = Process.here()
 
@@ -137,7 +138,7 @@ def test_filters(store, run):
 
 
 def test_a_lease_is_held_by_one_living_process(store, run):
-    parent = replace(ME, pid=os.getppid(), started=store_module_start(os.getppid()))
+    parent = replace(ME, pid=os.getppid(), started=started(os.getppid()))
     dead = replace(ME, pid=2**22 - 1)
     elsewhere = replace(ME, host="elsewhere")
     assert store.lease(run, dead, 60) and not store.watched(run)
@@ -152,7 +153,7 @@ def test_a_lease_is_held_by_one_living_process(store, run):
     assert store.lease(run, elsewhere, -1) and store.lease(run, ME, 60), "until its lease runs out"
 
 
-def store_module_start(pid):
+def started(pid):
     from cloudtrain.process import start_time
 
     return start_time(pid)
@@ -162,12 +163,12 @@ def store_module_start(pid):
 
 
 def test_a_newer_version_is_refused_and_untouched(store, run, home):
-    with sqlite3.connect(store.path) as db:
+    with sqlite3.connect(store.database.path) as db:
         db.execute("PRAGMA user_version = 999")
     with pytest.raises(StoreError, match="newer cloudtrain") as error:
         Store(home).runs()
     assert "pip install" in error.value.hint
-    with sqlite3.connect(store.path) as db:
+    with sqlite3.connect(store.database.path) as db:
         assert db.execute("SELECT count(*) FROM runs").fetchone() == (1,)
 
 
@@ -189,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(store, run):
-    db = store._open()
+    db = store.database.open()
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "disk is full"
     with pytest.raises(StoreError, match="full") as error:
@@ -205,9 +206,9 @@ def test_all_migrations_lead_to_the_same_schema(tmp_path, monkeypatch):
             return sorted(row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
     Store(tmp_path / "new").runs()
-    for version in range(len(store_module.MIGRATIONS) + 1):
+    for version in range(len(database.MIGRATIONS) + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:version])
+            patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:version])
             Store(tmp_path / f"v{version}").names() if version else (tmp_path / "v0").mkdir()
         Store(tmp_path / f"v{version}").runs()
         assert schema(tmp_path / f"v{version}" / "history.sqlite3") == schema(tmp_path / "new" / "history.sqlite3")
@@ -215,13 +216,13 @@ def test_all_migrations_lead_to_the_same_schema(tmp_path, monkeypatch):
 
 def test_network_file_systems_are_known(tmp_path):
     assert not on_network(tmp_path)
-    assert "nfs4" in store_module.NETWORK_FILE_SYSTEMS
+    assert "nfs4" in database.NETWORK_FILE_SYSTEMS
 
 
 def test_without_shared_memory_there_is_no_wal(home, monkeypatch):
-    monkeypatch.setattr(store_module, "on_network", lambda folder: True)
+    monkeypatch.setattr(database, "on_network", lambda folder: True)
     store = Store(home)
-    assert store._open().execute("PRAGMA journal_mode").fetchone()[0] == "delete"
+    assert store.database.open().execute("PRAGMA journal_mode").fetchone()[0] == "delete"
     assert store.intend(plan(), identity="i", owner=ME)
 
 

@@ -101,7 +101,9 @@ def test_a_plan_of_another_source_is_refused(submitter, job, source, home):
 def test_labels_are_added(submitter, job, source):
     subprocess.run(["git", "init", "-q", str(source)], check=True)
     subprocess.run(["git", "-C", str(source), "add", "."], check=True)
-    subprocess.run(["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"], check=True)
+    subprocess.run(
+        ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"], check=True
+    )
     labels = submitter.plan(job.replace(labels={"team": "nlp"})).job["labels"]
     assert labels["team"] == "nlp" and labels["user"] and len(labels["commit"]) == 12
     (source / "train.py").write_text("changed\n")
@@ -124,10 +126,18 @@ def test_unknown_backend_and_options_are_refused(job, source):
 
 def test_all_problems_with_the_backend_at_once(job, monkeypatch):
     monkeypatch.setattr(MemoryBackend, "features", frozenset())
-    wrong = job.replace(num_nodes=2, image="a/b", output="s3://b/p", secrets={"T": "env:T"}, resources={"use_spot": True})
+    wrong = job.replace(
+        num_nodes=2, image="a/b", output="s3://b/p", secrets={"T": "env:T"}, resources={"use_spot": True}
+    )
     with pytest.raises(BadJob) as error:
         Submitter("memory", watch=False).submit(wrong)
-    assert {problem.path for problem in error.value.problems} == {"num_nodes", "image", "output", "secrets", "resources.use_spot"}
+    assert {problem.path for problem in error.value.problems} == {
+        "num_nodes",
+        "image",
+        "output",
+        "secrets",
+        "resources.use_spot",
+    }
 
 
 def test_a_missing_script_is_refused(submitter, job):
@@ -220,7 +230,11 @@ def test_the_log_becomes_events_and_metrics(submitter, job):
     MemoryBackend.say(handle, "acc=0.5", "{'loss': 1.5}", events.format("world", {"world_size": 1}))
     MemoryBackend.finish(handle)
     watch(run)
-    assert [(row.step, row.name, row.value) for row in run.metrics()] == [(1, "loss", 2.0), (1, "acc", 0.5), (1, "loss", 1.5)]
+    assert [(row.step, row.name, row.value) for row in run.metrics()] == [
+        (1, "loss", 2.0),
+        (1, "acc", 0.5),
+        (1, "loss", 1.5),
+    ]
     assert [event.data for event in run.store.events(run.run_id, "world")] == [{"world_size": 1}]
 
 

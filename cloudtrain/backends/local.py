@@ -29,8 +29,19 @@ if TYPE_CHECKING:
 
 JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
 # What an outer launcher may have left in our environment; a job must not take it for its own.
-FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-           "CLUSTER_SPEC", "TF_CONFIG", "JOB_COMPLETION_INDEX")
+FOREIGN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CLUSTER_SPEC",
+    "TF_CONFIG",
+    "JOB_COMPLETION_INDEX",
+)
 FOREIGN_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
 
 
@@ -39,7 +50,9 @@ class LocalBackend:
 
     name = "local"
     poll_s = 0.25
-    features = frozenset({Feature.MULTI_NODE, Feature.MIN_NODES, Feature.ENV_SECRETS, Feature.FILE_SECRETS, Feature.LOCAL_PATHS})
+    features = frozenset(
+        {Feature.MULTI_NODE, Feature.MIN_NODES, Feature.ENV_SECRETS, Feature.FILE_SECRETS, Feature.LOCAL_PATHS}
+    )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.python = str(options.get("python") or sys.executable)
@@ -53,7 +66,9 @@ class LocalBackend:
             """Options of the backend `local`."""
 
             model_config = ConfigDict(extra="forbid")
-            python: str | None = Field(None, description="interpreter of the ranks; default: the one that runs cloudtrain")
+            python: str | None = Field(
+                None, description="interpreter of the ranks; default: the one that runs cloudtrain"
+            )
 
         return LocalOptions
 
@@ -75,7 +90,8 @@ class LocalBackend:
             {
                 "folder": str(folder / f"node-{rank}"),
                 "argv": [self.python, ".cloudtrain/launch.py"],
-                "env": shared | {
+                "env": shared
+                | {
                     "CLOUDTRAIN_NODE_RANK": str(rank),
                     "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
                     "CLOUDTRAIN_GPUS": ",".join(str(rank * gpus + gpu) for gpu in range(gpus)),
@@ -87,8 +103,14 @@ class LocalBackend:
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes are simulated on this machine")
         return Plan(
-            backend=self.name, run_id=run_id, attempt=attempt, request={"nodes": processes}, bundle=bundle.to_dict(),
-            manifest=manifest.to_dict(), job=job.to_dict(), notes=tuple(notes),
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request={"nodes": processes},
+            bundle=bundle.to_dict(),
+            manifest=manifest.to_dict(),
+            job=job.to_dict(),
+            notes=tuple(notes),
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
@@ -100,7 +122,9 @@ class LocalBackend:
             for node in requested:
                 _ship(bundle, Path(node["folder"]))
         except OSError as error:
-            raise BackendError(f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space") from None
+            raise BackendError(
+                f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
+            ) from None
         secrets = _secrets(plan)
         base = _base_environment(plan)
         for rank, node in enumerate(requested):
@@ -145,12 +169,15 @@ class LocalBackend:
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         places = _nodes(Path(handle))
         return nodes.tail(
-            [place / "log" for place in places], after=after, follow=follow, ended=lambda: self.status(handle).state.final
+            [place / "log" for place in places],
+            after=after,
+            follow=follow,
+            ended=lambda: self.status(handle).state.final,
         )
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not folder.is_dir() or self.status(handle).state.final and not self._left(folder):
+        if not folder.is_dir() or (self.status(handle).state.final and not self._left(folder)):
             return
         (folder / "cancel").touch()
         for place in _nodes(folder):
@@ -206,7 +233,9 @@ def _ship(bundle: Bundle, node: Path) -> None:
 
 def _secrets(plan: Plan) -> dict[str, Any]:
     """Return what is sent over standard input: values of `env:` sources that this process has."""
-    names = {source[4:] for sources in plan.manifest["secrets"].values() for source in sources if source.startswith("env:")}
+    names = {
+        source[4:] for sources in plan.manifest["secrets"].values() for source in sources if source.startswith("env:")
+    }
     values = {f"env:{name}": os.environ[name] for name in sorted(names) if name in os.environ}
     return {"secrets": values, "token": os.urandom(16).hex() if len(plan.request["nodes"]) == 1 else _token(plan)}
 
@@ -229,9 +258,13 @@ def _token(plan: Plan) -> str:
 def _base_environment(plan: Plan) -> dict[str, str]:
     """Return this process's environment without secrets and without what an outer launcher left in it."""
     secrets = plan.manifest["secrets"]
-    hidden = {*secrets, *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:"))}
+    hidden = {
+        *secrets,
+        *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
+    }
     return {
-        name: value for name, value in os.environ.items()
+        name: value
+        for name, value in os.environ.items()
         if name not in hidden and name not in FOREIGN and not name.startswith(FOREIGN_PREFIXES)
     }
 

@@ -33,9 +33,37 @@ from cloudtrain.state import State, Status
 WAIT_S = 180.0  # how long any single thing may take; generous, machines are slow and busy
 
 HOSTILE = [
-    "", " ", "plain", "two words", "--flag", "--key=value", "-1", "-", "--", "'single'", '"double"', "back\\slash",
-    "$HOME ${PATH} $(id) `id`", "line\nbreak", "tab\there", "a;b|c&d>e<f", "*?[a]{b,c}", "~", "#no comment", "%s %%", "!history",
-    "ünïcödé 漢字 🚀", "{\"json\": [1, 2]}", "[1, 2]", "true", "null", "0123", "1e-4", "trailing ", "=", "\x7f\x01",
+    "",
+    " ",
+    "plain",
+    "two words",
+    "--flag",
+    "--key=value",
+    "-1",
+    "-",
+    "--",
+    "'single'",
+    '"double"',
+    "back\\slash",
+    "$HOME ${PATH} $(id) `id`",
+    "line\nbreak",
+    "tab\there",
+    "a;b|c&d>e<f",
+    "*?[a]{b,c}",
+    "~",
+    "#no comment",
+    "%s %%",
+    "!history",
+    "ünïcödé 漢字 🚀",
+    '{"json": [1, 2]}',
+    "[1, 2]",
+    "true",
+    "null",
+    "0123",
+    "1e-4",
+    "trailing ",
+    "=",
+    "\x7f\x01",
 ]
 
 
@@ -46,7 +74,9 @@ class BackendContract:
 
     @pytest.fixture
     def connect(self) -> Callable[[], Backend]:
-        raise AssertionError("a contract test gives the fixture `connect`: a function that returns a new backend object")
+        raise AssertionError(
+            "a contract test gives the fixture `connect`: a function that returns a new backend object"
+        )
 
     def leftovers(self, handle: str) -> list[str]:
         """Return what is left of an attempt on any node, one description each."""
@@ -72,10 +102,17 @@ class BackendContract:
             source = tmp_path / f"source-{number}"
             source.mkdir()
             (source / "script.py").write_text(script, encoding="utf-8")
-            data = {"name": "contract", "source": str(source), "entrypoint": "script.py", "environment": {"requirements": "none"}}
+            data = {
+                "name": "contract",
+                "source": str(source),
+                "entrypoint": "script.py",
+                "environment": {"requirements": "none"},
+            }
             job = Job.from_dict({**data, **self.job_changes(), **changes})
             bundle = Bundle.make(source, tmp_path / "bundles")
-            return backend.plan(job, bundle, run_id or f"contract-{number}-{random.getrandbits(32):08x}", attempt), bundle  # noqa: S311
+            return backend.plan(
+                job, bundle, run_id or f"contract-{number}-{random.getrandbits(32):08x}", attempt
+            ), bundle
 
         return prepare
 
@@ -170,12 +207,16 @@ class BackendContract:
 
     def test_environment_arrives_as_written(self, backend: Backend, start: Any) -> None:
         env = {f"CONTRACT_{n}": text for n, text in enumerate(HOSTILE)}
-        script = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CONTRACT_')}))"
+        script = (
+            "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CONTRACT_')}))"
+        )
         handle = start(script, env=env)
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         assert json.loads(self.said(backend, handle)[0].text) == env
 
-    def test_secrets_reach_the_script_and_nothing_else(self, backend: Backend, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_secrets_reach_the_script_and_nothing_else(
+        self, backend: Backend, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if Feature.ENV_SECRETS not in backend.features:
             return
         monkeypatch.setenv("CONTRACT_SECRET", "s3cr3t-of-the-suite")
@@ -226,7 +267,9 @@ class BackendContract:
         script = "import sys\nfor n in range(5000): print('line', n)\nsys.stdout.write('the last one')\n"
         handle = start(script)
         self.until_final(backend, handle)
-        assert [line.text for line in self.said(backend, handle)] == [f"line {n}" for n in range(5000)] + ["the last one"]
+        assert [line.text for line in self.said(backend, handle)] == [f"line {n}" for n in range(5000)] + [
+            "the last one"
+        ]
         assert [line.seq for line in backend.logs(handle)] == list(range(len(list(backend.logs(handle)))))
 
     def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
@@ -274,7 +317,9 @@ class BackendContract:
         self.until_final(backend, handle)
         assert connect().find(plan.attempt_id) == handle
 
-    def test_submitting_a_plan_twice_is_one_attempt(self, backend: Backend, connect: Callable[[], Backend], prepare: Any) -> None:
+    def test_submitting_a_plan_twice_is_one_attempt(
+        self, backend: Backend, connect: Callable[[], Backend], prepare: Any
+    ) -> None:
         plan, bundle = prepare("print('once')")
         handle = backend.submit(plan, bundle)
         assert connect().submit(plan, bundle) == handle
@@ -322,7 +367,9 @@ class BackendContract:
         into = backend.fetch(handle, tmp_path / "fetched")
         found = {str(path.relative_to(into)): path.read_text() for path in into.rglob("*.txt")}
         assert found == {
-            "model/deep/file.txt": "MODEL", "outputs/deep/file.txt": "OUTPUT", "checkpoints/deep/file.txt": "CHECKPOINT",
+            "model/deep/file.txt": "MODEL",
+            "outputs/deep/file.txt": "OUTPUT",
+            "checkpoints/deep/file.txt": "CHECKPOINT",
         }
 
     def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
@@ -333,7 +380,7 @@ class BackendContract:
             "path.parent.mkdir(parents=True, exist_ok=True)\n"
             "path.write_text(os.environ['CLOUDTRAIN_ATTEMPT'])\n"
         )
-        run_id = f"contract-{random.getrandbits(32):08x}"  # noqa: S311
+        run_id = f"contract-{random.getrandbits(32):08x}"
         first = start(script, run_id=run_id, attempt=1)
         self.until_final(backend, first)
         second = start(script, run_id=run_id, attempt=2)
@@ -356,7 +403,9 @@ class BackendContract:
     def test_one_failing_node_ends_the_attempt(self, backend: Backend, start: Any) -> None:
         if Feature.MULTI_NODE not in backend.features:
             return
-        handle = start("import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(23)\ntime.sleep(600)\n", num_nodes=2)
+        handle = start(
+            "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(23)\ntime.sleep(600)\n", num_nodes=2
+        )
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 23), self.text(backend, handle)
         self.gone(handle)
@@ -389,4 +438,3 @@ class BackendContract:
 
     def test_check_returns_problems(self, backend: Backend) -> None:
         assert all(problem.message for problem in backend.check())
-

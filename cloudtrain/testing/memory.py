@@ -60,7 +60,9 @@ class MemoryBackend:
             remembered.lines.append(LogLine(now(), node, rank, seq, text, str(len(remembered.lines) + 1)))
 
     @classmethod
-    def finish(cls, handle: str, state: State = State.SUCCEEDED, exit_code: int | None = None, reason: str = "") -> None:
+    def finish(
+        cls, handle: str, state: State = State.SUCCEEDED, exit_code: int | None = None, reason: str = ""
+    ) -> None:
         """End an attempt."""
         started = cls.attempts[handle].status.started_at
         cls.attempts[handle].status = Status(state, exit_code, reason, started, now())
@@ -74,8 +76,13 @@ class MemoryBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         manifest = Manifest.of(job, run_id, attempt)
         return Plan(
-            backend=self.name, run_id=run_id, attempt=attempt, request={"argv": list(manifest.argv)},
-            bundle=bundle.to_dict(), manifest=manifest.to_dict(), job=job.to_dict(),
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request={"argv": list(manifest.argv)},
+            bundle=bundle.to_dict(),
+            manifest=manifest.to_dict(),
+            job=job.to_dict(),
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:

@@ -75,17 +75,26 @@ class TestLocal(BackendContract):
         (source / "train.py").write_text("print(1)\n")
         job = Job.from_dict(
             {
-                "name": "golden", "source": str(source), "entrypoint": "train.py", "num_nodes": 2, "processes_per_node": 2,
+                "name": "golden",
+                "source": str(source),
+                "entrypoint": "train.py",
+                "num_nodes": 2,
+                "processes_per_node": 2,
                 "hyperparameters": {"learning_rate": "3.0e-4", "layers": [2, 4], "bf16": True, "debug": False},
-                "env": {"A": "b"}, "resources": {"accelerators": "A100-80GB:2"},
+                "env": {"A": "b"},
+                "resources": {"accelerators": "A100-80GB:2"},
             }
         )
         bundle = Bundle.make(source, tmp_path / "bundles")
-        plan = LocalBackend({"python": "/usr/bin/python3"}, Path("/home-of-cloudtrain/runs")).plan(job, bundle, "golden-run")
+        plan = LocalBackend({"python": "/usr/bin/python3"}, Path("/home-of-cloudtrain/runs")).plan(
+            job, bundle, "golden-run"
+        )
         golden = Path(__file__).parents[1] / "golden" / "local" / "two_nodes.json"
         request = json.loads(json.dumps(plan.request))
         for node in request["nodes"]:
-            node["env"] = {k: v if not k.startswith("CLOUDTRAIN_MANIFEST_") else "${manifest}" for k, v in node["env"].items()}
+            node["env"] = {
+                k: v if not k.startswith("CLOUDTRAIN_MANIFEST_") else "${manifest}" for k, v in node["env"].items()
+            }
         text = json.dumps({"request": request, "manifest": plan.manifest, "notes": plan.notes}, indent=2) + "\n"
         if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
             golden.parent.mkdir(exist_ok=True)
@@ -101,7 +110,12 @@ class TestLocal(BackendContract):
             prepare("print(1)", output="s3://bucket/x")
 
     def test_output_holds_the_runs_files(self, backend, start, tmp_path: Path) -> None:
-        script = "import os, pathlib; p = pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR']); p.mkdir(parents=True, exist_ok=True); (p / 'm').touch()"
+        script = (
+            "import os, pathlib\n"
+            "path = pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'])\n"
+            "path.mkdir(parents=True, exist_ok=True)\n"
+            "(path / 'm').touch()\n"
+        )
         handle = start(script, output=str(tmp_path / "out"), run_id="with-output")
         assert self.until_final(backend, handle).state is State.SUCCEEDED
         assert (tmp_path / "out" / "with-output" / "model" / "m").exists()
