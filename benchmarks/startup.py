@@ -95,17 +95,30 @@ def main() -> int:
                  ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
     body += f"\n\n{rounds} rounds, interleaved. Base install: {mebibytes:.1f} MiB in {distributions} distributions"
     body += " (with .pyc, without pip and setuptools)."
-    bare = median(found["python -c pass"], "cpu")
+
+    def cpu(name: str) -> float:
+        return median(found[name], "cpu")
+
+    def wall(name: str) -> float:
+        return median(found[name], "wall")
+
     gates = [
-        ("--help, CPU, of torchx's", median(found["cloudtrain --help"], "cpu") / median(found["torchx --help"], "cpu"), 0.7),
-        ("plan, CPU s", median(found["cloudtrain plan"], "cpu"), 0.25),
-        ("import cloudtrain, CPU s over the bare interpreter", max(0.0, median(found["import cloudtrain"], "cpu") - bare), 0.040),
-        ("submit to end, wall, of torchx's", median(found["cloudtrain submit --wait"], "wall") / median(found["torchx run --wait"], "wall"), 0.45),
-        ("two ranks, wall s over the bare spawn",
-         median(found["two ranks, cloudtrain"], "wall") - median(found["two ranks, bare env:// spawn"], "wall"), 0.3),
+        ("--help, CPU, of torchx's", cpu("cloudtrain --help") / cpu("torchx --help"), 0.7),
+        ("plan, CPU s", cpu("cloudtrain plan"), 0.25),
+        (
+            "import cloudtrain, CPU s over the bare interpreter",
+            max(0.0, cpu("import cloudtrain") - cpu("python -c pass")),
+            0.04,
+        ),
+        ("submit to end, wall, of torchx's", wall("cloudtrain submit --wait") / wall("torchx run --wait"), 0.45),
+        (
+            "two ranks, wall s over the bare spawn",
+            wall("two ranks, cloudtrain") - wall("two ranks, bare env:// spawn"),
+            0.3,
+        ),
         ("base install, MiB", mebibytes, 34.0),
         ("base install, distributions", distributions, 15),
-    ]  # fmt: skip
+    ]
     return report("startup", "Start-up and launch, beside torchx 0.7.0", body, gates)
 
 
@@ -122,10 +135,9 @@ def install() -> tuple[float, int]:
             )
 
         before = kibibytes()
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), str(ROOT)],
-                       check=True)  # fmt: skip
-        shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"],
-                               capture_output=True, text=True, check=True).stdout  # fmt: skip
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "-q", "-c", str(ROOT / "constraints.txt"), str(ROOT)], check=True)
+        shown = subprocess.run([*pip, "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout
         names = [line for line in shown.splitlines() if not line.startswith(("pip=", "setuptools="))]
         return (kibibytes() - before) / 1024, len(names)
 
