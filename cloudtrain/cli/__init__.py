@@ -1,0 +1,130 @@
+"""The command line: a table of commands, each imported when it is called.
+
+A command's module is named like the command and holds the click command `command`, which returns its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+# section -> command -> its one line in `cloudtrain --help` (a test holds it to the command's own)
+SECTIONS: dict[str, dict[str, str]] = {
+    "Describe a job": {
+        "init": "Write a job file for a script, or for the shared trainer.",
+        "plan": "Print what would be submitted, and submit nothing.",
+        "package": "Show which files of a source would be packaged, and why.",
+        "schema": "Print the JSON schema of the job file.",
+        "doctor": "Check this machine and a target for what would stand in the way.",
+    },
+    "Run it": {
+        "submit": "Submit a job file, a script or a plan.",
+        "resume": "Start a run's next attempt from its newest checkpoint.",
+        "rerun": "Start a new run of the same job.",
+        "cancel": "End runs and everything that they started.",
+    },
+    "Look at runs": {
+        "ls": "List runs, the newest first.",
+        "show": "Show a run: its state, attempts, times and job.",
+        "logs": "Print a run's log, of all nodes.",
+        "metrics": "Print a run's metrics.",
+        "wait": "Wait until runs have ended.",
+        "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
+        "watch": "Watch a run in the foreground, for CI and tmux.",
+    },
+}
+COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+
+
+class Table(click.Group):
+    """A group that imports a command when it is called; its help needs the table only."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        found: click.Command = import_module(f"cloudtrain.cli.{cmd_name}").command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"there is no command {args[0]!r}{_nearest(args[0])}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
+
+
+def _nearest(word: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, COMMANDS, n=1) or (
+        [word] if word.endswith((".yaml", ".yml", ".py", ".json")) else []
+    )
+    return f"; did you mean {'submit ' if near[0] == word else ''}{near[0]}?" if near else ""
+
+
+@click.command(
+    cls=Table,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
+@click.option("--version", is_flag=True, help="Print the version.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error (also CLOUDTRAIN_DEBUG=1).")
+@click.pass_context
+def program(ctx: click.Context, version: bool, debug: bool) -> int:
+    """One job file; every place where a model can be trained.
+
+    \b
+    cloudtrain submit train.py -f        train a script here and follow it
+    cloudtrain init                      write a job file
+    cloudtrain submit job.yaml -t NAME   train it at a target
+    """
+    if version:
+        from cloudtrain import __version__
+
+        click.echo(f"cloudtrain {__version__}")
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing that a command raises leaves this function."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is no text
+    try:
+        if "_CLOUDTRAIN_COMPLETE" in os.environ:
+            program.main(words, prog_name="cloudtrain")  # click's shell completion; exits
+        code = _invoke(words)
+        sys.stdout.flush()
+        return code
+    except BaseException as error:
+        from cloudtrain.cli import failures
+
+        return failures.report(error, words)
+
+
+def _invoke(words: list[str]) -> int:
+    try:
+        with program.make_context("cloudtrain", words) as ctx:
+            code: Any = program.invoke(ctx)
+    except click.exceptions.Exit as done:  # --help
+        return done.exit_code
+    return code if isinstance(code, int) else 0

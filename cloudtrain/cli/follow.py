@@ -1,0 +1,183 @@
+"""To the end of a run: its log as it comes or in silence, what it ended with, and what Ctrl-C does on the way."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.cli import runs, summary, terminal
+from cloudtrain.cli.failures import INTERRUPTED
+from cloudtrain.cli.log import Interrupted, Memory, Screen, print_log
+from cloudtrain.state import State, Status
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Run
+    from cloudtrain.store import RunRecord
+
+CONFIRM_S = 10.0  # how long a cancel waits for the platform's word
+
+
+def started(
+    run: Run,
+    *,
+    follow: bool,
+    wait: bool,
+    on_interrupt: str,
+    as_json: bool,
+    how: str,
+    after: str | None = None,
+) -> int:
+    """Say that a run was submitted; then, when asked to, stay until its end. Return the exit code."""
+    if not as_json:
+        summary.of_submitted(run, how)
+        if not (follow or wait):
+            summary.next_commands(run.run_id, "follow", "show", "cancel")
+    elif follow or not wait:
+        terminal.print_json(runs.submitted_json(run))
+    else:
+        terminal.note(f"{run.run_id}  {how} {run.record.backend}")
+    sys.stdout.flush()
+    run.acknowledge()  # behind the flush: from here on the person knows the id
+    if not (follow or wait):
+        return 0
+    return to_the_end(run, follow=follow, on_interrupt=on_interrupt, as_json=as_json, after=after)
+
+
+def to_the_end(
+    run: Run, *, follow: bool, on_interrupt: str = "detach", as_json: bool = False, after: str | None = None
+) -> int:
+    """Stay with a run until it is final, say how it ended, and return its exit code; blocking."""
+    memory = Memory()
+    try:
+        with _terminated_as_interrupt(on_interrupt == "cancel"):
+            if follow:
+                print_log(run, Screen(run.attempts[-1], as_json=as_json), follow=True, after=after, memory=memory)
+            status = quietly(run)
+    except KeyboardInterrupt as stop:
+        return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
+    return tell_end(run, status, memory if follow else None, as_json=as_json)
+
+
+def quietly(run: Run, timeout_s: float | None = None) -> Status:
+    """Wait for a run's end; on a terminal a line on standard error shows that it lives. Raises TimeoutError."""
+    if not terminal.is_terminal(sys.stderr):
+        return run.wait(timeout_s)
+    shown = 0.0
+
+    def tick(record: RunRecord) -> None:
+        nonlocal shown
+        if (moment := time.monotonic()) - shown > 0.5:
+            shown = moment
+            line = f"{record.run_id}  {record.status.state}  {runs.between(record.created_at)}"
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+    try:
+        return run.wait(timeout_s, tick=tick)
+    finally:
+        sys.stderr.write("\r\x1b[K")
+
+
+def tell_end(run: Run, status: Status, memory: Memory | None = None, *, as_json: bool = False) -> int:
+    """Say how a run ended and return its exit code; a failure with the last lines of the rank that failed first."""
+    whose, last = "", list[str]()
+    if status.state not in (State.SUCCEEDED, State.CANCELLED) and not (memory and memory.alone):
+        whose, last = (memory or _read(run)).why(_failed_rank(run))
+    if as_json:
+        terminal.print_json(final_json(run, status))
+        for text in last:
+            terminal.note(text)
+    else:
+        summary.of_end(run, status, last, whose=whose)
+    return status.cli_exit_code
+
+
+def final_json(run: Run, status: Status) -> dict[str, Any]:
+    """Return what `wait --json` and `submit --wait --json` print: as `submit`, and how the run ended."""
+    data = {
+        **runs.submitted_json(run),
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": status.reason,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+        "phase": "run",
+    }
+    if status.state is not State.SUCCEEDED:
+        data["error"] = f"{run.run_id} ended {status.state}" + (f": {status.reason}" if status.reason else "")
+        data["hint"] = f"cloudtrain logs {run.run_id}"
+    return data
+
+
+def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
+    """Cancel a run; return a sentence on what came of it, and its status after at most `wait_s` seconds."""
+    if (before := run.refresh()).state.final:
+        return f"{run.run_id}  had already ended {before.state}", before
+    try:
+        status = run.cancel(wait_s)
+    except KeyboardInterrupt:
+        return f"{run.run_id}  is asked to end; nobody waited for its end", run.record.status
+    if status.state.final:
+        return f"{run.run_id}  {status.state}", status
+    return (
+        f"{run.run_id}  is asked to end; {run.record.backend} has not confirmed it after {wait_s:g} s"
+        f" and says {status.state} (cloudtrain wait {run.run_id})",
+        status,
+    )
+
+
+def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool) -> int:
+    if on_interrupt == "cancel":
+        sentence, status = cancel(run)
+        if as_json:
+            terminal.print_json(final_json(run, status))
+        terminal.note(sentence)
+        return INTERRUPTED
+    terminal.note("")
+    terminal.note(f"detached: {run.run_id} goes on")
+    behind = f" --after {cursor}" if cursor else ""
+    terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{behind}")
+    terminal.note(f"  end it with  cloudtrain cancel {run.run_id}")
+    return INTERRUPTED
+
+
+@contextmanager
+def _terminated_as_interrupt(wanted: bool) -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, for CI systems that end a job so."""
+    if not wanted:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _read(run: Run) -> Memory:
+    """Read the newest attempt's log for what its ranks said last; blocking."""
+    memory = Memory()
+    for line in run.logs(after=f"{run.attempts[-1].number}/"):
+        memory.add(line)
+    return memory
+
+
+def _failed_rank(run: Run) -> int | None:
+    """Return the rank that failed first, as the launcher's result event has it."""
+    newest = run.attempts[-1].attempt_id
+    for event in reversed(run.store.events(run.run_id, "result")):
+        rank = event.data.get("failed_rank", event.data.get("rank"))
+        if event.attempt == newest and isinstance(rank, int):
+            return rank
+    return None
+
+
+__all__ = ["Interrupted", "cancel", "final_json", "quietly", "started", "tell_end", "to_the_end"]

@@ -1,0 +1,52 @@
+"""cloudtrain logs: a run's log, of all nodes and attempts."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.failures import INTERRUPTED
+from cloudtrain.cli.log import Interrupted, Screen, print_log
+
+
+@options.command()
+@options.run_or_newest
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--node", type=click.IntRange(0), help="Only this node.")
+@click.option("--rank", type=click.IntRange(-1), help="Only this rank; -1 is the launcher.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
+@click.option("--after", metavar="CURSOR", help="Go on behind a line: its cursor is in --json.")
+@click.option("--raw", is_flag=True, help="Exactly what the job wrote: no prefixes, marked lines too.")
+@options.json_option
+def command(
+    run: str | None,
+    follow: bool,
+    node: int | None,
+    rank: int | None,
+    tail: int | None,
+    after: str | None,
+    raw: bool,
+    as_json: bool,
+) -> int:
+    """Print a run's log, of all nodes.
+
+    Without RUN it is the newest. Where there are several ranks, [node:rank] stands before each line. Marked lines
+    (::cloudtrain::) are left out, unless --raw or --json is given; --json prints one object a line: at, node, rank,
+    seq, text and cursor. On a terminal control sequences are taken out of the text; a pipe gets it as it is.
+
+    \b
+    cloudtrain logs -f
+    cloudtrain logs tiny-lm-26 --rank 0 --tail 50
+    """
+    found = runs.find(run)
+    found.refresh()
+    screen = Screen(found.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
+    try:
+        print_log(found, screen, follow=follow, after=after, tail=tail)
+    except Interrupted as stop:
+        if not follow:
+            raise
+        behind = f" --after {stop.cursor}" if stop.cursor else ""
+        terminal.note(f"\n{found.run_id} goes on; return with  cloudtrain logs -f {found.run_id}{behind}")
+        return INTERRUPTED
+    return 0

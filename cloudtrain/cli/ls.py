@@ -1,0 +1,87 @@
+"""cloudtrain ls: the runs in the history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.state import State
+
+if TYPE_CHECKING:
+    from cloudtrain.store import RunRecord, Store
+
+
+@options.command()
+@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many runs.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in State], case_sensitive=False),
+    help="Only runs in this state; may be repeated.",
+)
+@click.option("--name", metavar="NAME", help="Only runs of jobs of this name.")
+@options.json_option
+def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool) -> int:
+    """List runs, the newest first.
+
+    \b
+    cloudtrain ls -n 5
+    cloudtrain ls --state RUNNING --json
+    """
+    store = runs.history()
+    _look(store, limit, name)
+    wanted = [State(state.upper()) for state in states]
+    found = store.runs(limit=limit, states=wanted, name=name)
+    if as_json:
+        terminal.print_json([_row_json(record) for record in found])
+    elif found:
+        terminal.table(
+            ("run", "state", "exit", "age", "took", "backend", "target"),
+            [_row(record) for record in found],
+            right=("exit", "age", "took"),
+            styles=runs.STYLES,
+        )
+    else:
+        terminal.say("there are no runs yet" if not (wanted or name) else "no run is like that")
+        terminal.pairs([("next", "cloudtrain submit train.py -f")] if not (wanted or name) else [])
+    return 0
+
+
+def _look(store: Store, limit: int, name: str | None) -> None:
+    """Bring the runs up to date that nobody watches any more; what cannot be reached stays as it was."""
+    from cloudtrain.run import Run
+
+    live = [state for state in State if not state.final]
+    for record in store.runs(limit=limit, states=live, name=name):
+        try:
+            Run(record.run_id, store).refresh()
+        except CloudtrainError as error:
+            terminal.note(f"warning: {record.run_id}: {error.message}")
+
+
+def _row(record: RunRecord) -> tuple[str, ...]:
+    status = record.status
+    code = "" if status.exit_code is None else str(status.exit_code)
+    took = runs.between(status.started_at, status.ended_at) if status.started_at else ""
+    target = "" if record.target == record.backend else record.target
+    return record.run_id, str(status.state), code, runs.between(record.created_at), took, record.backend, target
+
+
+def _row_json(record: RunRecord) -> dict[str, object]:
+    status = record.status
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "backend": record.backend,
+        "target": record.target,
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": status.reason,
+        "created_at": record.created_at,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+    }

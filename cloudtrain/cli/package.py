@@ -1,0 +1,74 @@
+"""cloudtrain package: what would be packaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.jobs import JOB_FILES, wanted
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@click.argument("source", metavar="[DIR|JOB]", required=False, type=click.Path())
+@click.option("--list", "as_list", is_flag=True, help="List every file with its size.")
+@click.option("--why", metavar="FILE", help="Say why a file is packaged, or why it is not.")
+@options.json_option
+def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -> int:
+    """Show which files of a source would be packaged, and why.
+
+    DIR is a folder, or a job file or script whose source is meant; left out, the job.yaml here or else this folder.
+    Packaged is what git would list, tracked or not ignored, without what .cloudtrainignore names.
+
+    \b
+    cloudtrain package --list
+    cloudtrain package src --why data/big.bin
+    """
+    from cloudtrain import config
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.bundle import why as reason
+
+    folder = _source(source)
+    if why is not None:
+        said = reason(folder, why)
+        if as_json:
+            terminal.print_json({"path": why, "why": said})
+        else:
+            terminal.say(said)
+        return 0
+    bundle = Bundle.make(folder, config.home() / "bundles")
+    size = sum(file.size for file in bundle.files)
+    if as_json:
+        files = [{"path": file.path, "size": file.size} for file in bundle.files]
+        terminal.print_json(
+            {"sha256": bundle.sha256, "files": files} if as_list else {**bundle.to_dict(), "source": bundle.source}
+        )
+        return 0
+    if as_list:
+        for file in bundle.files:
+            terminal.say(f"{file.size:>12,}  {file.path}")
+    terminal.say(
+        f"{bundle.source}  {len(bundle.files)} files, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed"
+    )
+    commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
+    terminal.pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
+    return 0
+
+
+def _source(text: str | None) -> Path:
+    """Return the folder that is meant; raises BadRequest where there is none."""
+    path = Path(text or ".")
+    if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
+        return path
+    found = wanted(text)
+    if isinstance(found, Plan):
+        raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
+    from cloudtrain import config, registry
+
+    chosen = config.resolve(found.job, backends=registry.names()).job.source
+    if "://" in chosen:
+        raise BadRequest(f"the source is no folder: {chosen}", "cloudtrain plan shows its commit and its files")
+    return Path(chosen)

@@ -1,0 +1,67 @@
+"""cloudtrain plan: the dry run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.jobs import Wanted, wanted
+from cloudtrain.cli.summary import of_plan
+
+
+@options.command()
+@options.job_options
+@click.option("--key", metavar="KEY", help="Name the run by a key, as submit --key would.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Keep the plan in a file that `submit` takes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
+def command(
+    job: str | None,
+    args: tuple[str, ...],
+    target: str | None,
+    sets: tuple[str, ...],
+    gpus: str | None,
+    nodes: str | None,
+    processes: str | None,
+    key: str | None,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Print what would be submitted, and submit nothing.
+
+    The source is packaged and the exact native request is made; no network, no credentials, no SDK is needed. With -o
+    the plan is kept: `cloudtrain submit plan.json` sends that very plan.
+
+    \b
+    cloudtrain plan                      the job.yaml here
+    cloudtrain plan job.yaml -t prod -o plan.json
+    cloudtrain plan train.py --json -- --lr 1e-4
+    """
+    plan = _plan(wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
+    if output and output != "-":
+        Path(output).write_text(plan.to_json(), "utf-8")
+    if as_json or output == "-":
+        sys.stdout.write(plan.to_json())
+        return 0
+    of_plan(plan)
+    if output:
+        terminal.say("", f"written to {output}; cloudtrain submit {output} sends it")
+    else:
+        terminal.say("", "request:")
+        import json
+
+        terminal.show_json(json.dumps(plan.request, indent=2, ensure_ascii=False) + "\n")
+    return 0
+
+
+def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
+    if isinstance(found, Plan):
+        return found
+    from cloudtrain.submitter import Submitter
+
+    submitter = Submitter(target)
+    runs.heard(submitter.store)
+    return submitter.plan(found.job, sets=found.sets, key=key)

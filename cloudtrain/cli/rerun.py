@@ -1,0 +1,40 @@
+"""cloudtrain rerun: a new run of the same job."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.cli import options, runs
+from cloudtrain.cli.follow import started
+
+
+@options.command()
+@options.run_named
+@options.sets_option
+@click.option(
+    "--source", metavar="DIR", type=click.Path(), help="Package this folder again instead of the run's own source."
+)
+@click.option("--key", metavar="KEY", help="Name the new run by a key.")
+@options.ending_options
+@options.json_option
+def command(
+    run: str,
+    sets: tuple[str, ...],
+    source: str | None,
+    key: str | None,
+    follow: bool,
+    wait: bool,
+    on_interrupt: str,
+    as_json: bool,
+) -> int:
+    """Start a new run of the same job.
+
+    It has RUN as its parent, and the very source that RUN had (or that of --source), with values changed by --set.
+
+    \b
+    cloudtrain rerun tiny-lm-26 --set hyperparameters.learning_rate=1e-4 -f
+    cloudtrain rerun tiny-lm-26 --source .
+    """
+    options.exclusive(follow, wait)
+    new = runs.find(run).rerun(sets=sets, source=source, key=key)
+    return started(new, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how="submitted to")

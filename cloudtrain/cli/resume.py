@@ -1,0 +1,25 @@
+"""cloudtrain resume: the next attempt of a run."""
+
+from __future__ import annotations
+
+from cloudtrain.cli import options, runs
+from cloudtrain.cli.follow import started
+
+
+@options.command()
+@options.run_named
+@options.ending_options
+@options.json_option
+def command(run: str, follow: bool, wait: bool, on_interrupt: str, as_json: bool) -> int:
+    """Start a run's next attempt from its newest checkpoint.
+
+    The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that goes on or
+    has succeeded is refused. With -f only the new attempt's log is followed.
+    """
+    options.exclusive(follow, wait)
+    found = runs.find(run)
+    found.resume()
+    after = f"{found.attempts[-1].number}/"
+    return started(
+        found, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how="resumed on", after=after
+    )

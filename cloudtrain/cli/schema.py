@@ -1,0 +1,35 @@
+"""cloudtrain schema: the JSON schema of the job file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from cloudtrain.cli import options, terminal
+
+
+@options.command()
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write it into a file.")
+def command(output: str | None) -> int:
+    """Print the JSON schema of the job file.
+
+    An editor with a YAML language server checks a job file that begins with
+    `# yaml-language-server: $schema=job.schema.json`; `cloudtrain init` writes both.
+    """
+    text = schema_text()
+    if output and output != "-":
+        Path(output).write_text(text, "utf-8")
+        terminal.say(f"written to {output}")
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def schema_text() -> str:
+    """Return the schema as indented JSON."""
+    from cloudtrain.job import schema
+
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"

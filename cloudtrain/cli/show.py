@@ -1,0 +1,153 @@
+"""cloudtrain show: one run, or with --origin the values of a job and where each was written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli import options, runs, summary, terminal
+from cloudtrain.errors import BadRequest
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Run
+
+TIMELINE = ("state", "world", "checkpoint", "alarm", "result")
+
+
+@options.command()
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
+@click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
+@options.target_option
+@options.sets_option
+@options.json_option
+def command(run: str | None, origin: bool, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    """Show a run: its state, attempts, times and job.
+
+    Without RUN it is the newest. With --origin it shows the values of a job file instead, defaults and configuration
+    included, and where each of them was written.
+
+    \b
+    cloudtrain show
+    cloudtrain show tiny-lm-26 --json
+    cloudtrain show job.yaml --origin -t prod
+    """
+    if origin:
+        return _origins(run, target, sets, as_json)
+    if target or sets:
+        raise click.UsageError("--target and --set go with --origin")
+    found = runs.find(run)
+    found.refresh()
+    if as_json:
+        terminal.print_json(runs.shown_json(found), indent=2)
+    else:
+        _show(found)
+    return 0
+
+
+def _show(run: Run) -> None:
+    record, attempts = run.record, run.attempts
+    status, plan = record.status, attempts[-1].plan
+    failed = status.exit_code is not None and status.exit_code != 0
+    terminal.say(f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}")
+    terminal.pairs(
+        [
+            ("reason", status.reason),
+            ("exit code", str(status.exit_code) if failed else ""),
+            ("backend", summary.place(plan)),
+            ("world", summary.world(plan)),
+            ("limit", summary.limit(plan)),
+            ("runs", summary.words(plan)),
+            ("source", summary.source(plan)),
+            ("parent", record.parent or ""),
+            ("key", record.key or ""),
+            ("handle", attempts[-1].handle or "not accepted yet"),
+            ("page", status.url or ""),
+            ("created", record.created_at),
+            ("started", status.started_at or ""),
+            ("ended", status.ended_at or ""),
+            ("model", summary.model(run)),
+        ]
+    )
+    if len(attempts) > 1:
+        terminal.say("", "attempts")
+        terminal.table(
+            ("  attempt", "state", "exit", "took", "reason"),
+            [
+                (
+                    f"  {attempt.number}",
+                    str(attempt.status.state),
+                    "" if attempt.status.exit_code is None else str(attempt.status.exit_code),
+                    runs.between(attempt.status.started_at, attempt.status.ended_at)
+                    if attempt.status.started_at
+                    else "",
+                    attempt.status.reason,
+                )
+                for attempt in attempts
+            ],
+            right=("exit", "took"),
+            styles=runs.STYLES,
+        )
+    events = [event for event in run.store.events(run.run_id) if event.kind in TIMELINE]
+    if events:
+        terminal.say("", "timeline")
+        for event in events[-30:]:
+            said = "  ".join(f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {}))
+            terminal.say(
+                f"  {event.at[:19]}Z  {event.attempt.rpartition('-')[2]} node {event.node}  {event.kind:<10} {said}"
+            )
+    terminal.say("", "job")
+    terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SAID)
+
+
+def _inline(value: object) -> str:
+    """Return a value of the job on one line, without what was left open."""
+    if isinstance(value, dict):
+        inner = {key: _inline(item) for key, item in value.items() if item is not None and item != {} and item != []}
+        return ", ".join(
+            f"{key}: {{{text}}}" if isinstance(value[key], dict) else f"{key}: {text}" for key, text in inner.items()
+        )
+    return "" if value in (None, "", []) else _text(value)
+
+
+_SAID = ("name", "source", "entrypoint", "args", "num_nodes", "target", "processes_per_node")
+
+
+def _origins(text: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    from cloudtrain import config, registry
+    from cloudtrain.cli.jobs import wanted
+
+    found = wanted(text, (), sets)
+    if isinstance(found, Plan):
+        raise BadRequest("a plan does not know where its values were written", "name the job file")
+    resolved = config.resolve(found.job, found.sets, target=target, backends=registry.names())
+    data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
+    rows = [(path, _value(data, path), origin) for path, origin in sorted(resolved.origins.items())]
+    if as_json:
+        terminal.print_json(
+            [{"path": path, "value": value, "origin": origin} for path, value, origin in rows], indent=2
+        )
+    else:
+        terminal.table(("value", "", "from"), [(path, _text(value), origin) for path, value, origin in rows])
+    return 0
+
+
+def _value(data: object, path: str) -> object:
+    """Return the value at a dotted path; keys may hold dots themselves."""
+    if not path:
+        return data
+    if isinstance(data, dict):
+        for key, inner in data.items():
+            if path == key or path.startswith((f"{key}.", f"{key}[")):
+                return _value(inner, path[len(key) :].lstrip("."))
+    if isinstance(data, list) and path.startswith("["):
+        at, _, rest = path[1:].partition("]")
+        return _value(data[int(at)], rest.lstrip(".")) if at.isdigit() and int(at) < len(data) else None
+    return None
+
+
+def _text(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,69 @@
+"""cloudtrain submit."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli import options, runs
+from cloudtrain.cli.follow import started
+from cloudtrain.cli.jobs import wanted
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@options.job_options
+@options.ending_options
+@click.option("--key", metavar="KEY", help="Name the run by a key: submitting it again returns the same run.")
+@click.option(
+    "--new", is_flag=True, help="Start a new run, even where an interrupted submit of the same job could be finished."
+)
+@options.json_option
+def command(
+    job: str | None,
+    args: tuple[str, ...],
+    target: str | None,
+    sets: tuple[str, ...],
+    gpus: str | None,
+    nodes: str | None,
+    processes: str | None,
+    follow: bool,
+    wait: bool,
+    on_interrupt: str,
+    key: str | None,
+    new: bool,
+    as_json: bool,
+) -> int:
+    """Submit a job file, a script or a plan.
+
+    Without JOB it is the job.yaml here. A script needs no job file: its source is the folder that you stand in, or the
+    root of its git work tree, or outside git its own folder. What follows -- goes to the script.
+
+    The run goes on when this command ends: Ctrl-C while following only detaches and exits with 130.
+
+    \b
+    cloudtrain submit train.py -f -- --lr 1e-4
+    cloudtrain submit job.yaml -t prod --set hyperparameters.lr=1e-4
+    cloudtrain submit job.yaml --wait --key "$CI_COMMIT" --on-interrupt cancel
+    cloudtrain submit plan.json
+    """
+    from cloudtrain.store import now
+    from cloudtrain.submitter import Submitter
+
+    options.exclusive(follow, wait)
+    found = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
+    began = now()
+    submitter = Submitter(target)
+    runs.heard(submitter.store)
+    if isinstance(found, Plan):
+        if target or key or new:
+            raise BadRequest(
+                "a plan is sent as it is: --target, --key and --new do not go with it", "give them to cloudtrain plan"
+            )
+        run = submitter.submit_plan(found)
+    else:
+        run = submitter.submit(found.job, sets=found.sets, key=key, new=new)
+    how = "submitted to"
+    if run.record.created_at < began:
+        how = "was already submitted to" if not run.adopted else "was begun by an interrupted submit and goes on, on"
+    return started(run, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how=how)

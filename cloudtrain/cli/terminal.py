@@ -1,0 +1,170 @@
+"""Writing for people: plain when piped, through rich on a terminal, which obeys nothing in a job's text."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+BATCH = 2000  # lines written at once
+DELAY_S = 0.02  # how long a line may wait for others
+# CSI; OSC, DCS, PM, APC, SOS up to their end on the line; any other escape; C0 without tab, DEL, C1
+_CONTROL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]"
+)
+
+
+def clean(text: str) -> str:
+    """Return one line without what a terminal would obey: escape sequences and control characters other than tab."""
+    return text if text.isprintable() else _CONTROL.sub("", text)
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    return (stream or sys.stdout).isatty()
+
+
+def say(*lines: str) -> None:
+    """Print lines of our own to standard output."""
+    for line in lines:
+        sys.stdout.write(clean(line) + "\n")
+
+
+def note(line: str) -> None:
+    """Print a remark beside the output: to standard error."""
+    sys.stderr.write(clean(line) + "\n")
+    sys.stderr.flush()
+
+
+def pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
+    """Print labels and values, one pair a line, aligned; a value of several lines goes on below."""
+    found = [(label, value) for label, value in rows if value]
+    width = max((len(label) for label, _ in found), default=0)
+    for label, value in found:
+        for number, line in enumerate(value.splitlines()):
+            say(f"{indent}{label if not number else '':<{width}}  {line}")
+
+
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    styles: dict[str, str] | None = None,
+) -> None:
+    """Print a table; on a terminal through rich, with `styles` by a cell's text; columns of `right` stand right."""
+    texts = [[clean(cell) for cell in row] for row in rows]
+    if is_terminal():
+        _rich_table(headers, texts, right, styles or {})
+        return
+    widths = [max(len(row[at]) for row in [list(headers), *texts]) for at in range(len(headers))]
+    for row in [list(headers), *texts]:
+        cells = [
+            cell.rjust(width) if head in right else cell.ljust(width)
+            for cell, width, head in zip(row, widths, headers, strict=True)
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _rich_table(headers: Sequence[str], rows: list[list[str]], right: Sequence[str], styles: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in headers:
+        shown.add_column(
+            head,
+            justify="right" if head in right else "left",
+            no_wrap=head in ("run", "state", "name"),
+            overflow="fold",
+        )
+    for row in rows:
+        shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+    Console(highlight=False).print(shown)
+
+
+def print_json(data: Any, *, indent: int | None = None) -> None:
+    """Print one JSON value on one line, or indented."""
+    import json
+
+    sys.stdout.write(json.dumps(data, indent=indent, ensure_ascii=False, default=str) + "\n")
+
+
+def show_json(text: str) -> None:
+    """Print JSON text for a person: coloured on a terminal."""
+    if is_terminal():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console().print(
+            Syntax(
+                "\n".join(map(clean, text.rstrip("\n").split("\n"))), "json", background_color="default", word_wrap=True
+            )
+        )
+    else:
+        sys.stdout.write(text)
+
+
+class Lines:
+    """Many lines to standard output, in batches: at 200,000 lines a second as fast as they come, else at once.
+
+    A thread writes what has waited for `DELAY_S`, so that a reader which blocks for the next line never holds back the
+    last one. A context manager; raises BrokenPipeError when nobody reads any more.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._waiting: list[str] = []
+        self._some = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closed = True
+        self._some.set()
+        self._thread.join()
+        self.flush()
+
+    def add(self, line: str) -> None:
+        """Take one line, without its end."""
+        self._waiting.append(line)
+        waiting = len(self._waiting)
+        if waiting == 1:
+            self._some.set()
+        elif waiting >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; blocks while the reader is slow."""
+        with self._lock:
+            if self._error:
+                raise self._error
+            lines = self._waiting[:]
+            if lines:
+                del self._waiting[: len(lines)]  # a line that was added since stays
+                lines.append("")
+                self._out.write("\n".join(lines))
+                self._out.flush()
+            if self._waiting:
+                self._some.set()
+
+    def _serve(self) -> None:
+        done = threading.Event()
+        while not self._closed:
+            self._some.wait()
+            self._some.clear()
+            done.wait(DELAY_S)
+            try:
+                self.flush()
+            except OSError as error:
+                self._error = error
+                return

@@ -1,0 +1,46 @@
+"""cloudtrain wait: until runs have ended."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.failures import INTERRUPTED
+from cloudtrain.cli.follow import final_json, quietly, tell_end
+
+TIMED_OUT = 124
+
+
+@options.command()
+@click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Give up after so long, with exit code 124.",
+)
+@options.json_option
+def command(run: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
+    """Wait until runs have ended.
+
+    Exits with the run's own code: 0, the script's code, 130 when it was cancelled, 124 when it ran out of time, 75 when
+    it was preempted, 69 when it was lost. Of several runs it is the first code that is not 0. Without RUN it is the
+    newest. The runs go on when this command is interrupted.
+    """
+    code = 0
+    for name in run or (None,):
+        found = runs.find(name)
+        found.refresh()
+        try:
+            status = quietly(found, timeout_s)
+        except TimeoutError as error:
+            if as_json:
+                terminal.print_json({**final_json(found, found.record.status), "error": str(error), "phase": "client"})
+            terminal.note(str(error))
+            return TIMED_OUT
+        except KeyboardInterrupt:
+            terminal.note(f"\n{found.run_id} goes on; return with  cloudtrain wait {found.run_id}")
+            return INTERRUPTED
+        code = tell_end(found, status, as_json=as_json) or code
+    return code
