@@ -21,15 +21,15 @@ from typing import Any
 
 STYLES = ("argparse", "hf", "hydra")
 
-_KEY = re.compile(r"[^\s=\-\x00][^\s=\x00]*")
-_HYDRA_KEY = re.compile(r"(\+\+?|~)?[A-Za-z0-9_$][\w$\-./@:]*", re.ASCII)
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # what every argparse takes for a negative number
-_JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-_HYDRA_NUMBER = re.compile(
-    r"[+-]?((0|[1-9](_?\d)*)?\.\d(_?\d)*([eE][+-]?\d(_?\d)*)?|(0|[1-9](_?\d)*)\.?([eE][+-]?\d(_?\d)*)?|inf|nan)",
-    re.ASCII | re.I,
-)
-_HYDRA_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*([./][A-Za-z0-9_\-]+)*")
+# Patterns, not compiled ones: most jobs need none of them, and re keeps those that were used.
+_KEY = r"[^\s=\-\x00][^\s=\x00]*"
+_HYDRA_KEY = r"(\+\+?|~)?[A-Za-z0-9_$][A-Za-z0-9_$\-./@:]*"
+_NEGATIVE = r"-[0-9]+|-[0-9]*\.[0-9]+"  # what every argparse takes for a negative number
+_JSON_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+_INT = r"(0|[1-9](_?[0-9])*)"
+_DIGITS = r"[0-9](_?[0-9])*"
+_HYDRA_NUMBER = rf"[+-]?(({_INT}?\.{_DIGITS}|{_INT}\.?)([eE][+-]?{_DIGITS})?|(?i:inf|nan))"
+_HYDRA_WORD = r"[A-Za-z_][A-Za-z0-9_\-]*([./][A-Za-z0-9_\-]+)*"
 _HYDRA_RESERVED = {"true", "false", "null", "inf", "nan"}
 
 
@@ -76,7 +76,7 @@ def normalised(key: str, value: Any, style: str) -> Any:
             and isinstance(item, str)
             and item[:1] == "-"
             and item != "-"
-            and not _NEGATIVE.fullmatch(item)
+            and not re.fullmatch(_NEGATIVE, item)
         ):
             raise ValueError(f"in a list, {item[:40]!r} would be read as an option; pass the list through args")
     return items
@@ -101,11 +101,11 @@ def flat(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 def check_key(key: str, style: str) -> None:
     """Raise ValueError when a hyperparameter's name has no form in the style."""
     if style == "hydra":
-        if not _HYDRA_KEY.fullmatch(key):
+        if not re.fullmatch(_HYDRA_KEY, key):
             raise ValueError(f"{key[:40]!r} is no key of hydra's overrides")
     elif key.startswith("-"):
         raise ValueError("write the name without its dashes" + (f": {key.lstrip('-')}" if key.strip("-") else ""))
-    elif not _KEY.fullmatch(key):
+    elif not re.fullmatch(_KEY, key):
         raise ValueError("a name is not empty and holds no space and no =")
 
 
@@ -149,11 +149,11 @@ def _hydra_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_hydra_value(str(k))}:{_hydra_value(v)}" for k, v in value.items()) + "}"
     text = str(value)
-    if _HYDRA_NUMBER.fullmatch(text) or (_HYDRA_WORD.fullmatch(text) and text.lower() not in _HYDRA_RESERVED):
+    if re.fullmatch(_HYDRA_NUMBER, text) or (re.fullmatch(_HYDRA_WORD, text) and text.lower() not in _HYDRA_RESERVED):
         return text
     # Inside quotes only backslashes before a quote or the end are escapes; before ${ OmegaConf reads them as well.
     text = re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
-    return "'" + re.sub(r"(\\*)('|$(?![\s\S]))", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
 
 
 def _json(value: Any) -> str:
@@ -162,7 +162,7 @@ def _json(value: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {_json(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return "[" + ", ".join(map(_json, value)) + "]"
-    if isinstance(value, Number) and _JSON_NUMBER.fullmatch(value):
+    if isinstance(value, Number) and re.fullmatch(_JSON_NUMBER, value):
         return str(value)
     if isinstance(value, Number):
         return json.dumps(_number(value))

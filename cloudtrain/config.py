@@ -111,13 +111,13 @@ def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) 
 
 
 def _unknown(target: str, backend: str, backends: Sequence[str], known: Mapping[str, Target]) -> UnknownBackend:
-    from difflib import get_close_matches
+    from cloudtrain.problems import nearest
 
     message = (
         f"there is no target {target}" if target == backend else f"the target {target} names no backend: {backend}"
     )
-    near = get_close_matches(backend, [*backends, *known], 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(backend, [*backends, *known])
+    hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"
     hint += f"; targets are {', '.join(sorted(known))}" if known else f"; targets stand in {_file()} as [targets.NAME]"
     return UnknownBackend(message, hint)

@@ -6,7 +6,6 @@ another one. Numbers among hyperparameters, arguments and environment values are
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -221,6 +220,8 @@ class Job(Spec):
 
     def digest(self) -> str:
         """Return the sha256 of everything that the job says but its source, which the bundle's digest stands for."""
+        import hashlib
+
         data = {**self.model_dump(mode="json", exclude={"source"}), "argv": self.argv()}
         return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloudtrain.errors import Problem
@@ -123,8 +122,8 @@ def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: boo
         return f"must be {words} {context[name]}, not {got}", ""
     if kind in ("literal_error", "enum"):
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        near = get_close_matches(str(value), names, 1)
-        return f"must be one of {', '.join(names)}, not {got}", f"did you mean {near[0]}?" if near else ""
+        near = nearest(str(value), names)
+        return f"must be one of {', '.join(names)}, not {got}", f"did you mean {near}?" if near else ""
     word = _KINDS.get(re.sub(r"_(type|parsing|from_float|exact|parsing_size|attributes_type)$", "", kind))
     if word is not None:
         hint = ""
@@ -135,15 +134,21 @@ def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: boo
     return message[:1].lower() + message[1:], ""
 
 
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return the known word that is most like another, or the empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, 1)), "")
+
+
 def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     here: type[BaseModel] | None = model
     for part in loc[:-1]:
         here = _inner(here, part) if here is not None else None
     known = {field.alias or name for name, field in here.model_fields.items()} if here else set()
     key = str(loc[-1])
-    near = get_close_matches(key, known, 1)
-    if near:
-        return "is not a known key", f"did you mean {near[0]}?"
+    if near := nearest(key, known):
+        return "is not a known key", f"did you mean {near}?"
     elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return "is not a known key here", f"did you mean {elsewhere[0]}?"

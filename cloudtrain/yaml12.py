@@ -28,7 +28,7 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
 _TAG = "tag:yaml.org,2002:"
 # Ordinary characters in YAML 1.2 that libyaml takes for line breaks or refuses; hidden from it, then put back.
 _ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+_PAIR = r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
 _HINTS = {
     "mapping values are not allowed": "quote a value that holds ': '",
     "cannot start any token": "indent with spaces, and quote a value that begins with @, ` or %",
@@ -352,13 +352,10 @@ def _short(tag: str | None) -> str:
 
 def _joined_surrogates(text: str) -> str:
     """Return JSON with its escaped surrogate pairs as one character; YAML, which knows no such pairs, as it is."""
-    if "\\u" not in text or text.lstrip()[:1] not in ("{", "[", '"') or not _PAIR.search(text):
+    if "\\u" not in text or text.lstrip()[:1] not in ("{", "[", '"') or not re.search(_PAIR, text):
         return text
     try:
         json.loads(text)
     except ValueError:
         return text
-    return _PAIR.sub(
-        lambda m: m[1] + (chr(int(m[2], 16)) + chr(int(m[3], 16))).encode("utf-16", "surrogatepass").decode("utf-16"),
-        text,
-    )
+    return re.sub(_PAIR, lambda pair: pair[1] + json.loads(f'"\\u{pair[2]}\\u{pair[3]}"'), text)
