@@ -1,0 +1,28 @@
+"""A port for the ranks' rendezvous that nobody else is given before rank 0 listens on it."""
+
+from __future__ import annotations
+
+import socket
+
+
+def hold() -> socket.socket:
+    """Return a bound socket that does not listen; its port is MASTER_PORT as long as the socket is kept.
+
+    The kernel gives a bound port to nobody who asks for any free one, neither by bind nor by connect. Rank 0 may
+    still bind and listen there: both sockets set SO_REUSEADDR (torch's TCPStore does), and ours never listens.
+    """
+    try:
+        held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        try:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # both families, as TCPStore binds
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("::", 0))
+            return held
+        except OSError:
+            held.close()
+    except OSError:
+        pass  # this machine has no IPv6
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held

@@ -1,0 +1,105 @@
+"""What stands between the orders and the first rank: secrets, requirements, inputs, folders, GPUs, the network.
+
+Every check raises Refused; it runs in a thread of its own while the supervisor answers to others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Mapping
+
+from .cluster import LOOPBACK, SAGEMAKER, Cluster
+from .orders import Orders, Refused
+from .output import Log
+from .ranks import Prepared
+
+INTERFACES = "/sys/class/net"
+
+
+def prepare(
+    orders: Orders, cluster: Cluster, environ: Mapping[str, str], given: Mapping[str, str], source: str, log: Log
+) -> Prepared:
+    """Do and check all that training needs on this node; blocking. Raises Refused."""
+    try:
+        check_output(orders.output)
+        check_script(orders.argv, source)
+        secrets: dict[str, str] = {}
+        if orders.secrets:
+            from . import secret
+
+            secrets = secret.resolve(orders.secrets, given)
+            log.hide(*secrets.values())
+        if orders.gpus_per_node:
+            from . import gpus
+
+            gpus.check(orders.gpus_per_node, cluster.gpus, environ)
+        interface = find_interface(orders, cluster, environ)
+        folders = make_folders(cluster, environ, source)
+        inputs: dict[str, str] = {}
+        if orders.inputs:
+            from . import inputs as rooms
+
+            inputs = rooms.resolve(
+                orders.inputs, os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or source, "inputs"), log
+            )
+        python, accelerate = sys.executable, {}
+        if orders.requirements:
+            from . import requirements
+
+            python = requirements.layer(os.path.join(source, orders.requirements), environ, log)
+        if orders.parallelism.get("accelerate_config"):
+            from . import accelerate_config
+
+            path = os.path.join(source, str(orders.parallelism["accelerate_config"]))
+            accelerate = accelerate_config.environment(python, path, orders)
+        return Prepared(python, secrets, inputs, folders, accelerate, interface)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Refused(f"the disk is full: {error}") from None
+        raise Refused(f"the node cannot be prepared: {error}") from None
+
+
+def check_output(output: str | None) -> None:
+    """Refuse an output in an object store: nothing would bring the files there yet."""
+    if output and "://" in output and not output.startswith("file://"):
+        hint = "leave output out or give a path"
+        raise Refused(f"output {output} is in an object store, which is not supported yet; {hint}")
+
+
+def check_script(argv: list[str], source: str) -> None:
+    """Refuse a command whose script is not in the source."""
+    if not argv:
+        raise Refused("the manifest names no script to run")
+    if argv[0] != "-m" and not os.path.isfile(os.path.join(source, argv[0])):
+        raise Refused(f"the source has no file {argv[0]}")
+
+
+def find_interface(orders: Orders, cluster: Cluster, environ: Mapping[str, str]) -> str:
+    """Return the network interface to use, "" for the libraries' own choice; refuse one that does not exist."""
+    asked = orders.env.get("GLOO_SOCKET_IFNAME") or environ.get("GLOO_SOCKET_IFNAME")
+    if not os.path.isdir(INTERFACES):
+        return ""
+    present = os.listdir(INTERFACES)
+    if asked:
+        absent = [name for name in asked.split(",") if name not in present]
+        if absent:
+            raise Refused(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}; this node has {', '.join(sorted(present))}")
+        return ""  # it reaches the ranks as it is
+    if cluster.interface in present:  # SageMaker's local mode names one that does not exist
+        return str(cluster.interface)
+    alone = cluster.master_host == LOOPBACK and not cluster.launched
+    return "lo" if alone and "lo" in present else ""
+
+
+def make_folders(cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
+    """Make and return the run's folders on this node; they belong to the run, not to the attempt."""
+    if cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"):
+        folders = dict(SAGEMAKER)
+    else:
+        base = environ.get("CLOUDTRAIN_RUN_DIR") or os.path.join(os.path.dirname(source), "run")
+        folders = {name: os.path.join(base, name) for name in ("checkpoints", "outputs", "model")}
+    for folder in folders.values():
+        os.makedirs(folder, exist_ok=True)
+    return folders

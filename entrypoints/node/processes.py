@@ -1,0 +1,248 @@
+"""Processes of this node: start one, list descendants, adopt orphans, end a whole tree.
+
+Where the system has neither /proc nor prctl (macOS) descendants cannot be listed: only the process groups that we
+started are ended there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+HAS_PROC = os.path.exists("/proc/self/stat")
+
+
+def _load_prctl() -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        import ctypes
+
+        prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+        return prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+_prctl = _load_prctl()
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of every descendant whose own parent dies; False where the system cannot."""
+    return _prctl is not None and _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def spawn(argv: list[str], env: dict[str, str], cwd: str, out: int) -> int:
+    """Start argv as the leader of a session of its own and return its pid; raises OSError when it cannot be executed.
+
+    Standard input is empty, both outputs are the descriptor `out`. The process is killed with this one (Linux).
+    """
+    read, write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if _prctl is not None:
+                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != parent:
+                    os._exit(137)  # it died between the fork and the line above
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            restore_signals()
+            os.chdir(cwd)
+            os.execvpe(argv[0], argv, env)
+        except OSError as error:
+            os.write(write, str(error.errno or 1).encode())
+        finally:
+            os._exit(127)
+    os.close(write)
+    failed = os.read(read, 16)
+    os.close(read)
+    if failed:
+        os.waitpid(pid, 0)
+        number = int(failed)
+        raise OSError(number, os.strerror(number), argv[0])
+    return pid
+
+
+def restore_signals() -> None:
+    """Set the default action for what Python or a caller (nohup, a shell's &) has changed, and block nothing."""
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
+        signal.signal(number, signal.SIG_DFL)
+    for name in ("SIGXFSZ",):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def seal_descriptors() -> None:
+    """Keep what this process inherited (a lock, a terminal) from its children."""
+    folder = "/proc/self/fd" if HAS_PROC else "/dev/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        names = [str(number) for number in range(3, 256)]
+    for name in names:
+        if int(name) > 2:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone, or where /proc is absent."""
+    found = _stat(pid)
+    return int(found[19]) if found else None
+
+
+def boot_id() -> str | None:
+    """Return what changes with every boot of this machine; None where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Return the fields of /proc/PID/stat from the state on; None when there is none. Zombies are told by b"Z"."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].split()  # the name in parentheses may hold anything
+
+
+def descendants(root: int) -> dict[int, list[bytes]]:
+    """Return the descendants of a process with the fields of their stat; empty where /proc is absent.
+
+    Zombies are among them: one whose first thread has ended looks like that while its other threads go on.
+    """
+    if not HAS_PROC:
+        return {}
+    children: dict[int, list[int]] = {}
+    stats = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := _stat(int(name))):
+            stats[int(name)] = found
+            children.setdefault(int(found[1]), []).append(int(name))
+    family = {}
+    queue = list(children.get(root, ()))
+    while queue:
+        pid = queue.pop()
+        if pid not in family:
+            family[pid] = stats[pid]
+            queue.extend(children.get(pid, ()))
+    return family
+
+
+def marked(**wanted: str) -> list[int]:
+    """Return the living processes whose environment at their start held every NAME=value that is given.
+
+    The last line of defence: it also finds what is left when both supervisor and guard were killed together.
+    """
+    marks = [f"{name}={value}".encode() for name, value in wanted.items()]
+    found = []
+    for name in os.listdir("/proc") if HAS_PROC else ():
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:
+            continue
+        if all(mark in environment for mark in marks):
+            state = _stat(int(name))
+            if state and state[0] not in (b"Z", b"X"):
+                found.append(int(name))
+    return found
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that has ended and return (pid, exit code); a signal is 128 + its number."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, exit_code(status)))
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code that a wait status stands for; a signal is 128 + its number."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def has_children() -> bool:
+    """Return whether this process has children left; being a subreaper, no child means no descendant."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list[tuple[int, int]]:
+    """Kill every descendant of this process and return what was reaped; blocking, for at most `limit_s`.
+
+    They are stopped before they are killed, so that none can fork while the list is being read. `groups` are the
+    process groups to kill where descendants cannot be listed.
+    """
+    ended = reap()
+    for group in groups:
+        kill_group(group, signal.SIGKILL)
+    deadline = time.monotonic() + limit_s
+    while has_children() and time.monotonic() < deadline:
+        stopped: set[int] = set()
+        while True:
+            new = [pid for pid in descendants(os.getpid()) if pid not in stopped]
+            if not new:
+                break
+            for pid in new:
+                stopped.add(pid)
+                kill(pid, signal.SIGSTOP)
+        for pid in stopped:
+            kill(pid, signal.SIGKILL)
+        ended += reap()
+        if has_children():
+            time.sleep(0.001)
+            ended += reap()
+    return ended
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to a process; one that is gone, or another user's, is left alone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def kill_group(group: int, number: int) -> None:
+    """Send a signal to a process group; one that is gone is left alone."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass

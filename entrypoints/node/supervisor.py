@@ -1,0 +1,354 @@
+"""The supervisor of a node: prepares it, starts its ranks with the other nodes', and ends everything when they end.
+
+One thread and one loop; only the preparation, which may take minutes, has a thread of its own, so that heartbeats,
+signals and the guard's death are noticed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from . import cluster as clusters
+from . import orders as manifests
+from . import processes
+from .channel import JOIN_S, Listener, World
+from .gang import EXIT_REFUSED, Verdict, launcher_code, refusal
+from .hub import Hub
+from .loop import Loop
+from .member import Member
+from .orders import Orders, Refused
+from .output import Log
+from .prepare import prepare
+from .ranks import Prepared, Ranks, command, environment
+from .status import Status, stamp
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+TICK_S = 1.0
+SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
+SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
+USAGE_S = 10.0
+EXIT_BROKEN = 70  # an error of the launcher itself
+SAGEMAKER_CONFIG = "/opt/ml/input/config"
+
+
+class Supervisor:
+    """One attempt on this node, from the first word of status.json to the last."""
+
+    def __init__(self, environ: Mapping[str, str], source: str, guard: int, lifeline: int) -> None:
+        self._environ, self._source, self._lifeline = environ, source, lifeline
+        folder = environ.get("CLOUDTRAIN_NODE_DIR") or None
+        self.status = Status(folder, guard)
+        self.log = Log.in_folder(folder) if folder else Log(1)
+        self._loop = Loop()
+        self._ranks = Ranks(self._loop, self.log, self._rank_ended)
+        self._gang: Hub | Member
+        self._prepared: Prepared | None = None
+        self._verdict: Verdict | None = None
+        self._guard_died = False
+        self._stopping: str | None = None
+        self._asked_at: float | None = None  # when the first request to stop came
+        self._kill_at: float | None = None
+        self._end_at: float | None = None  # when max_runtime is over
+        self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
+
+    def run(self) -> int:
+        """Supervise until the end and return the launcher's exit code; blocking."""
+        self._listen()
+        self.status.set()
+        self.log.event("state", state="STARTING")
+        try:
+            self._begin()
+            self._attend()
+        except Refused as reason:
+            self._verdict = self._verdict or refusal(str(reason))
+        except Exception:
+            import traceback
+
+            text = traceback.format_exc()
+            self.log.say(text.rstrip())
+            broken = f"the launcher broke: {text.splitlines()[-1]}"
+            self._verdict = Verdict("FAILED", EXIT_BROKEN, "launcher", None, broken)
+        return self._finish(self._verdict or refusal("the launcher came to no verdict"))
+
+    def _listen(self) -> None:
+        """Turn signals and the guard's death into something that the loop can wait for."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._signals = read
+        self._loop.watch(read, self._signalled)
+        if self._lifeline >= 0:
+            self._loop.watch(self._lifeline, self._guard_gone)
+
+    def _begin(self) -> None:
+        config, hyperparameters = (
+            _text(os.path.join(SAGEMAKER_CONFIG, name)) for name in ("resourceconfig.json", "hyperparameters.json")
+        )
+        self._orders = orders = manifests.decode(manifests.pieces(self._environ, hyperparameters))
+        self._cluster = cluster = clusters.resolve(self._environ, config)
+        given = _standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
+        for value in (given.get("token"), *(given.get("secrets") or {}).values()):
+            if value:
+                self.log.hide(value)
+        check_world(orders, cluster, self._environ)
+        self.status.fields["world_size"] = orders.world_size
+        gang = Hub if cluster.node_rank == 0 or cluster.launched else Member
+        join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or JOIN_S)
+        self._gang = gang(
+            self._loop,
+            alone(orders) if cluster.launched else orders,
+            cluster,
+            given.get("token") or "",
+            Listener(self._start, self._stop, self._decided),
+            join_s,
+        )
+        if self.status.cancelled:
+            self._request()
+        control = self._gang.open()
+        if control:
+            self.status.set(control={"host": control[0], "port": control[1]})
+        self._work = threading.Thread(target=self._prepare, args=(given.get("secrets") or {},), daemon=True)
+        self._work.start()
+
+    def _prepare(self, given: Mapping[str, str]) -> None:
+        """Runs in its own thread and ends by waking the loop."""
+        try:
+            self._word = prepare(self._orders, self._cluster, self._environ, given, self._source, self.log)
+        except Refused as reason:
+            self._word = reason
+        except BaseException as error:
+            self._word = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    def _attend(self) -> None:
+        """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
+        beat = time.monotonic()
+        while not self._guard_died:
+            now = time.monotonic()
+            if self._verdict is not None and not self._ranks.running and self._gang.settled:
+                return
+            self._loop.wait(self._pause(now))
+            now = time.monotonic()
+            if isinstance(self._word, Refused):
+                reason, self._word = self._word, None
+                self.log.say(str(reason))
+                self._gang.refuse(str(reason))
+            elif self._word is not None:
+                self._work.join()
+                self._prepared, self._word = self._word, None
+                self._gang.ready()
+            if self._kill_at is not None and now >= self._kill_at:
+                self._ranks.kill()
+                self._kill_at = now + 1.0
+            if self._end_at is not None and now >= self._end_at:
+                self._end_at = None
+                self._gang.stop("TIMED_OUT")
+            due = now - beat >= TICK_S
+            if due:
+                beat = now
+                self.log.flush()
+                if self.status.cancelled and self._stopping is None:
+                    self._request()
+            self._gang.tick(due)
+
+    def _pause(self, now: float) -> float:
+        """Return how long the loop may sleep."""
+        pause = TICK_S if self._verdict is None else 0.05
+        pause = min(pause, self._gang.patience_s)
+        for moment in (self._kill_at, self._end_at):
+            if moment is not None:
+                pause = min(pause, max(0.0, moment - now))
+        return pause
+
+    def _start(self, world: World) -> None:
+        """All nodes are ready: start the ranks."""
+        orders, prepared = self._orders, self._prepared
+        assert prepared is not None, "the gang starts when every node has said that it is ready"
+        count = orders.processes_per_node
+        self._world = world
+        self._end_at = time.monotonic() + orders.max_runtime_s if self._cluster.node_rank == 0 else None
+        environments = [
+            environment(self._environ, orders, self._cluster, world, prepared, local, self._source)
+            for local in range(count)
+        ]
+        world_size = int(environments[0]["WORLD_SIZE"])
+        self.log.event(
+            "world",
+            nodes=world.nodes,
+            processes=count,
+            world_size=world_size,
+            node_rank=world.node_rank,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            gpus=orders.gpus_per_node,
+            platform=self._cluster.platform,
+            python=sys.version.split()[0],
+        )
+        argv = command(prepared.python, orders.argv)
+        try:
+            for env in environments:
+                self._ranks.start(int(env["RANK"]), argv, env, self._source)
+        except OSError as error:
+            self._gang.refuse(f"{argv[0]} cannot be started: {error.strerror}")
+            return
+        self.status.set(state="RUNNING", world_size=world_size)
+        self.log.event("state", state="RUNNING")
+
+    def _rank_ended(self, rank: int, code: int, at: float) -> None:
+        if self._verdict is not None:
+            return
+        if code != 0 and self._stopping is None:
+            if self.status.fields["failed_at"] is None:
+                self.status.set(failed_at=stamp(at))
+            self._gang.fail(rank, code, at, f"rank {rank} {manner(code)}")
+        if not self._ranks.running:
+            self._gang.end()
+
+    def _request(self) -> None:
+        """Somebody asks this node to stop: a signal, or the cancel mark. A second request ends the patience."""
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            state = "CANCELLED" if self.status.cancelled else "PREEMPTED"
+            self._gang.stop(state)
+        elif now - self._asked_at >= SECOND_REQUEST_S:
+            self._kill_at = now
+
+    def _stop(self, state: str) -> None:
+        """The attempt is to stop on all nodes: ask the ranks, and kill them when their time is over."""
+        self._stopping = state
+        if self._ranks.running:
+            self.status.set(state="STOPPING")
+            self.log.event("state", state="STOPPING")
+            self._ranks.signal(signal.SIGTERM)
+            self._kill_at = time.monotonic() + self._orders.grace_s
+
+    def _decided(self, verdict: Verdict) -> None:
+        """The attempt has ended: what still runs here has to go."""
+        self._verdict = verdict
+        self._end_at = None
+        if self._ranks.running:
+            self._ranks.signal(signal.SIGTERM)
+            limit = time.monotonic() + min(SHORT_GRACE_S, self._orders.grace_s)
+            self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
+
+    def _signalled(self) -> None:
+        try:
+            numbers = os.read(self._signals, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGCHLD in numbers and self._prepared is not None:
+            # Not before: until then children belong to the preparing thread, which waits for them itself.
+            self._ranks.reap(processes.reap())
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._request()
+
+    def _guard_gone(self) -> None:
+        self._guard_died = True
+        self._verdict = Verdict("LOST", None, "launcher", None, "the guard was killed")
+
+    def _finish(self, verdict: Verdict) -> int:
+        """End every descendant, read what they left in their pipes, and say how it ended."""
+        self._ranks.reap(processes.end_descendants(self._ranks.groups))
+        self._ranks.drain()
+        reason = self.log.masked(verdict.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
+        if verdict.state not in ("SUCCEEDED",) and reason:
+            self.log.say(reason)
+        code = launcher_code(verdict)
+        self.log.event(
+            "result", code=code, state=verdict.state, by=verdict.by, failed_rank=verdict.failed_rank, reason=reason
+        )
+        self.log.event("state", state=verdict.state)
+        self.log.flush()
+        self.status.set(
+            state=verdict.state,
+            exit_code=verdict.exit_code,
+            by=verdict.by,
+            failed_rank=verdict.failed_rank,
+            reason=reason,
+            ended_at=stamp(time.time()),
+        )
+        if hasattr(self, "_gang"):
+            self._gang.close()
+        return code
+
+
+def check_world(orders: Orders, cluster: clusters.Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse a world that is not what was asked for."""
+    if cluster.launched:
+        real = int(environ["WORLD_SIZE"])
+        if real != orders.world_size:
+            raise Refused(f"{orders.world_size} processes were asked for, another launcher started {real}")
+    elif cluster.nodes is not None and not orders.fewest_nodes <= cluster.nodes <= orders.nodes:
+        raise Refused(f"{orders.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
+    elif not 0 <= cluster.node_rank < orders.nodes:
+        raise Refused(f"node rank {cluster.node_rank} is not one of {orders.nodes} nodes")
+    elif cluster.nodes is not None:
+        orders.nodes = cluster.nodes  # min_nodes allows it
+
+
+def alone(orders: Orders) -> Orders:
+    """Return the orders of one rank that another launcher has started: it has no peers of ours to wait for."""
+    orders.nodes = orders.processes_per_node = 1
+    return orders
+
+
+def manner(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code <= 128:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exited with code {code}"
+    return f"was killed by signal {code - 128} ({name})"
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _standard_input() -> dict[str, Any]:
+    """Return the JSON object on standard input, and leave nothing there; raises Refused."""
+    import json
+
+    with os.fdopen(os.dup(0), "rb") as file:
+        text = file.read()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        found = json.loads(text) if text.strip() else {}
+        if not isinstance(found, dict):
+            raise ValueError
+    except ValueError:
+        raise Refused("standard input does not hold one JSON object") from None
+    return found
+
+
+def main(source: str, guard: int, lifeline: int) -> int:
+    """Run the supervisor of this node and return its exit code."""
+    processes.adopt_orphans()
+    try:
+        supervisor = Supervisor(os.environ, source, guard, lifeline)
+    except OSError as error:
+        print(f"the node's folder cannot be written: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return supervisor.run()
