@@ -7,7 +7,7 @@ hydra     `lr=3.0e-4`, `layers=[2,4]`, `bf16=false`, `seed=null`; other text is 
 A value that begins with - is written `--key=value`. In a list of several items that has no such form (argparse would
 keep one of them), so that only negative numbers may begin with - there; `args` carries everything else verbatim. An
 empty list is a bare `--layers`. Nested mappings become dotted keys, `--optim.lr 1`. In hydra, text that looks like a
-number is one.
+number is one. A value that is `--` and nothing else is kept by argparse only from Python 3.13 on.
 """
 
 from __future__ import annotations
@@ -54,16 +54,18 @@ def text_of(value: Any) -> str | bool | None:
     raise ValueError(f"a value of type {type(value).__name__} has no written form")
 
 
-def normalised(key: str, value: Any, style: str) -> Any:
+def normalised(value: Any, style: str) -> Any:
     """Return a hyperparameter as the job keeps it; raises ValueError when the style has no form for it."""
     if isinstance(value, Mapping):
         if style == "hf":
             return _json(value)
-        return {str(name): normalised(f"{key}.{name}", item, style) for name, item in value.items()}
+        for name in value:
+            check_key(f"x.{name}", style)
+        return {str(name): normalised(item, style) for name, item in value.items()}
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return text_of(value)
     if style == "hydra":
-        return [normalised(key, item, style) for item in value]
+        return [normalised(item, style) for item in value]
     items = [
         text_of(item) if not isinstance(item, Sequence | Mapping) or isinstance(item, str) else item for item in value
     ]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.document import Document
 from cloudtrain.errors import UnknownBackend
 
 if TYPE_CHECKING:
     from cloudtrain.configfile import Target
     from cloudtrain.job import Job
-    from cloudtrain.yaml12 import Document
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def resolve(
     taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
     UnknownBackend.
     """
-    from cloudtrain import configfile, yaml12
+    from cloudtrain import configfile
     from cloudtrain.job import Job
 
     own, folder = _document(job)
@@ -72,7 +72,7 @@ def resolve(
     while True:
         layers = [configfile.part(document, ("defaults",)) for document in found]
         if place:
-            options = yaml12.plain({}, "")
+            options = Document.of({}, "")
             options.put(("options", place.backend), place.options)
             layers.append(options)
         whole = _stack([*layers, own], sets, target)
@@ -88,25 +88,25 @@ def resolve(
 
 
 def _document(job: Job | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Document, Path]:
-    from cloudtrain import jobfile, yaml12
+    from cloudtrain import jobfile
     from cloudtrain.job import Job
 
     if isinstance(job, Job):
-        return yaml12.plain(job.to_dict(given=True), "Job"), Path.cwd()
+        return Document.of(job.to_dict(given=True), "Job"), Path.cwd()
     if isinstance(job, Mapping):
-        return yaml12.plain(dict(job), "Job"), Path.cwd()
+        return Document.of(dict(job), "Job"), Path.cwd()
     return jobfile.read(job)
 
 
 def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) -> Document:
-    from cloudtrain import jobfile, yaml12
+    from cloudtrain import jobfile
 
-    whole = yaml12.plain({}, "")
+    whole = Document.of({}, "")
     for layer in layers:
         whole.overlay(layer)
     jobfile.with_sets(whole, sets)
     if target is not None:
-        whole.put(("target",), yaml12.plain(target, "--target"))
+        whole.put(("target",), Document.of(target, "--target"))
     return whole
 
 

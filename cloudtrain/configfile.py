@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, BadRequest, Problem
-
-if TYPE_CHECKING:
-    from cloudtrain.yaml12 import Document
 
 NAME = "cloudtrain.toml"
 _TABLES = ("defaults", "targets")
@@ -56,8 +54,6 @@ def paths(start: Path) -> list[Path]:
 
 def read(path: Path) -> Document:
     """Return a file as a document of `defaults` and `targets`; raises BadRequest with one sentence and the line."""
-    from cloudtrain import yaml12
-
     try:
         text = path.read_text("utf-8")
         data = tomllib.loads(text, parse_float=_number)
@@ -69,7 +65,7 @@ def read(path: Path) -> Document:
         said = str(error)
         hint = 'text stands in quotes: key = "value"' if "Invalid value" in said else "see https://toml.io"
         raise BadRequest(f"{path} is no TOML: {said[:1].lower()}{said[1:]}", hint) from None
-    document = yaml12.plain(_texts(data), str(path), _lines(text))
+    document = Document.of(_texts(data), str(path), _lines(text))
     problems = list(_problems(document))
     if problems:
         raise BadJob(problems)
@@ -79,20 +75,16 @@ def read(path: Path) -> Document:
 
 def part(document: Document, path: tuple[str, ...]) -> Document:
     """Return what stands at a path of keys as a document of its own, an empty one where nothing does."""
-    from cloudtrain import yaml12
-
     value = document.value
     for key in path:
         value = value.get(key, {})
     size = len(path)
-    return yaml12.Document(value, {old[size:]: mark for old, mark in document.marks.items() if old[:size] == path})
+    return Document(value, {old[size:]: mark for old, mark in document.marks.items() if old[:size] == path})
 
 
 def targets(documents: list[Document]) -> dict[str, Target]:
     """Return the named targets of some files, of which the later ones win key by key; raises BadJob."""
-    from cloudtrain import yaml12
-
-    merged = yaml12.plain({}, "")
+    merged = Document.of({}, "")
     for document in documents:
         merged.overlay(part(document, ("targets",)))
     found = {}

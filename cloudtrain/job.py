@@ -11,11 +11,9 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     Field,
     PrivateAttr,
     ValidationError,
@@ -26,11 +24,11 @@ from pydantic import (
 
 from cloudtrain import arguments
 from cloudtrain.conflicts import conflicts
+from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.problems import explain, located, said, unsendable, wrong
 from cloudtrain.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
-from cloudtrain.spec import Count, Name, Place, Spec, Text, inside, place
-from cloudtrain.yaml12 import Document
+from cloudtrain.spec import Count, Hyperparameters, Name, Pattern, Place, Sources, Spec, Text, inside, place
 
 __all__ = [
     "Checkpoint",
@@ -47,56 +45,6 @@ __all__ = [
 
 SHARED_TRAINER = ".cloudtrain/train.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
-_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|aws-secretsmanager:.+|gcp-secretmanager:.+)", re.DOTALL)
-
-
-def _input(value: Any) -> Any:
-    return {"uri": value} if isinstance(value, str) else value
-
-
-def _sources(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _source_of_secret(value: str) -> str:
-    if not _SECRET.fullmatch(value):
-        raise wrong(
-            "names no source of a secret (the value itself never stands here)",
-            "write env:NAME, file:PATH, aws-secretsmanager:NAME or gcp-secretmanager:NAME",
-        )
-    return value
-
-
-def _metric(value: str) -> str:
-    try:
-        groups = re.compile(value).groups
-    except re.error as error:
-        raise wrong(f"is no regular expression: {error}", 'as in "loss=([0-9.e+-]+)"') from None
-    if groups < 1:
-        raise wrong("has no group that takes the number", 'put it in parentheses, as in "loss=([0-9.e+-]+)"')
-    return value
-
-
-def _hyperparameter(value: Any, info: ValidationInfo) -> Any:
-    try:
-        return arguments.normalised("", value, info.data.get("arg_style", "argparse"))
-    except ValueError as error:
-        raise wrong(str(error)) from None
-
-
-def _hyperparameter_name(value: Any, info: ValidationInfo) -> Any:
-    try:
-        arguments.check_key(str(value), info.data.get("arg_style", "argparse"))
-    except ValueError as error:
-        raise wrong(str(error)) from None
-    return str(value)
-
-
-def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return arguments.flat(value)
-    except ValueError as error:
-        raise wrong(str(error)) from None
 
 
 class Job(Spec):
@@ -114,13 +62,7 @@ class Job(Spec):
     arg_style: Literal["argparse", "hf", "hydra"] = Field(
         default="argparse", description="How hyperparameters become arguments."
     )
-    hyperparameters: Annotated[
-        dict[
-            Annotated[str, BeforeValidator(_hyperparameter_name)],
-            Annotated[Any, BeforeValidator(_hyperparameter, json_schema_input_type=Any)],
-        ],
-        AfterValidator(_hyperparameters),
-    ] = Field(
+    hyperparameters: Hyperparameters = Field(
         default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
     )
     args: list[Text] = Field(default_factory=list, description="Further arguments, appended verbatim.")
@@ -136,24 +78,17 @@ class Job(Spec):
     parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
     limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
-    inputs: dict[str, Annotated[Input, BeforeValidator(_input, json_schema_input_type=str | Input)]] = Field(
+    inputs: dict[str, Input] = Field(
         default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
     )
     output: Place | None = Field(default=None, description="Where results go; left out: the target's place.")
     env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
-    secrets: dict[
-        Name,
-        Annotated[
-            list[Annotated[str, AfterValidator(_source_of_secret)]],
-            BeforeValidator(_sources, json_schema_input_type=str | list[str]),
-            Field(min_length=1),
-        ],
-    ] = Field(
+    secrets: dict[Name, Sources] = Field(
         default_factory=dict,
-        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:.",
+        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, tried in order.",
     )
     labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
-    metrics: dict[str, Annotated[str, AfterValidator(_metric)]] = Field(
+    metrics: dict[str, Pattern] = Field(
         default_factory=dict, description="Regular expressions that find a metric's value in the log."
     )
     retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
@@ -258,16 +193,17 @@ class Job(Spec):
         context = {"folder": folder}
         problems = [*(document.problems if document else ()), *unsendable(data, document)]
         bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
+        right = {key: value for key, value in data.items() if key not in bad}
         try:
-            check.validate_python(data, self_instance=self, context=context)
+            check.validate_python(right, self_instance=self, context=context)
             probe: Job | None = self
         except ValidationError as error:
             problems += explain(error, type(self), document)
             bad |= {str(item["loc"][0]) for item in error.errors() if item["loc"]}
             try:  # what is right by itself may still be wrong together
                 probe = type(self).__new__(type(self))
-                rest = {key: value for key, value in data.items() if key not in bad}
-                check.validate_python(rest, self_instance=probe, context=context)
+                right = {key: value for key, value in right.items() if key not in bad}
+                check.validate_python(right, self_instance=probe, context=context)
             except ValidationError:
                 probe = None
         if probe is not None:
@@ -379,4 +315,8 @@ def fit_name(text: str) -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of the job file, with the descriptions that editors show."""
     made = Job.model_json_schema(mode="validation")
+    made["properties"]["name"] |= {"pattern": f"^{NAME.pattern}$"}
+    del made["properties"]["name"]["default"]  # what follows from other values has no default of its own
+    del made["$defs"]["Parallelism"]["properties"]["strategy"]["default"]
+    del made["$defs"]["Retry"]["properties"]["max_attempts"]["default"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "cloudtrain job"}

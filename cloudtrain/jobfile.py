@@ -9,8 +9,8 @@ from typing import Any
 
 from cloudtrain import yaml12
 from cloudtrain.arguments import Number
+from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.yaml12 import Document
 
 _TEXTS = {"env", "labels", "args"}  # any scalar there is its written text
 _FLAT = {"env", "labels", "secrets", "metrics"}  # behind the first dot all is one key, dots included
@@ -51,8 +51,8 @@ def with_sets(document: Document, sets: Sequence[str]) -> Document:
         try:
             document.put(_path(key, document), yaml12.scalar(text, "--set"))
         except BadJob as error:
-            hint = "put text that begins with [, { or a quote in quotes"
-            document.problems += [Problem(p.message, key, p.hint or hint, "--set") for p in error.problems]
+            hint = "put text that begins with [, { or a quote in quotes" if text[:1] in tuple("[{'\"") else ""
+            document.problems += [Problem(p.message, key, hint or p.hint, "--set") for p in error.problems]
     return document
 
 
@@ -63,7 +63,7 @@ def values(document: Document) -> dict[str, Any]:
     return {key: _written(value, document, (key,)) for key, value in document.value.items()}
 
 
-def _written(value: Any, document: Document, path: yaml12.Path) -> Any:
+def _written(value: Any, document: Document, path: tuple[str | int, ...]) -> Any:
     if isinstance(value, dict):
         return {key: _written(item, document, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):

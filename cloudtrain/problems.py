@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic_core import PydanticCustomError
 
-    from cloudtrain.yaml12 import Document
+    from cloudtrain.document import Document
 
 _QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
 _BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}

@@ -136,6 +136,16 @@ class Input(Spec):
     uri: Place = Field(description="s3://, gs:// or a path.")
     mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How it reaches the node.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return {"uri": data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        made = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [{"type": "string", "description": "s3://, gs:// or a path."}, made]}
+
 
 class Retry(Spec):
     """When a new attempt is started from the newest complete checkpoint.

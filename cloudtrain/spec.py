@@ -23,6 +23,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.problems import explain, said, wrong
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|aws-secretsmanager:.+|gcp-secretmanager:.+)", re.DOTALL)
 # what the launcher sets on every rank, beside CLOUDTRAIN_*
 _RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
 _LAUNCHERS = {*_RANKS, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -89,6 +90,51 @@ def place(value: str, info: ValidationInfo) -> str:
     return plain + "/" if value.endswith("/") and plain != "/" else plain
 
 
+def _sources(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _source_of_secret(value: str) -> str:
+    if not _SECRET.fullmatch(value):
+        raise wrong(
+            "names no source of a secret (the value itself never stands here)",
+            "write env:NAME, file:PATH, aws-secretsmanager:NAME or gcp-secretmanager:NAME",
+        )
+    return value
+
+
+def _metric(value: str) -> str:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise wrong(f"is no regular expression: {error}", 'as in "loss=([0-9.e+-]+)"') from None
+    if groups < 1:
+        raise wrong("has no group that takes the number", 'put it in parentheses, as in "loss=([0-9.e+-]+)"')
+    return value
+
+
+def _hyperparameter(value: Any, info: ValidationInfo) -> Any:
+    try:
+        return arguments.normalised(value, info.data.get("arg_style", "argparse"))
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
+def _hyperparameter_name(value: Any, info: ValidationInfo) -> Any:
+    try:
+        arguments.check_key(str(value), info.data.get("arg_style", "argparse"))
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    return str(value)
+
+
+def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return arguments.flat(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | int | float | bool)]
@@ -97,6 +143,19 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 Size = Annotated[str, BeforeValidator(_size)]
 Inside = Annotated[str, AfterValidator(inside)]
 Place = Annotated[str, AfterValidator(place)]
+Pattern = Annotated[str, AfterValidator(_metric)]
+Sources = Annotated[
+    list[Annotated[str, AfterValidator(_source_of_secret)]],
+    BeforeValidator(_sources, json_schema_input_type=str | list[str]),
+    Field(min_length=1),
+]
+Hyperparameters = Annotated[
+    dict[
+        Annotated[str, BeforeValidator(_hyperparameter_name)],
+        Annotated[Any, BeforeValidator(_hyperparameter, json_schema_input_type=Any)],
+    ],
+    AfterValidator(_hyperparameters),
+]
 
 
 class Spec(BaseModel):
