@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events process",
     "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle archive source checkout git ignore guard"
-    " manifest backend machines nodes remote requests simulators",
+    " document manifest backend machines nodes remote requests simulators",
     "backends store database migrations config configfile verdict",
     "submitter run watch registry plots",
     "cli console report notebook training testing __init__ __main__",
