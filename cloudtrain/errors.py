@@ -7,7 +7,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   ├── UnknownBackend       no backend or target of that name
 │   ├── UnknownRun           no run of that id or prefix
 │   └── MissingExtra         an optional dependency is not installed
-├── StoreError           4   the history cannot be used (newer version, disk full, unreadable)
+├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
 ├── BackendError         5   the platform refused, or could not be reached
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
 """
@@ -87,7 +87,7 @@ class MissingExtra(BadRequest):
 class StoreError(CloudtrainError):
     """The history cannot be read or written."""
 
-    exit_code = 4
+    exit_code = 2
 
 
 class BackendError(CloudtrainError):
