@@ -2,8 +2,7 @@
 
 0    done; for submit --wait, submit --follow, wait: the run SUCCEEDED
 1    unexpected (the traceback is kept in a file), or a run that failed without a code of its own
-2    the request is wrong: usage, job, source, target, run id, a file that cannot be read; nothing was changed
-4    the history cannot be used
+2    the request cannot be done: usage, job, source, target, run id, a file or history that cannot be used, a full disk
 5    the platform refused, or could not be reached
 130  interrupted by Ctrl-C; a run that was being followed goes on
 141  whoever read the output has left
@@ -23,7 +22,7 @@ from typing import Any
 
 import click
 
-from cloudtrain.cli.terminal import clean, print_json
+from cloudtrain.cli.terminal import note, print_json
 from cloudtrain.errors import BadJob, CloudtrainError, RunFailed
 
 INTERRUPTED = 130
@@ -56,8 +55,11 @@ def report(error: BaseException, words: Sequence[str]) -> int:
     message, hint, code, more = _said(error, mine)
     try:
         _print(message, hint, as_json, code, more)
+        sys.stdout.flush()
     except BrokenPipeError:
         return _quiet()
+    except OSError:  # it was the output itself that could not be written
+        _quiet()
     return code
 
 
@@ -86,12 +88,10 @@ def _said(error: BaseException, words: Sequence[str]) -> tuple[str, str, int, di
 def _print(message: str, hint: str, as_json: bool, code: int, more: dict[str, Any] | None = None) -> None:
     if as_json:
         print_json({"error": message, "hint": hint, "phase": "client", "exit_code": code, **(more or {})})
-        sys.stdout.flush()
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    head, tail = ("\x1b[31m", "\x1b[0m") if colour else ("", "")
-    text = "\n".join(clean(line) for line in message.splitlines()) or "failed"
-    sys.stderr.write(f"{head}error:{tail} {text}\n" + (f"  hint: {clean(hint)}\n" if hint else ""))
-    sys.stderr.flush()
+    first, *others = message.splitlines() or ["failed"]
+    note(first, head="error: ", style="bold red")
+    for line in [*others, *([f"  hint: {hint}"] if hint else [])]:
+        note(line)
 
 
 def _quiet() -> int:

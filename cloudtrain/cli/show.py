@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -50,7 +51,8 @@ def _show(run: Run) -> None:
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
-    terminal.say(f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}")
+    head = f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}"
+    terminal.say(head, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     terminal.pairs(
         [
             ("reason", status.reason),
@@ -123,7 +125,11 @@ def _origins(text: str | None, target: str | None, sets: tuple[str, ...], as_jso
         raise BadRequest("a plan does not know where its values were written", "name the job file")
     resolved = config.resolve(found.job, found.sets, target=target, backends=registry.names())
     data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
-    rows = [(path, _value(data, path), origin) for path, origin in sorted(resolved.origins.items())]
+    script = "" if isinstance(found.job, Path) else "the script"
+    rows = [
+        (path, _value(data, path), script if script and origin == "Job" else origin)
+        for path, origin in sorted(resolved.origins.items())
+    ]
     if as_json:
         terminal.print_json(
             [{"path": path, "value": value, "origin": origin} for path, value, origin in rows], indent=2

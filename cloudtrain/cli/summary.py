@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def of_plan(plan: Plan, *, head: str = "") -> None:
     """Print a plan in a few lines."""
-    terminal.say(head or f"{plan.run_id}  would go to {place(plan)}")
+    terminal.say(head or f"{plan.run_id}  would go to {place(plan)}", style="bold")
     terminal.pairs(
         [
             ("world", world(plan)),
@@ -53,7 +53,8 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
     """Print how a run ended: where its model lies, or the last lines of the rank that failed first and the reason."""
     if last:
         terminal.say("", f"--- the last lines of {whose} ---", *last, "")
-    terminal.say(f"{run.run_id}  {runs.ended(status)}" + (f": {status.reason}" if status.reason else ""))
+    line = f"{run.run_id}  {runs.ended(status)}" + (f": {status.reason}" if status.reason else "")
+    terminal.say(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
         terminal.pairs([("model", model(run))])
         next_commands(

@@ -26,15 +26,29 @@ def is_terminal(stream: TextIO | None = None) -> bool:
     return (stream or sys.stdout).isatty()
 
 
-def say(*lines: str) -> None:
-    """Print lines of our own to standard output."""
+def say(*lines: str, style: str = "") -> None:
+    """Print lines of our own to standard output; `style` (bold, green, red, ...) is seen on a terminal only."""
+    begin, end = _codes(sys.stdout, style)
     for line in lines:
-        sys.stdout.write(clean(line) + "\n")
+        sys.stdout.write(f"{begin}{clean(line)}{end}\n")
 
 
-def note(line: str) -> None:
-    """Print a remark beside the output: to standard error."""
-    sys.stderr.write(clean(line) + "\n")
+def _codes(stream: TextIO, style: str) -> tuple[str, str]:
+    """Return what switches a style on and off; nothing for a pipe, a dumb terminal, or under NO_COLOR."""
+    import os
+
+    if not style or not is_terminal(stream) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return "", ""
+    return "".join(f"\x1b[{_STYLES[word]}m" for word in style.split()), "\x1b[0m"
+
+
+_STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+
+
+def note(line: str, *, head: str = "", style: str = "") -> None:
+    """Print a remark beside the output, to standard error; `head` stands before it in a style."""
+    begin, end = _codes(sys.stderr, style)
+    sys.stderr.write(f"{begin}{head}{end}{clean(line)}\n")
     sys.stderr.flush()
 
 
