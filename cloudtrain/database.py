@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class Database:
             self._pid = os.getpid()
         return self._connection
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, locked: bool = False) -> sqlite3.Connection:
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -101,9 +101,6 @@ class Database:
             ) from None
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
         db.row_factory = sqlite3.Row
-        if not on_network(self.home):
-            # WAL needs shared memory, which network file systems do not give (https://sqlite.org/wal.html, read 2026-11-20).
-            db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > len(MIGRATIONS):
@@ -112,16 +109,28 @@ class Database:
                 f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {len(MIGRATIONS)})",
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
             )
-        if version < len(MIGRATIONS):
-            migrate(db)
+        # WAL needs shared memory, which network file systems do not give (https://sqlite.org/wal.html, read 2026-11-20).
+        to_wal = not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+        if to_wal or version < len(MIGRATIONS):
+            # Under a lock of our own: SQLite refuses a change of the journal mode at once when another process is busy.
+            with nullcontext() if locked else self._lock():
+                if to_wal:
+                    db.execute("PRAGMA journal_mode = WAL")
+                migrate(db)
         return db
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold what is not SQLite's to guard: making the file, and moving it aside."""
+        with (self.home / "history.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _move_aside(self, error: Exception) -> None:
         """Keep a damaged file under another name and make room for a new one."""
-        with (self.home / "history.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock():
             try:
-                self._connect().close()
+                self._connect(locked=True).close()
                 return  # another process was first
             except sqlite3.DatabaseError:
                 pass
@@ -135,13 +144,10 @@ class Database:
 
 def migrate(db: sqlite3.Connection) -> None:
     """Apply the migrations that are missing, each with its number in one transaction."""
-    db.execute("BEGIN IMMEDIATE")
-    version = db.execute("PRAGMA user_version").fetchone()[0]  # again: another process may have been first
-    db.execute("COMMIT")
-    for number in range(version + 1, len(MIGRATIONS) + 1):
+    for number, statements in enumerate(MIGRATIONS, start=1):
         db.execute("BEGIN IMMEDIATE")
-        if db.execute("PRAGMA user_version").fetchone()[0] < number:
-            for statement in MIGRATIONS[number - 1]:
+        if db.execute("PRAGMA user_version").fetchone()[0] < number:  # another process may have been first
+            for statement in statements:
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {number}")
         db.execute("COMMIT")

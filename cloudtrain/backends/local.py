@@ -49,7 +49,7 @@ class LocalBackend:
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    poll_s = 0.25
+    poll_s = 0.05  # a look costs 0.15 ms
     features = frozenset(
         {Feature.MULTI_NODE, Feature.MIN_NODES, Feature.ENV_SECRETS, Feature.FILE_SECRETS, Feature.LOCAL_PATHS}
     )
