@@ -8,6 +8,7 @@ it excludes is never part of a clone, and whoever wrote a file's name there does
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,9 +116,9 @@ def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
 
 def rule(root: Path, path: str) -> str:
     """Return the rule that ignores a file, as `.gitignore:3: *.log`, or an empty string."""
-    found = run([*_LIST, "check-ignore", "-v", "-z", "--no-index", "--", path], root, _LIST_ENV)
-    place, line, pattern, *_ = [*_text(found.stdout).split("\0"), "", ""]
-    return f"{place}:{line}: {pattern}" if line else ""
+    found = run([*_LIST, "check-ignore", "-v", "--no-index", "--", path], root, _LIST_ENV)
+    match = re.match(r"(.*?):(\d+):(.*)\t", _text(found.stdout))
+    return "{}:{}: {}".format(*match.groups()) if match else ""
 
 
 def _collect(root: Path, output: bytes) -> Listing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,15 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """The ignore files of one name, each valid below its own folder; a deeper one goes first, its last line first."""
+    """The ignore files of one name, each valid below its own folder; a deeper one goes first, its last line first.
 
-    def __init__(self, root: Path, name: str) -> None:
+    A line that names a folder speaks of all that is in it, unless `like_git`: git asks about every folder on its way
+    down, each for itself, and never looks into one that is out.
+    """
+
+    def __init__(self, root: Path, name: str, *, like_git: bool = False) -> None:
         self.name = name
+        self._like_git = like_git
         self._root = root
         self._specs: dict[str, tuple[GitIgnoreSpec, Sequence[str]]] = {}
         self.reincludes = False  # some line takes files in
@@ -66,7 +72,26 @@ class Rules:
         while folder:
             folder = folder.rpartition("/")[0]
             if folder in self._specs:
-                found = self._specs[folder][0].check_file(path[len(folder) + 1 if folder else 0 :])
-                if found.include is not None and found.index is not None:
-                    return found.include, folder, found.index
+                found = self._last(self._specs[folder][0], path[len(folder) + 1 if folder else 0 :])
+                if found:
+                    return found[0], folder, found[1]
         return None
+
+    def _last(self, spec: GitIgnoreSpec, path: str) -> tuple[bool, int] | None:
+        if not self._like_git:
+            found = spec.check_file(path)
+            return None if found.include is None or found.index is None else (found.include, found.index)
+        for index in range(len(spec.patterns) - 1, -1, -1):
+            pattern = spec.patterns[index]
+            if pattern.include is not None and pattern.regex and _is_meant(pattern.regex, path):
+                return bool(pattern.include), index
+        return None
+
+
+def _is_meant(regex: re.Pattern[str], path: str) -> bool:
+    """Return whether a line speaks of this very path, not only of a folder above it or of what is in it."""
+    for match in regex.finditer(path):
+        end = match.end("ps_d") if "ps_d" in regex.groupindex else -1  # pathspec's mark: the slash behind a folder
+        if end == len(path) or (end == -1 and regex.search(path.rstrip("/"))):
+            return True
+    return False

@@ -134,7 +134,7 @@ class _Choice:
         self.tracked = {**found, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
 
     def _walk(self) -> None:
-        git_rules, customs = Rules(self.root, ".gitignore"), Rules(self.root, "")
+        git_rules, customs = Rules(self.root, ".gitignore", like_git=True), Rules(self.root, "", like_git=True)
         customs.add("", CUSTOMS)
         pending = [("", "")]  # folder, why it is out
         while pending:
