@@ -248,6 +248,27 @@ def test_many_processes_write_at_once(home):
     assert all(len(store.metrics(f"w{number}-{n}")) == 1 for number in range(6) for n in range(20))
 
 
+def _opener(home, go, ends):
+    go.wait(120)
+    try:
+        ends.put(len(Store(home).runs()))
+    except StoreError as error:
+        ends.put(str(error))
+
+
+def test_many_processes_make_the_file_at_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for number in range(10):
+        go, ends = context.Event(), context.Queue()
+        openers = [context.Process(target=_opener, args=(tmp_path / str(number), go, ends)) for _ in range(8)]
+        for opener in openers:
+            opener.start()
+        go.set()
+        assert [ends.get(timeout=120) for _ in openers] == [0] * 8
+        for opener in openers:
+            opener.join(120)
+
+
 def test_a_forked_child_opens_its_own_connection(store, run):
     store.runs()
     read, write = os.pipe()
