@@ -28,6 +28,7 @@ def main() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # a daemon's closed ones would be given to pipes
     processes.seal_descriptors()
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     processes.restore_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     processes.adopt_orphans()
@@ -43,6 +44,8 @@ def main() -> None:
     os.dup2(null, 0)  # what comes there is the supervisor's alone
     for number in FORWARDED:
         signal.signal(number, lambda *_: processes.kill(supervisor, signal.SIGTERM))
+    if nohup:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     while True:
         pid, status = os.waitpid(-1, 0)

@@ -35,7 +35,11 @@ class Channel:
     """One connection, as messages. `closed(why)` is called once, unless this side closes it."""
 
     def __init__(
-        self, loop: Loop, connection: socket.socket, message: Callable[[dict[str, Any]], None], closed: Callable[[str], None]
+        self,
+        loop: Loop,
+        connection: socket.socket,
+        message: Callable[[dict[str, Any]], None],
+        closed: Callable[[str], None],
     ) -> None:
         self._loop, self._socket = loop, connection
         self.message, self.closed = message, closed

@@ -14,6 +14,8 @@ EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
 EXIT_LOST = 69  # a node is gone; nobody knows a code
 SETTLE_S = 0.25  # how long an earlier failure of another node may take to be heard of
+SIGNAL_S = 0.5  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
+TERMINATED = (128 + 15, 128 + 2)
 CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
 
 Verdict = namedtuple("Verdict", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
@@ -107,6 +109,10 @@ class Gang:
         """Somebody asks all ranks to leave: PREEMPTED, TIMED_OUT or CANCELLED, which outweighs PREEMPTED."""
         if self.stopping is None:
             self.stopping, self._stopped_at = state, at
+            # A scheduler may signal ranks and supervisors at once: who died of that has left on request.
+            self._failures = [failure for failure in self._failures if failure[1].exit_code not in TERMINATED]
+            if not self._failures:
+                self._settle_by = None
         elif state == "CANCELLED" and self.stopping == "PREEMPTED":
             self.stopping = state
 
@@ -148,15 +154,22 @@ class Gang:
         return None
 
     def _running(self, now: float) -> Verdict | None:
+        if self._refused is not None:
+            return refusal(self._refused)
         if self._failures or self._lost is not None:
             if self._settle_by is None:
-                self._settle_by = now + (SETTLE_S if len(self._nodes) > 1 else 0.0)
+                self._settle_by = now + self._patience()
             if now >= self._settle_by:
                 return min(self._failures)[1] if self._failures else self._lost
             return None
         if all(node.ended for node in self._nodes.values()):
             return self._left() if self.stopping else Verdict("SUCCEEDED", 0, "script")
         return None
+
+    def _patience(self) -> float:
+        if any(verdict.exit_code in TERMINATED for _, verdict in self._failures):
+            return SIGNAL_S
+        return SETTLE_S if len(self._nodes) > 1 else 0.0
 
     def _left(self) -> Verdict:
         said = {

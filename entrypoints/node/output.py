@@ -27,7 +27,7 @@ class Log:
         self._descriptor = descriptor
         self._seq = seq
         self._backlog = b""
-        self._lost = 0
+        self._closed = False
         self._lock = threading.Lock()
         self.masks: list[tuple[bytes, bytes]] = []
 
@@ -70,7 +70,7 @@ class Log:
 
     def lines(self, rank: int, lines: list[bytes]) -> None:
         """Append lines (without their ends) of one rank; they share one time."""
-        if not lines:
+        if not lines or self._closed:
             return
         with self._lock:
             head = f" {rank} {now()} ".encode()
@@ -86,6 +86,11 @@ class Log:
     def event(self, kind: str, **data: object) -> None:
         """Append an event of the launcher's own."""
         self.say(MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False))
+
+    def close(self) -> None:
+        """Accept nothing more: what was said last stays the last."""
+        self.flush()
+        self._closed = True
 
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""

@@ -6,6 +6,7 @@ started are ended there.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -59,8 +60,8 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, out: int) -> int:
             restore_signals()
             os.chdir(cwd)
             os.execvpe(argv[0], argv, env)
-        except OSError as error:
-            os.write(write, str(error.errno or 1).encode())
+        except Exception as error:  # a ValueError where an argument holds a NUL
+            os.write(write, str(getattr(error, "errno", None) or errno.EINVAL).encode())
         finally:
             os._exit(127)
     os.close(write)

@@ -54,9 +54,10 @@ def environment(
     """Return the environment of one rank. Weakest first: the node's, defaults, the job's, secrets, the world's."""
     count = orders.processes_per_node
     rank = world.node_rank * count + local_rank
+    sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
     env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
     env["PYTHONUNBUFFERED"] = "1"
-    env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS") or str(max(1, _processors() // count))
+    env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))
     if cluster.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
     if not orders.gpus_per_node:
@@ -89,6 +90,8 @@ def environment(
         CLOUDTRAIN_MODEL_DIR=prepared.folders["model"],
         CLOUDTRAIN_PARALLELISM=json.dumps(orders.parallelism),
     )
+    if "CLOUDTRAIN_NODE_DIR" in base:
+        env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
     if cluster.launched:
         # Another launcher made the world; only it knows the names in it.
         env.update(

@@ -7,6 +7,7 @@ signals and the guard's death are noticed meanwhile.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from .output import Log
 from .prepare import prepare
 from .ranks import Prepared, Ranks, command, environment
 from .status import Status, stamp
+from .usage import EVERY_S, Usage
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
-USAGE_S = 10.0
+STDIN_S = 60
 EXIT_BROKEN = 70  # an error of the launcher itself
 SAGEMAKER_CONFIG = "/opt/ml/input/config"
 
@@ -47,6 +49,8 @@ class Supervisor:
         self._environ, self._source, self._lifeline = environ, source, lifeline
         folder = environ.get("CLOUDTRAIN_NODE_DIR") or None
         self.status = Status(folder, guard)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
         self.log = Log.in_folder(folder) if folder else Log(1)
         self._loop = Loop()
         self._ranks = Ranks(self._loop, self.log, self._rank_ended)
@@ -87,6 +91,7 @@ class Supervisor:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._signals = read
         self._loop.watch(read, self._signalled)
@@ -136,6 +141,8 @@ class Supervisor:
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
         beat = time.monotonic()
+        usage = Usage()
+        measure_at: float | None = None
         while not self._guard_died:
             now = time.monotonic()
             if self._verdict is not None and not self._ranks.running and self._gang.settled:
@@ -144,7 +151,6 @@ class Supervisor:
             now = time.monotonic()
             if isinstance(self._word, Refused):
                 reason, self._word = self._word, None
-                self.log.say(str(reason))
                 self._gang.refuse(str(reason))
             elif self._word is not None:
                 self._work.join()
@@ -162,6 +168,13 @@ class Supervisor:
                 self.log.flush()
                 if self.status.cancelled and self._stopping is None:
                     self._request()
+                if self._ranks.running and measure_at is None:
+                    measure_at = now + EVERY_S
+                    if self._orders.gpus_per_node:
+                        usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
+                elif measure_at is not None and now >= measure_at:
+                    measure_at = now + EVERY_S
+                    self.log.event("usage", **usage.sample())
             self._gang.tick(due)
 
     def _pause(self, now: float) -> float:
@@ -179,7 +192,7 @@ class Supervisor:
         assert prepared is not None, "the gang starts when every node has said that it is ready"
         count = orders.processes_per_node
         self._world = world
-        self._end_at = time.monotonic() + orders.max_runtime_s if self._cluster.node_rank == 0 else None
+        self._end_at = time.monotonic() + orders.max_runtime_s if isinstance(self._gang, Hub) else None
         environments = [
             environment(self._environ, orders, self._cluster, world, prepared, local, self._source)
             for local in range(count)
@@ -250,11 +263,11 @@ class Supervisor:
             numbers = os.read(self._signals, 4096)
         except BlockingIOError:
             return
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._request()  # first: ranks that got the same signal may have died of it
         if signal.SIGCHLD in numbers and self._prepared is not None:
             # Not before: until then children belong to the preparing thread, which waits for them itself.
             self._ranks.reap(processes.reap())
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            self._request()
 
     def _guard_gone(self) -> None:
         self._guard_died = True
@@ -272,7 +285,7 @@ class Supervisor:
             "result", code=code, state=verdict.state, by=verdict.by, failed_rank=verdict.failed_rank, reason=reason
         )
         self.log.event("state", state=verdict.state)
-        self.log.flush()
+        self.log.close()
         self.status.set(
             state=verdict.state,
             exit_code=verdict.exit_code,
@@ -296,6 +309,8 @@ def check_world(orders: Orders, cluster: clusters.Cluster, environ: Mapping[str,
         raise Refused(f"{orders.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
     elif not 0 <= cluster.node_rank < orders.nodes:
         raise Refused(f"node rank {cluster.node_rank} is not one of {orders.nodes} nodes")
+    elif cluster.node_rank > 0 and not cluster.control_port:
+        raise Refused("CLOUDTRAIN_CONTROL is not set, so node 0 cannot be found")
     elif cluster.nodes is not None:
         orders.nodes = cluster.nodes  # min_nodes allows it
 
@@ -329,8 +344,16 @@ def _standard_input() -> dict[str, Any]:
     """Return the JSON object on standard input, and leave nothing there; raises Refused."""
     import json
 
-    with os.fdopen(os.dup(0), "rb") as file:
-        text = file.read()
+    text = b""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    while poll.poll(STDIN_S * 1000):
+        data = os.read(0, 65536)
+        if not data:
+            break
+        text += data
+    else:
+        raise Refused(f"standard input did not end within {STDIN_S} s")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

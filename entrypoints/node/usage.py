@@ -1,0 +1,91 @@
+"""What the ranks of this node use: processors and memory from /proc, GPUs from nvidia-smi."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from . import processes
+from .loop import Loop
+
+EVERY_S = 10.0
+# Fields of /proc/PID/stat, counted from the state.
+UTIME, STIME, RSS = 11, 12, 21
+QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+
+
+class Usage:
+    """Samples the descendants of this process. `sample` returns what an event `usage` says."""
+
+    def __init__(self) -> None:
+        self._ticks_s = os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._before: dict[int, int] = {}
+        self._at = time.monotonic()
+        self._gpus: dict[int, dict[str, float]] = {}
+        self._rest = b""
+
+    def sample(self) -> dict[str, object]:
+        """Return percent of one processor, resident bytes, number of processes, and GPUs where there are any."""
+        now = time.monotonic()
+        used: dict[int, int] = {}
+        fresh = rss = 0
+        for pid, stat in processes.descendants(os.getpid()).items():
+            used[pid] = int(stat[UTIME]) + int(stat[STIME])
+            fresh += used[pid] - self._before.get(pid, 0)
+            rss += int(stat[RSS]) * self._page
+        elapsed = max(now - self._at, 1e-3)
+        self._before, self._at = used, now
+        found: dict[str, object] = {
+            "cpu_percent": round(100 * fresh / self._ticks_s / elapsed, 1),
+            "rss_bytes": rss,
+            "processes": len(used),
+        }
+        if self._gpus:
+            found["gpus"] = [{"index": index, **self._gpus[index]} for index in sorted(self._gpus)]
+        return found
+
+    def watch_gpus(self, loop: Loop, chosen: str | None, environ: Mapping[str, str]) -> None:
+        """Let nvidia-smi report the node's GPUs from now on; it is one child that prints every few seconds."""
+        command = ["nvidia-smi", QUERY, "--format=csv,noheader,nounits", "-l", str(int(EVERY_S))]
+        if chosen:
+            command += ["-i", chosen]
+        read, write = os.pipe()
+        try:
+            processes.spawn(command, dict(environ), "/", write)
+        except OSError:
+            os.close(read)
+            return
+        finally:
+            os.close(write)
+        os.set_blocking(read, False)
+        loop.watch(read, self._reader(loop, read))
+
+    def _reader(self, loop: Loop, pipe: int) -> Callable[[], None]:
+        def read() -> None:
+            try:
+                data = os.read(pipe, 65536)
+            except BlockingIOError:
+                return
+            if data:
+                self.hear(data)
+            else:
+                loop.unwatch(pipe)
+                os.close(pipe)
+
+        return read
+
+    def hear(self, data: bytes) -> None:
+        """Take note of what nvidia-smi prints: `0, 87, 40211, 81559`."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                index, busy, used, total = (float(part) for part in line.split(b","))
+            except ValueError:
+                continue  # a warning, or [N/A] on a GPU that does not tell
+            self._gpus[int(index)] = {
+                "percent": busy,
+                "memory_bytes": int(used) << 20,
+                "memory_total_bytes": int(total) << 20,
+            }
