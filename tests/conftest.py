@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,14 @@ def processes_of(folder: Path) -> list[str]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             found.append(f"{entry.name}: {command[:200]}")
     return found
+
+
+def require(program: str) -> None:
+    """Skip the test where a program is missing; fail in CI, which names what it must have in CLOUDTRAIN_REQUIRE."""
+    if shutil.which(program) is None:
+        if program in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
+            pytest.fail(f"{program} is required here and is not installed")
+        pytest.skip(f"{program} is not installed")
 
 
 def wait_for(condition, what: str = "it", bound_s: float = WAIT_S):

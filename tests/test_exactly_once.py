@@ -1,0 +1,97 @@
+"""Law 3: the real command line is killed at every step of a submit, and run again: one attempt exists, and it succeeds.
+
+The steps are the calls by which it changes anything outside itself, found by tracing (strace), not listed by hand: files
+written, renamed and synced, processes started, lines printed. SIGKILL is sent on entry, so that step N is not done and all
+before it are: before N and after N-1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.run import Run
+from cloudtrain.state import State
+from cloudtrain.store import Store
+from tests.conftest import WAIT_S, require
+
+pytestmark = pytest.mark.usefixtures("census")
+CALLS = (
+    "write,pwrite64,pwritev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,link,linkat,fsync,fdatasync,ftruncate,"
+    "clone,clone3,vfork,fork,sendto,connect"
+)
+SUBMIT = [sys.executable, "-B", "-m", "cloudtrain.cli", "submit", "once.py"]
+SCRIPT = "import os\nprint('ran in', os.environ['CLOUDTRAIN_ATTEMPT_ID'], flush=True)\n"
+SHARDS = 4
+STRIDE = 5  # in CI every fifth step; all of them in make test-long
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    require("strace")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "once.py").write_text(SCRIPT)
+    return folder
+
+
+def traced(project: Path, home: Path, *inject: str) -> subprocess.CompletedProcess[str]:
+    trace = ["strace", "-qq", "-e", f"trace={CALLS}", *inject, *SUBMIT]
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
+    return subprocess.run(trace, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def steps(project: Path, tmp_path: Path) -> int:
+    """Return how many calls a whole submit makes."""
+    log = tmp_path / "trace"
+    ended = traced(project, tmp_path / "counted", "-o", str(log))
+    assert ended.returncode == 0, ended.stderr
+    Run.find(home=tmp_path / "counted").wait(WAIT_S)
+    return sum(bool(re.match(r"\w+\(", line)) for line in log.read_text().splitlines())
+
+
+def kill_and_run_again(project: Path, home: Path, step: int) -> None:
+    """Kill a submit at one step, submit again, and look at what there is."""
+    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject={CALLS}:signal=SIGKILL:when={step}")
+    told = re.search(r"^once-\S+", killed.stdout, re.MULTILINE)
+    if killed.returncode == 0:
+        return  # it made fewer calls this time
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
+    again = subprocess.run(SUBMIT, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, f"step {step}: {again.stdout}{again.stderr}"
+    store = Store(home)
+    runs = [Run(record.run_id, store) for record in store.runs()]
+    for run in runs:
+        status = run.wait(WAIT_S)
+        lines = [line.text for line in run.logs() if line.rank == 0]
+        assert status.state is State.SUCCEEDED, f"step {step}: {status} {lines}"
+        assert lines == [f"ran in {run.run_id}-a1"], f"step {step}"
+        assert len(run.attempts) == 1
+    if len(runs) > 1:  # only one that was told to the person whole, and written down as told, is followed by a new one
+        assert len(runs) == 2 and told and store.find(told[0]).acknowledged, (
+            f"step {step}: {[run.run_id for run in runs]}"
+        )
+
+
+def shard(project: Path, tmp_path: Path, number: int, stride: int) -> None:
+    chosen = range(1 + number * stride, steps(project, tmp_path) + 1, stride * SHARDS)
+    assert len(chosen) > 5
+    for step in chosen:
+        kill_and_run_again(project, tmp_path / "home" / f"step-{step}", step)
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_killed_at_some_steps(project, tmp_path, number):
+    shard(project, tmp_path, number, STRIDE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_killed_at_every_step(project, tmp_path, number):
+    shard(project, tmp_path, number, 1)
