@@ -60,11 +60,14 @@ def normalised(value: Any, style: str) -> Any:
         if style == "hf":
             return _json(value)
         for name in value:
-            check_key(f"x.{name}", style)
+            check_key(str(name), style)
         return {str(name): normalised(item, style) for name, item in value.items()}
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return text_of(value)
     if style == "hydra":
+        for item in value:
+            if isinstance(item, Mapping) and not all(re.fullmatch(_HYDRA_WORD, str(name)) for name in item):
+                raise ValueError("inside a list, hydra's mappings have keys of letters, digits, _ and - only")
         return [normalised(item, style) for item in value]
     items = [
         text_of(item) if not isinstance(item, Sequence | Mapping) or isinstance(item, str) else item for item in value

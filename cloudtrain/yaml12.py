@@ -25,6 +25,7 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
 _TAG = "tag:yaml.org,2002:"
 # Ordinary characters in YAML 1.2 that libyaml takes for line breaks or refuses; hidden from it, then put back.
 _ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_HALF = re.compile("[\ud800-\udfff]")
 _PAIR = r"(?<!\\)((?:\\\\)*)\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
 _HINTS = {
     "mapping values are not allowed": "quote a value that holds ': '",
@@ -114,7 +115,8 @@ class _Reader:
         except UnicodeEncodeError as error:
             raise _Stop("half of a surrogate pair is no character", text.count("\n", 0, error.start) + 1) from None
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
+            opened = error.context_mark if re.search("flow|quoted", error.context or "") else None
+            mark = opened or error.problem_mark or error.context_mark  # what is never closed is found at its beginning
             said = f"{error.context or ''} {error.problem or ''}".strip()
             hint = next((hint for key, hint in _HINTS.items() if key in said), "")
             line = mark.line + 1 if mark else None
@@ -149,6 +151,8 @@ class _Reader:
             if isinstance(event, yaml.ScalarEvent):
                 tag = None if event.tag == "!" else event.tag
                 made = _Node(line, tag, event.implicit[0] and event.tag is None, event.value.translate(self.uncover))
+                if _HALF.search(made.value):
+                    self.problem("half of a surrogate pair is no character", line)
             else:
                 items = []
                 while not isinstance(inner := next(events), yaml.CollectionEndEvent):
