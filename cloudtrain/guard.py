@@ -108,10 +108,10 @@ def suspicious_name(path: str) -> str:
 def search(data: bytes) -> list[tuple[int, str]]:
     """Return line and kind of whatever looks like a credential in a whole file."""
     found: dict[int, str] = {}
+    if b"\0" in data[:_BINARY]:
+        return []
     for kind, needles, form, _ in PATTERNS:
         if any(needle in data for needle in needles):
-            if b"\0" in data[:_BINARY]:
-                return []
             for match in re.finditer(form, data):
                 if not re.search(_PLACEHOLDER, match[0]):
                     found.setdefault(data.count(b"\n", 0, match.start()) + 1, kind)
