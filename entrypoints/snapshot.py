@@ -1,0 +1,184 @@
+"""The whole state of a training, into a checkpoint and back: exact to the bit on the same layout.
+
+    model, optimizer     torch.distributed.checkpoint's format, named by parameter, so that other layouts can read it
+    loop.pt              schedule, gradient scaler, place in the data, what the loop counts
+    rank-00000.pt ...    random numbers of each rank (python, numpy, torch, cuda) and what it counts alone
+
+The model is the same on all ranks here. Rank 0 writes and reads alone and hands on what it read, so that nodes need no
+common disk.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import numpy as np
+import parallel
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Training:
+    """What has state: the prepared model, the bare optimizer and schedule, the gradient scaler of fp16."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    scaler: Any = None
+
+
+@dataclass
+class Keeper:
+    """Writes the checkpoints of one attempt into the run's folder and finds the one to go on from."""
+
+    folder: Path
+    attempt: int
+    keep: int
+    report: Callable[..., None]  # kind, data: an event
+    say: Callable[[str], None]
+    saved_step: int = -1
+    saved_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.saved_at = time.monotonic()
+
+    def save(self, step: int, training: Training, loop: dict[str, Any], mine: dict[str, Any]) -> None:
+        """Write a checkpoint; collective, returns when it is complete. A disk that is full costs the checkpoint, not
+        the training."""
+        self.saved_at = time.monotonic()
+        if step == self.saved_step:
+            return
+        ranks = parallel.every_rank({"random": random_state(), **mine})
+        failed = parallel.from_rank_0(lambda: self._write(step, training, loop, ranks))
+        if failed is None:
+            self.saved_step = step
+        self.saved_at = time.monotonic()
+
+    def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
+        path = checkpoint.folder_of(self.folder, step, self.attempt)
+        try:
+            checkpoint.begin(path)
+            write(path, training, loop, ranks)
+            size = checkpoint.commit(path, step=step, attempt=self.attempt, world_size=len(ranks))
+            checkpoint.prune(self.folder, self.keep)
+        except OSError as error:
+            problem = f"the checkpoint of step {step} could not be written: {error}"
+            self.report("alarm", step=step, reason=problem)
+            self.say(problem)
+            return problem
+        seconds = round(time.monotonic() - self.saved_at, 3)
+        self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
+        return None
+
+    def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Put the newest complete checkpoint back and return (loop, this rank's own), or None when there is none.
+
+        Collective. Random numbers are left to the caller: they come last, when all else is ready.
+        """
+        found = parallel.from_rank_0(lambda: checkpoint.newest(self.folder, self.say))
+        if found is None:
+            return None
+        loop, ranks = read(found.path, training)
+        self.saved_step = found.step
+        self.say(f"resumed from {found.path}")
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return loop, ranks[rank] if len(ranks) == parallel.world_size() else {}
+
+
+def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    """Write the state below a folder; on one rank alone."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
+        dcp.save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
+    scaler = training.scaler.state_dict() if training.scaler is not None else {}
+    torch.save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
+    for rank, mine in enumerate(ranks):
+        torch.save(mine, path / f"rank-{rank:05d}.pt")
+
+
+def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Put model, optimizer, schedule and scaler back and return (loop, each rank's own); collective."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    state = _tensors(training)
+
+    def on_rank_0() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(state, checkpoint_id=path / "state", no_dist=True)
+        loop = torch.load(path / "loop.pt", weights_only=True)
+        return loop, [torch.load(file, weights_only=True) for file in sorted(path.glob("rank-*.pt"))]
+
+    loop, ranks = parallel.from_rank_0(on_rank_0)
+    state = _handed_on(state)
+    set_state_dict(
+        training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    training.schedule.load_state_dict(loop.pop("schedule"))
+    if (scaler := loop.pop("scaler")) and training.scaler is not None:
+        training.scaler.load_state_dict(scaler)
+    return loop, ranks
+
+
+def _tensors(training: Training) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _handed_on(state: Any) -> Any:
+    """Return rank 0's nested state: its tensors filled in place, all else sent at once; collective."""
+
+    def walk(value: Any, leaf: Callable[[Any], Any]) -> Any:
+        if isinstance(value, dict):
+            return {name: walk(item, leaf) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(walk(item, leaf) for item in value)
+        return leaf(value)
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return next(others)
+        dist.broadcast(value, src=0)
+        return value
+
+    if not dist.is_initialized():
+        return state
+    plain: list[Any] = []
+    walk(state, lambda value: None if isinstance(value, torch.Tensor) else plain.append(value))
+    others = iter(parallel.from_rank_0(lambda: plain))
+    return walk(state, filled)
+
+
+def random_state() -> dict[str, Any]:
+    """Return this process's random numbers, as plain data and tensors."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Go on with random numbers where `random_state` stood."""
+    version, words, gauss_next = state["python"]
+    random.setstate((version, tuple(words), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,323 @@
+"""The shared trainer: one page, for one process on a laptop as for many on many nodes.
+
+A small language model from scratch, on the standard library's own source, in a minute on one core:
+
+    python train.py --dataset python-stdlib --max_train_bytes 400000 --tokenizer bpe:1024 --hidden_size 128 \
+        --block_size 128 --max_steps 100 --learning_rate 3e-3
+
+A pretrained one on one's own texts (`cloudtrain submit` starts the ranks; by hand, each needs RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT):
+
+    python train.py --model gpt2 --dataset "texts/*.txt" --bf16 --num_train_epochs 1
+
+Classes of texts:
+
+    python train.py --task sequence-classification --model distilbert-base-uncased --dataset reviews.csv
+
+`python train.py --help` lists all arguments. Ends with 0 when trained, 75 when asked to leave (it may be resumed), 78
+when it refuses to begin, 2 for flags that cannot be meant.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import parallel
+import runtime
+from arguments import Arguments, parse_or_exit
+from refused import Refused, check_versions, refusals
+
+
+def main() -> int:
+    arguments = parse_or_exit(sys.argv[1:])  # before torch is imported, which takes seconds
+    context = runtime.context()
+    runtime.install()
+    with refusals():
+        check_versions()
+        strategy = parallel.chosen(context.parallelism, context.world_size)
+        return train(arguments, context, strategy)
+
+
+def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> int:
+    """Train as told and return the exit code."""
+    import model as models
+    import publish
+    import tasks
+    import torch
+    from accelerate.utils import set_seed
+    from generate import sample
+    from progress import Meter, Teller
+    from samples import GlobalBatches, loader
+    from snapshot import Keeper, Training, set_random_state
+    from transformers.utils.logging import disable_progress_bar
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Setup
+    if arguments.push_to_hub:
+        publish.check_token()
+    disable_progress_bar()  # a log has no use for one
+    teller = Teller(main=context.rank == 0)
+    accelerator = parallel.accelerator(
+        arguments.mixed_precision,
+        context.world_size,
+        log_with=trackers(arguments) or None,
+        project_dir=context.output_dir,
+    )
+    world = accelerator.num_processes
+    set_seed(arguments.seed)  # alike on all ranks: they build the same model
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Data
+    task = tasks.prepare(arguments, context.inputs)
+    batches = GlobalBatches(
+        len(task.train),
+        per_device=arguments.per_device_train_batch_size,
+        accumulation=arguments.gradient_accumulation_steps,
+        world=world,
+        rank=context.rank,
+        seed=arguments.seed,
+        drop_last=arguments.dataloader_drop_last,
+    )
+    if batches.steps_per_epoch == 0:
+        raise Refused(
+            f"{len(task.train)} samples are fewer than one batch of {batches.global_batch}, and the last is dropped"
+        )
+    pinned = accelerator.device.type == "cuda"
+    feed = loader(task.train, arguments.dataloader_num_workers, pinned, batch_sampler=batches, collate_fn=task.collate)
+    held_out = None
+    if task.held_out is not None:
+        size = arguments.per_device_eval_batch_size
+        held_out = accelerator.prepare(loader(task.held_out, 0, pinned, batch_size=size, collate_fn=task.collate))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Model
+    total_steps = arguments.max_steps
+    if total_steps < 0:
+        total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
+    teller.total_steps = total_steps
+    bare = models.build(arguments, task.tokenizer, task.labels)
+    optimizer = models.optimizer(bare, arguments)
+    schedule = models.schedule(optimizer, arguments, total_steps)
+    model, stepper = accelerator.prepare(bare, optimizer)
+    training = Training(model, stepper.optimizer, schedule, accelerator.scaler)
+
+    facts = parallel.describe(model, strategy, accelerator)
+    teller.event("world", **facts)
+    teller.say(f"data: {task.described}")
+    teller.say(
+        f"model: {bare.config.model_type}, {facts['parameters_per_rank'][0]:,} parameters; "
+        f"{world} x {facts['device']}, strategy {strategy} (wrapper {facts['wrapper']})"
+    )
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Where an earlier attempt left off, or the beginning
+    every_steps, every_s = intervals(arguments, context)
+    keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
+    keeper = Keeper(Path(context.checkpoint_dir), context.attempt, keep, teller.event, teller.say)
+    meter = Meter(accelerator.device)
+    step, first_loss = 0, None
+    resumed = keeper.resume(training)
+    if resumed is not None:
+        loop, mine = resumed
+        step, first_loss = loop["step"], loop["first_loss"]
+        batches.epoch, batches.samples = loop["epoch"], loop["samples"]
+        if mine:
+            meter.set_state(mine["meter"])
+    elif held_out is not None and arguments.eval_on_start:
+        first_loss = evaluate(accelerator, model, held_out)["eval_loss"]
+        teller.say(f"held-out loss {first_loss:.3f} before training")
+        teller.metrics(0, eval_loss=first_loss)
+    set_up_trackers(accelerator, teller, arguments, context)
+    if resumed is not None:
+        parallel.settle_buckets(model, lambda: one_loss(accelerator, model, task))
+        stepper.zero_grad()
+    set_seed(arguments.seed + context.rank)  # each rank drops out its own
+    if resumed is not None and mine:
+        set_random_state(mine["random"])  # the last thing before the first step: nothing may draw in between
+
+    def save() -> None:
+        place = {"epoch": batches.epoch, "samples": batches.samples}
+        keeper.save(step, training, {"step": step, "first_loss": first_loss, **place}, {"meter": meter.state()})
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The loop: one turn of the inner one is one optimiser step
+    agreement = parallel.Agreement()
+    stop = False
+    model.train()
+    teller.begin(step)
+    meter.since = time.monotonic()
+    while step < total_steps and not stop:
+        source = iter(feed)
+        for count in batches.windows():
+            window = [to_device(next(source), accelerator.device) for _ in range(count)]
+            # The loss is the mean over all labels of the global batch: unequal lengths weigh as they should.
+            labels = torch.stack([models.counted(batch["labels"]).sum() for batch in window]).sum()
+            labels = accelerator.reduce(labels, reduction="sum").clamp(min=1)
+            for number, batch in enumerate(window, 1):
+                with nullcontext() if number == count else accelerator.no_sync(model):
+                    logits = model(**models.inputs(batch)).logits
+                    share = models.losses(logits, batch["labels"]).sum() / labels
+                    accelerator.backward(share * world)  # the wrapper takes the mean over ranks, we want the sum
+                meter.add(share, models.length(batch))
+            norm = None
+            if arguments.max_grad_norm > 0:
+                norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+            rate = schedule.get_last_lr()[0]
+            stepper.step()
+            stepper.zero_grad()
+            if not stepper.step_was_skipped:  # fp16 may find its scale too high
+                schedule.step()
+            step += 1
+            meter.steps += 1
+            batches.advance()
+
+            last = step == total_steps
+            due = every_s is not None and context.rank == 0 and time.monotonic() - keeper.saved_at >= every_s
+            stop, due = agreement.settle(runtime.stop_requested(), due)
+            if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
+                values = {**meter.read(accelerator), "learning_rate": rate}
+                if norm is not None:
+                    values["grad_norm"] = float(norm)
+                values["epoch"] = round(batches.epoch + batches.samples / batches.size, 4)
+                teller.metrics(step, **values)
+                teller.line(step, values)
+                if not math.isfinite(values["loss"]):
+                    teller.event("alarm", step=step, reason=f"the loss is {values['loss']}")
+            if (
+                held_out is not None
+                and not last
+                and evaluation_is_due(arguments, step, batches.samples >= batches.size)
+            ):
+                found = evaluate(accelerator, model, held_out)
+                teller.metrics(step, **found)
+                teller.say(f"step {step}/{total_steps}  held-out {said(found)}")
+            if due or last or (every_steps is not None and step % every_steps == 0) or stop:
+                save()
+            if last or stop:
+                break
+        if batches.exhausted:
+            batches.next_epoch()
+    agreement.close()
+
+    if stop and step < total_steps:
+        teller.say(f"asked to leave: saved at step {step}/{total_steps}")
+        accelerator.end_training()
+        return runtime.EXIT_RESUMABLE
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # What came of it
+    save()  # for a run whose steps were all done before
+    found = evaluate(accelerator, model, held_out) if held_out is not None else {}
+    if found:
+        teller.metrics(total_steps, **found)
+    if accelerator.is_main_process:
+        folder = Path(context.model_dir)
+        trained: Any = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        publish.save(trained, task.tokenizer, folder)
+        if arguments.task == "causal-lm" and arguments.sample_tokens > 0:
+            written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
+            teller.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
+        if found:
+            before = "" if first_loss is None else f"{first_loss:.3f} -> "
+            teller.say(f"held-out loss {before}{said(found).removeprefix('loss ')}")
+        teller.say(f"model saved in {folder}")
+        if arguments.push_to_hub:
+            teller.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return 0
+
+
+def evaluate(accelerator: Any, model: Any, batches: Any) -> dict[str, float]:
+    """Return the mean loss over held-out samples, each counted once whatever the world is; collective."""
+    import model as models
+    import torch
+
+    model.eval()
+    rows = []
+    with torch.no_grad():
+        for batch in batches:
+            logits, labels = model(**models.inputs(batch)).logits, batch["labels"]
+            right = models.hits(logits, labels)
+            each = torch.stack([models.losses(logits, labels), models.counted(labels), right], dim=1)  # (B, 3)
+            rows.append(accelerator.gather_for_metrics(each.double()))
+    model.train()
+    loss, count, right = torch.cat(rows).sum(0).tolist()
+    found = {"eval_loss": loss / max(count, 1)}
+    if labels.dim() == 1:
+        found["eval_accuracy"] = right / max(count, 1)
+    return found
+
+
+def said(found: dict[str, float]) -> str:
+    """Return an evaluation for people."""
+    accuracy = f"  accuracy {found['eval_accuracy']:.3f}" if "eval_accuracy" in found else ""
+    return f"loss {found['eval_loss']:.3f}{accuracy}"
+
+
+def one_loss(accelerator: Any, model: Any, task: Any) -> Any:
+    """Return the loss of one sample, of no meaning but its graph."""
+    import model as models
+
+    batch = to_device(task.collate([task.train[0]]), accelerator.device)
+    return models.losses(model(**models.inputs(batch)).logits, batch["labels"]).sum()
+
+
+def to_device(batch: dict[str, Any], device: Any) -> dict[str, Any]:
+    """Return the batch where the model is; the host does not wait for the copy."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def evaluation_is_due(arguments: Arguments, step: int, epoch_ends: bool) -> bool:
+    """Return whether an evaluation follows this step."""
+    if arguments.eval_strategy == "epoch":
+        return epoch_ends
+    every = arguments.eval_steps if arguments.eval_steps > 0 else arguments.logging_steps
+    return arguments.eval_strategy == "steps" and step % every == 0
+
+
+def intervals(arguments: Arguments, context: runtime.RunContext) -> tuple[int | None, float | None]:
+    """Return (steps, seconds) between checkpoints; the arguments are stronger than the job, neither means 15 minutes."""
+    if arguments.save_steps > 0:
+        return arguments.save_steps, None
+    if context.checkpoint_every_steps is None and context.checkpoint_every_s is None:
+        return None, 900.0
+    return context.checkpoint_every_steps, context.checkpoint_every_s
+
+
+def trackers(arguments: Arguments) -> list[str]:
+    """Return the trackers to report to; raises Refused for one that is not installed."""
+    from importlib.util import find_spec
+
+    names = [name for name in arguments.report_to if name != "none"]
+    for name in names:
+        if name != "all" and find_spec(name) is None:
+            raise Refused(f"--report_to {name}: the package {name} is not installed (pip install {name})")
+    return names
+
+
+def set_up_trackers(accelerator: Any, teller: Any, arguments: Arguments, context: runtime.RunContext) -> None:
+    """Begin reporting to the trackers, under the run's name; a resumed attempt goes on in the same place."""
+    if not accelerator.log_with:
+        return
+    config = {
+        name: value if isinstance(value, int | float | str) else " ".join(value)
+        for name, value in vars(arguments).items()
+    }
+    wandb = {
+        "name": arguments.run_name or context.run_id,
+        "id": context.run_id,
+        "resume": "allow",
+        "dir": context.output_dir,
+    }
+    accelerator.init_trackers("cloudtrain", config=config, init_kwargs={"wandb": wandb})
+    teller.accelerator = accelerator
+
+
+if __name__ == "__main__":
+    sys.exit(main())
