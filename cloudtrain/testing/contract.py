@@ -13,8 +13,10 @@ The scripts that the suite runs need Python only; `test_a_collective_over_two_no
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -23,14 +25,15 @@ from typing import Any
 
 import pytest
 
-from cloudtrain import registry
+from cloudtrain import events, registry
 from cloudtrain.backend import Backend, Feature, LogLine, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.events import MARK
 from cloudtrain.job import Job
 from cloudtrain.state import State, Status
 
-WAIT_S = 180.0  # how long any single thing may take; generous, machines are slow and busy
+# How long any single thing may take, in seconds; generous, machines are slow and busy.
+WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
 
 HOSTILE = [
     "",
@@ -270,7 +273,10 @@ class BackendContract:
         assert [line.text for line in self.said(backend, handle)] == [f"line {n}" for n in range(5000)] + [
             "the last one"
         ]
-        assert [line.seq for line in backend.logs(handle)] == list(range(len(list(backend.logs(handle)))))
+        lines = list(backend.logs(handle))
+        assert [line.seq for line in lines] == list(range(len(lines)))
+        last = events.parse([line.text for line in lines if line.rank == -1][-1])
+        assert last is not None and last[0] == "state" and last[1]["state"] == "SUCCEEDED", "the launcher's last word"
 
     def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
         handle = start("for n in range(200): print('line', n)")
@@ -281,11 +287,19 @@ class BackendContract:
 
     def test_following_sees_lines_as_they_come_and_ends(self, backend: Backend, start: Any) -> None:
         handle = start("import time\nprint('early', flush=True)\ntime.sleep(1)\nprint('late', flush=True)\n")
-        seen = []
-        for line in backend.logs(handle, follow=True):
-            if line.text == "early":
-                assert not backend.status(handle).state.final
-            seen.append(line)
+        seen, running = [], []
+
+        def follow() -> None:
+            for line in backend.logs(handle, follow=True):
+                if line.text == "early":
+                    running.append(not backend.status(handle).state.final)
+                seen.append(line)
+
+        reader = threading.Thread(target=follow, daemon=True)
+        reader.start()
+        reader.join(WAIT_S)
+        assert not reader.is_alive(), f"following did not end within {WAIT_S} s"
+        assert running == [True]
         assert [line.text for line in seen if line.rank == 0 and not line.text.startswith(MARK)] == ["early", "late"]
         assert seen == list(backend.logs(handle))
         assert list(islice(backend.logs(handle, follow=True, after=seen[-1].cursor), 1)) == []
