@@ -316,6 +316,9 @@ def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of the job file, with the descriptions that editors show."""
     made = Job.model_json_schema(mode="validation")
     made["properties"]["name"] |= {"pattern": f"^{NAME.pattern}$"}
+    for entry in made["properties"].values():
+        if "$ref" in entry:
+            entry.pop("default", None)  # the section's own keys say it
     del made["properties"]["name"]["default"]  # what follows from other values has no default of its own
     del made["$defs"]["Parallelism"]["properties"]["strategy"]["default"]
     del made["$defs"]["Retry"]["properties"]["max_attempts"]["default"]
