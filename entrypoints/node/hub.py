@@ -8,7 +8,7 @@ import time
 
 from .channel import SILENCE_S, TELL_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
-from .gang import Gang, Start, Verdict, refusal
+from .gang import EXIT_REFUSED, Gang, Start, Verdict, refusal
 from .loop import Loop
 from .orders import Orders, Refused
 
@@ -24,13 +24,16 @@ class Hub:
         self, loop: Loop, orders: Orders, cluster: Cluster, token: str, listener: Listener, join_s: float
     ) -> None:
         self._loop, self._orders, self._cluster, self._token, self._listener = loop, orders, cluster, token, listener
-        self._gang = Gang(orders, time.monotonic() + join_s, join_s)
+        self._join_by = time.monotonic() + join_s
+        self._gang = Gang(orders, self._join_by, join_s)
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._members: dict[int, Channel] = {}
         self._told: set[int] = set()
         self._server: socket.socket | None = None
         self._verdict: Verdict | None = None
         self._told_by = 0.0
+        self._awaited = 0  # how many nodes have to have heard the verdict
+        self._started = False
         self._port: socket.socket | None = None  # held until the end
         self._gang.join(0, socket.gethostname(), orders.processes_per_node)
 
@@ -104,8 +107,7 @@ class Hub:
             return False
         if time.monotonic() > self._told_by:
             return True
-        waiting = set(self._members) - self._told
-        return not waiting and (self._server is None or len(self._told) >= self._orders.nodes - 1)
+        return not set(self._members) - self._told and len(self._told) >= self._awaited
 
     def close(self) -> None:
         for channel in [*self._guests, *self._members.values()]:
@@ -189,13 +191,16 @@ class Hub:
             self._start(found)
         elif isinstance(found, Verdict):
             self._verdict = found
-            # Nodes that have not come yet should hear why they are too late, but nobody waits long for them.
             self._told_by = time.monotonic() + TELL_S
+            # Nodes that are still on their way should hear why there is nothing to join, or they would wait for long.
+            early = found.exit_code == EXIT_REFUSED and not self._started and time.monotonic() < self._join_by
+            self._awaited = self._orders.nodes - 1 if early else 0
             for channel in list(self._members.values()):
                 channel.send(kind="verdict", **found._asdict())
             self._listener.verdict(found)
 
     def _start(self, start: Start) -> None:
+        self._started = True
         host, port = self._cluster.master_host, self._cluster.master_port
         if len(start.node_ranks) == 1:
             host, port = LOOPBACK, 0
