@@ -90,7 +90,7 @@ def said(value: Any) -> str:
         return f'the text "{value if len(value) <= 40 else value[:37] + "..."}"'
     if isinstance(value, list | tuple):
         return "a list"
-    return "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"
+    return "a mapping" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
 
 
 def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()) -> Iterator[Problem]:
@@ -117,6 +117,8 @@ def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: boo
         return _unknown(model, loc)
     if kind == "missing":
         return "is missing", ""
+    if kind in ("too_short", "string_too_short") and context.get("min_length") == 1:
+        return "must not be empty", ""
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         return f"must be {words} {context[name]}, not {got}", ""

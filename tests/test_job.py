@@ -100,10 +100,12 @@ def test_null_means_left_out():
 
 
 def test_numbers_reach_the_script_as_they_were_written():
-    text = "hyperparameters: {a: 3.0e-4, b: 1.10, c: 0x1F, d: no, e: '1', f: 0123, g: 1:30, h: 2026-11-20, i: 'true', j: 1e-4, k: [0.10, on]}"
-    assert job(text).argv()[1:] == (
-        ["--a", "3.0e-4", "--b", "1.10", "--c", "0x1F", "--d", "no", "--e", "1", "--f", "0123", "--g", "1:30", "--h", "2026-11-20", "--i", "true", "--j", "1e-4", "--k", "0.10", "on"]
-    )
+    texts = ["3.0e-4", "1.10", "0x1F", "no", "0123", "1:30", "2026-11-20", "1e-4", "on", "1_000", "1."]
+    lines = "".join(f"  k{number}: {text}\n" for number, text in enumerate(texts))
+    flags = [word for number, text in enumerate(texts) for word in (f"--k{number}", text)]
+    assert job(f"hyperparameters:\n{lines}").argv()[1:] == flags
+    quoted = job("hyperparameters: {a: '1', b: 'true', c: [0.10, on]}")
+    assert quoted.argv()[1:] == ["--a", "1", "--b", "true", "--c", "0.10", "on"]
     made = job(
         "env: {A: 0123, B: 1.10, C: yes, D: True, E: '', F: 1:30, G: ' x '}\nargs: [1.10, true, no, 0x1F]\nlabels: {v: 1.0}"
     )
@@ -481,7 +483,8 @@ def test_the_schema_describes_every_key():
 
 
 def test_importing_the_job_brings_nothing_heavy():
-    code = "import cloudtrain.job, sys; print([m for m in ('torch', 'rich', 'click', 'yaml', 'tomllib', 'difflib', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "rich", "click", "yaml", "tomllib", "difflib", "numpy")
+    code = f"import cloudtrain.job, sys; print([name for name in {heavy} if name in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
