@@ -62,7 +62,8 @@ def read(path: Path) -> Document:
     except UnicodeDecodeError:
         raise BadRequest(f"{path} is not UTF-8 text", "write it again with a text editor") from None
     except tomllib.TOMLDecodeError as error:
-        said = str(error)
+        last = len(text.splitlines()) or 1
+        said = str(error).replace("at end of document", f"at line {last}, the end of the file")
         hint = 'text stands in quotes: key = "value"' if "Invalid value" in said else "see https://toml.io"
         raise BadRequest(f"{path} is no TOML: {said[:1].lower()}{said[1:]}", hint) from None
     document = Document.of(_texts(data), str(path), _lines(text))

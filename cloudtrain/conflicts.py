@@ -70,7 +70,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
                 "leave it out, or write ddp",
             ),
         )
-    if p.accelerate_config and "strategy" in p.model_fields_set:
+    if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
             ("parallelism",),
             Problem(

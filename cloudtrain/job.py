@@ -128,11 +128,14 @@ class Job(Spec):
         return cls(**data)
 
     def to_dict(self, *, given: bool = False) -> dict[str, Any]:
-        """Return JSON-ready plain data from which `from_dict` makes an equal job; `given`: without what is default."""
+        """Return JSON-ready plain data from which `from_dict` makes an equal job.
+
+        `given`: without what is default, or follows from other values and must follow them when they are changed.
+        """
         data = self.model_dump(mode="json", exclude_unset=given)
         if "requirements" in self.environment.model_fields_set and self.environment.requirements is None:
             data.setdefault("environment", {})["requirements"] = "none"
-        return data
+        return self._unfollowed(data) if given else data
 
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with some fields changed; raises BadJob.
@@ -140,12 +143,17 @@ class Job(Spec):
         What follows from other fields (the strategy from the world, the number of attempts from use_spot) follows the
         changed ones.
         """
-        data = self.to_dict()
+        return type(self)(
+            **{**self._unfollowed(self.to_dict()), **{key: _plain(value) for key, value in changes.items()}}
+        )
+
+    def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Take what follows from other fields out of this job's data."""
         if self.parallelism.strategy == _strategy(self.world_size):
-            del data["parallelism"]["strategy"]
+            data.get("parallelism", {}).pop("strategy", None)
         if self.retry.max_attempts == _max_attempts(self.resources):
-            del data["retry"]["max_attempts"]
-        return type(self)(**{**data, **{key: _plain(value) for key, value in changes.items()}})
+            data.get("retry", {}).pop("max_attempts", None)
+        return data
 
     def bind(self, files: Collection[str]) -> Self:
         """Return the job for a source of these files (paths below it): the default requirements.txt is decided."""

@@ -283,6 +283,14 @@ def test_a_plan_keeps_the_job_exactly(data):
     assert json.dumps(again.to_dict()) == stored
 
 
+@pytest.mark.parametrize(
+    "text", [WHOLE, "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}", "resources: {use_spot: true}", "{}"]
+)
+def test_a_plan_keeps_whole_files_exactly(text):
+    made = Job.load(f"{text}\n")
+    assert Job.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
 def test_the_digest_is_what_the_job_says():
     made = job("hyperparameters: {a: 1, b: 2}\nenv: {A: '1'}")
     assert made.digest() == job("env: {A: 1}\nhyperparameters: {a: 1, b: 2}").digest()
