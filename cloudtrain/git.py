@@ -36,7 +36,7 @@ _GITLINK = b"160000"
 class Listing:
     """What git knows below a directory; paths are relative to it, bytes that are no UTF-8 are escaped surrogates."""
 
-    tracked: tuple[str, ...]
+    tracked: tuple[str, ...]  # a path in conflict up to three times
     untracked: tuple[str, ...]  # not ignored
     submodules: tuple[str, ...]  # checked out, at any depth
     absent_submodules: tuple[str, ...]  # recorded, their folder is there, but nothing is checked out in it
@@ -77,10 +77,11 @@ class HeadQuery:
                 dirty = True
         return Head(commit, dirty)
 
-    def cancel(self) -> None:
-        """End the process without an answer."""
-        self._process.kill()
-        self._process.communicate()
+    def close(self) -> None:
+        """End the process, when nobody waited for its answer."""
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 def is_near(root: Path) -> bool:
@@ -148,8 +149,7 @@ def _collect(root: Path, output: bytes) -> Listing:
                 ours += [f"{path}/{one}" for one in theirs]
         elif (root / path).is_dir():
             absent.append(path)
-    # a path in conflict has up to three entries
-    return Listing(tuple(dict.fromkeys(tracked)), tuple(untracked), tuple(submodules), tuple(absent), tuple(nested))
+    return Listing(tuple(tracked), tuple(untracked), tuple(submodules), tuple(absent), tuple(nested))
 
 
 def run(command: Sequence[str], cwd: Path, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -55,10 +55,9 @@ class Source:
             chosen = _Choice.of(root)
             files, links = chosen.check()
             head = query.answer() if query and chosen.from_git else git.Head(None, False)
-        except BaseException:
+        finally:
             if query:
-                query.cancel()
-            raise
+                query.close()
         dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
         return cls(root, tuple(files), links, head.commit, dirty)
 

@@ -67,6 +67,13 @@ PATH = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]
 PATH = st.lists(PATH.filter(lambda name: name not in (".", "..")), min_size=1, max_size=3).map("/".join)
 
 
+def test_a_record_counts_its_own_digits():
+    for length in (*range(80, 115), *range(985, 1000)):
+        name = "é" + "n" * length
+        with tarfile.open(fileobj=io.BytesIO(packed(link("l", name)))) as tar:
+            assert tar.next().linkname == name
+
+
 @settings(max_examples=100, deadline=None)
 @given(path=PATH, target=PATH, data=st.binary(max_size=1100))
 def test_headers_say_what_they_were_told(path, target, data):
@@ -114,13 +121,14 @@ HOSTILE = {
     "through a link that comes later": packed(plain("l/evil", b"x"), link("l", "/tmp")),
     "name twice": packed(plain("a", b"1"), plain("a", b"2")),
     "file and folder": packed(plain("a", b"1"), plain("a/b", b"2")),
-    "device": forged(type=tarfile.CHRTYPE),
-    "pipe": forged(type=tarfile.FIFOTYPE),
-    "hard link": forged(type=tarfile.LNKTYPE, linkname="/etc/passwd"),
-    "folder": forged(type=tarfile.DIRTYPE, mode=0o755),
-    "setuid": forged(mode=0o4755),
+    **{f"kind {kind}": archive._block(b"x", 0o644, 0, kind.encode(), b"/etc/passwd") + archive.END for kind in "134567gKLSV"},
+    "setuid": archive._block(b"x", 0o4755, 0, b"0", b"") + archive.END,
+    "written by somebody else": forged(),
     "owner's name": forged(uname="root"),
-    "pax record of another kind": forged(pax_headers={"comment": "x"}),
+    "record of another kind": pax(13) + b"13 comment=x\n".ljust(512, b"\0") + packed(plain("a")),
+    "record behind a record": pax(9) + b"9 path=x\n".ljust(512, b"\0") + pax(9) + b"9 path=x\n".ljust(512, b"\0") + archive.END,
+    "size that is no number": pax(9) + b"9 size=x\n".ljust(512, b"\0") + packed(plain("a")),
+    "negative size": pax(11) + b"11 size=-1\n".ljust(512, b"\0") + packed(plain("a")),
     "bad checksum": b"y" + packed(plain("x"))[1:],
     "junk": b"junk" * 400,
     "cut": packed(plain("a", b"x" * 2000))[:1000],

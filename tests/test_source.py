@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -144,6 +145,19 @@ def test_a_name_that_is_no_utf8_is_refused_by_name(tmp_path, repo):
 def test_a_broken_repository_is_not_taken_for_none(tmp_path):
     root = write(tmp_path / "copy", {"a.py": "", ".git": "gitdir: /nowhere/at/all\n"})
     assert "git cannot list" in problem(root)
+
+
+def test_an_empty_git_folder_is_not_taken_for_none(tmp_path):
+    assert "git cannot list" in problem(write(tmp_path / "copy", {"a.py": "", ".git/": ""}))
+
+
+def test_git_decides_whether_a_repository_above_counts_and_no_process_is_left(tmp_path, monkeypatch):
+    root = write(repository(tmp_path / "repo", {".gitignore": "*\n"}, commit=False) / "sub", {"a.py": ""})
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path / "repo"))
+    before = psutil.Process().children()
+    found = Source.of(root)
+    assert ([file.path for file in found.files], found.commit) == (["a.py"], None)
+    assert psutil.Process().children() == before
 
 
 def test_without_git_a_repository_is_refused_and_another_directory_is_not(tmp_path, monkeypatch):
