@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _invoke(words: list[str]) -> int:
     try:
-        with program.make_context("cloudtrain", words) as ctx:
+        with program.make_context("cloudtrain", [*words]) as ctx:
             code: Any = program.invoke(ctx)
     except click.exceptions.Exit as done:  # --help
         return done.exit_code

@@ -30,6 +30,7 @@ PIPE = 141  # 128 + SIGPIPE, as a program in C would end
 SYSTEM_HINTS = {
     errno.ENOSPC: "free some disk space, or set CLOUDTRAIN_HOME to another disk",
     errno.EDQUOT: "free some of the quota, or set CLOUDTRAIN_HOME to another disk",
+    errno.ENOTDIR: "a part of that path is a file; set CLOUDTRAIN_HOME where it is meant",
     errno.EROFS: "set CLOUDTRAIN_HOME to a folder that can be written",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",

@@ -5,33 +5,51 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.cli import runs, summary, terminal
 from cloudtrain.cli.failures import INTERRUPTED
-from cloudtrain.cli.log import Interrupted, Memory, Screen, print_log
+from cloudtrain.cli.log import Memory, Screen, print_log
 from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
     from cloudtrain.run import Run
-    from cloudtrain.store import RunRecord
+    from cloudtrain.store import RunRecord, Store
 
 CONFIRM_S = 10.0  # how long a cancel waits for the platform's word
 
 
-def started(
-    run: Run,
-    *,
-    follow: bool,
-    wait: bool,
-    on_interrupt: str,
-    as_json: bool,
-    how: str,
-    after: str | None = None,
+class Begun(NamedTuple):
+    """A run that was just started, what is said of it, and the cursor behind which its log is new."""
+
+    run: Run
+    how: str
+    after: str | None = None
+
+
+def begin(
+    store: Store, start: Callable[[], Begun], *, follow: bool, wait: bool, on_interrupt: str, as_json: bool
 ) -> int:
-    """Say that a run was submitted; then, when asked to, stay until its end. Return the exit code."""
+    """Start a run and say so; then, when asked to, stay until its end. Return the exit code; blocking.
+
+    Ctrl-C at any moment, while the run is being submitted too, does what `on_interrupt` says.
+    """
+    run: Run | None = None
+    with _terminated_as_interrupt(on_interrupt == "cancel"):
+        try:
+            run, how, after = start()
+            _tell_begin(run, how, follow=follow, wait=wait, as_json=as_json)
+            return to_the_end(run, follow=follow, as_json=as_json, after=after) if follow or wait else 0
+        except KeyboardInterrupt as stop:
+            run = run or _being_submitted(store)
+            if run is None:
+                raise
+            return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
+
+
+def _tell_begin(run: Run, how: str, *, follow: bool, wait: bool, as_json: bool) -> None:
     if not as_json:
         summary.of_submitted(run, how)
         if not (follow or wait):
@@ -42,24 +60,23 @@ def started(
         terminal.note(f"{run.run_id}  {how} {run.record.backend}")
     sys.stdout.flush()
     run.acknowledge()  # behind the flush: from here on the person knows the id
-    if not (follow or wait):
-        return 0
-    return to_the_end(run, follow=follow, on_interrupt=on_interrupt, as_json=as_json, after=after)
 
 
-def to_the_end(
-    run: Run, *, follow: bool, on_interrupt: str = "detach", as_json: bool = False, after: str | None = None
-) -> int:
+def _being_submitted(store: Store) -> Run | None:
+    """Return the run that this process has begun to submit, and that nobody was told of yet."""
+    from cloudtrain.process import Process
+    from cloudtrain.run import Run
+
+    me = str(Process.here())
+    return next((Run(attempt.run_id, store) for attempt in store.unsettled() if attempt.owner == me), None)
+
+
+def to_the_end(run: Run, *, follow: bool, as_json: bool = False, after: str | None = None) -> int:
     """Stay with a run until it is final, say how it ended, and return its exit code; blocking."""
     memory = Memory()
-    try:
-        with _terminated_as_interrupt(on_interrupt == "cancel"):
-            if follow:
-                print_log(run, Screen(run.attempts[-1], as_json=as_json), follow=True, after=after, memory=memory)
-            status = quietly(run)
-    except KeyboardInterrupt as stop:
-        return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
-    return tell_end(run, status, memory if follow else None, as_json=as_json)
+    if follow:
+        print_log(run, Screen(run.attempts[-1], as_json=as_json), follow=True, after=after, memory=memory)
+    return tell_end(run, quietly(run), memory if follow else None, as_json=as_json)
 
 
 def quietly(run: Run, timeout_s: float | None = None) -> Status:
@@ -178,6 +195,3 @@ def _failed_rank(run: Run) -> int | None:
         if event.attempt == newest and isinstance(rank, int):
             return rank
     return None
-
-
-__all__ = ["Interrupted", "cancel", "final_json", "quietly", "started", "tell_end", "to_the_end"]

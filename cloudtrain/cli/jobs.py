@@ -102,8 +102,6 @@ def _path(text: str | None) -> Path:
         path.open("rb").close()
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", "check the path and its permissions") from None
-    except ValueError as error:  # a zero byte
-        raise BadRequest(f"{text!r} is no path: {error}") from None
     return path
 
 

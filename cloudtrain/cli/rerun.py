@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain.cli import options, runs
-from cloudtrain.cli.follow import started
+from cloudtrain.cli.follow import Begun, begin
 
 
 @options.command()
@@ -36,5 +36,9 @@ def command(
     cloudtrain rerun tiny-lm-26 --source .
     """
     options.exclusive(follow, wait)
-    new = runs.find(run).rerun(sets=sets, source=source, key=key)
-    return started(new, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how="submitted to")
+    parent = runs.find(run)
+
+    def start() -> Begun:
+        return Begun(parent.rerun(sets=sets, source=source, key=key), "submitted to")
+
+    return begin(parent.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.cli import options, runs
-from cloudtrain.cli.follow import started
+from cloudtrain.cli.follow import Begun, begin
 
 
 @options.command()
@@ -18,8 +18,9 @@ def command(run: str, follow: bool, wait: bool, on_interrupt: str, as_json: bool
     """
     options.exclusive(follow, wait)
     found = runs.find(run)
-    found.resume()
-    after = f"{found.attempts[-1].number}/"
-    return started(
-        found, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how="resumed on", after=after
-    )
+
+    def start() -> Begun:
+        found.resume()
+        return Begun(found, "resumed on", after=f"{found.attempts[-1].number}/")
+
+    return begin(found.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -6,7 +6,7 @@ import click
 
 from cloudtrain.backend import Plan
 from cloudtrain.cli import options, runs
-from cloudtrain.cli.follow import started
+from cloudtrain.cli.follow import Begun, begin
 from cloudtrain.cli.jobs import wanted
 from cloudtrain.errors import BadRequest
 
@@ -47,23 +47,23 @@ def command(
     cloudtrain submit job.yaml --wait --key "$CI_COMMIT" --on-interrupt cancel
     cloudtrain submit plan.json
     """
-    from cloudtrain.store import now
     from cloudtrain.submitter import Submitter
 
     options.exclusive(follow, wait)
     found = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
-    began = now()
+    if isinstance(found, Plan) and (target or key or new):
+        hint = "give them to cloudtrain plan"
+        raise BadRequest("a plan is sent as it is: --target, --key and --new do not go with it", hint)
     submitter = Submitter(target)
-    runs.heard(submitter.store)
-    if isinstance(found, Plan):
-        if target or key or new:
-            raise BadRequest(
-                "a plan is sent as it is: --target, --key and --new do not go with it", "give them to cloudtrain plan"
-            )
-        run = submitter.submit_plan(found)
-    else:
-        run = submitter.submit(found.job, sets=found.sets, key=key, new=new)
-    how = "submitted to"
-    if run.record.created_at < began:
-        how = "was already submitted to" if not run.adopted else "was begun by an interrupted submit and goes on, on"
-    return started(run, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json, how=how)
+
+    def start() -> Begun:
+        if isinstance(found, Plan):
+            run = submitter.submit_plan(found)
+        else:
+            run = submitter.submit(found.job, sets=found.sets, key=key, new=new)
+        if not run.adopted:
+            return Begun(run, "submitted to")
+        return Begun(run, "was already submitted to" if run.record.acknowledged else "is taken up again on")
+
+    store = runs.heard(submitter.store)
+    return begin(store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

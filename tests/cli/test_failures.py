@@ -1,0 +1,317 @@
+"""Exceptions into exit codes, sentences and JSON, in one place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from cloudtrain import registry
+from cloudtrain.cli import failures
+from cloudtrain.errors import BackendError, BadJob, BadRequest, MissingExtra, Problem, RunFailed, StoreError
+from cloudtrain.state import State, Status
+from tests.cli.conftest import CLI
+from tests.conftest import WAIT_S
+
+ERRORS = [
+    (BadRequest("no", "do this"), 2),
+    (BadJob([Problem("is wrong", "name")]), 2),
+    (MissingExtra("the backend x", "x"), 2),
+    (StoreError("the disk is full"), 2),
+    (BackendError("refused"), 5),
+    (RunFailed("r-1", Status(State.FAILED, 3)), 3),
+    (RunFailed("r-1", Status(State.CANCELLED)), 130),
+    (RunFailed("r-1", Status(State.TIMED_OUT)), 124),
+    (RunFailed("r-1", Status(State.PREEMPTED)), 75),
+    (RunFailed("r-1", Status(State.LOST)), 69),
+    (click.UsageError("No such option."), 2),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), 2),
+    (OSError(errno.ENOSPC, "No space left on device"), 2),
+    (KeyboardInterrupt(), 130),
+    (click.Abort(), 130),
+    (MemoryError(), 1),
+    (ZeroDivisionError("division by zero"), 1),
+    (SystemExit(7), 7),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS, ids=repr)
+def test_exit_codes(error, code, capsys):
+    assert failures.report(error, ["ls"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    if not isinstance(error, SystemExit):
+        assert said.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(("error", "code"), ERRORS[:-1], ids=repr)
+def test_json_says_who_failed(error, code, capsys):
+    failures.report(error, ["ls", "--json"])
+    said = capsys.readouterr()
+    data = json.loads(said.out)
+    assert data["exit_code"] == code
+    assert data["phase"] == ("run" if isinstance(error, RunFailed) else "client")
+    assert isinstance(data["error"], str) and isinstance(data["hint"], str)
+    assert said.err.startswith("error: ")  # for the person behind the pipe
+
+
+def test_json_behind_the_dashes_is_the_scripts(capsys):
+    failures.report(BadRequest("no"), ["submit", "x.py", "--", "--json", "--debug"])
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+
+
+def test_problems_are_listed_each(capsys):
+    error = BadJob([Problem("is wrong", "name", "like this", "job.yaml", 3), Problem("is missing", "source")])
+    failures.report(error, ["plan", "--json"])
+    said = capsys.readouterr()
+    assert [problem["path"] for problem in json.loads(said.out)["problems"]] == ["name", "source"]
+    assert json.loads(said.out)["problems"][0]["line"] == 3
+    assert "job.yaml:3: name: is wrong (like this)" in said.err
+
+
+def test_the_hint_of_a_usage_error_names_the_command(cli):
+    shown = cli("ls", "--nope")
+    assert shown.code == 2
+    assert shown.err.splitlines()[-1] == "  hint: cloudtrain ls --help"
+
+
+def test_control_sequences_in_a_message_are_not_obeyed(capsys):
+    failures.report(BadRequest("a\x1b[2Jb\x07\nc", "d\x1b]0;title\x07e"), [])
+    assert capsys.readouterr().err == "error: ab\nc\n  hint: de\n"
+
+
+def test_the_unexpected_is_one_sentence_and_its_traceback_is_kept(home, capsys):
+    try:
+        raise ZeroDivisionError("division by zero")
+    except ZeroDivisionError as error:
+        assert failures.report(error, ["ls"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: this should not have happened: ZeroDivisionError: division by zero\n")
+    (kept,) = (home / "errors").iterdir()
+    assert str(kept) in said
+    assert "Traceback (most recent call last)" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0 or kept.parent.stat().st_mode & 0o077 == 0
+
+
+def test_the_kept_tracebacks_are_pruned(home, capsys):
+    folder = home / "errors"
+    folder.mkdir(parents=True)
+    for number in range(60):
+        (folder / f"000000-{number:06}.txt").touch()
+    failures.report(ValueError("x"), [])
+    assert len(list(folder.iterdir())) == 50
+    assert any(file.stat().st_size for file in folder.iterdir())
+
+
+def test_a_home_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
+    assert failures.report(ValueError("x"), []) == 1
+    assert "ValueError: x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["flag", "flag of the command", "environment"])
+def test_debug_shows_the_traceback(cli, how, monkeypatch):
+    if how == "environment":
+        monkeypatch.setenv("CLOUDTRAIN_DEBUG", "1")
+    words = {"flag": ["--debug", "show", "zz"], "flag of the command": ["show", "zz", "--debug"]}.get(how, ["show", "zz"])
+    shown = cli(*words)
+    assert shown.code == 2
+    assert "Traceback" in shown.err and "UnknownRun" in shown.err
+
+
+# -- bad input: one sentence, a hint, exit 2 --------------------------------------------------------------------------
+
+
+def no_source(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_text("name: x\nsource: nowhere\nentrypoint: train.py\n")
+    return ["plan", "job.yaml"]
+
+
+def no_entrypoint(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_text("name: x\nsource: .\nentrypoint: tran.py\n")
+    return ["submit", "job.yaml"]
+
+
+def unknown_key(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_text("name: x\nnum_node: 2\n")
+    return ["submit", "job.yaml"]
+
+
+def wrong_types(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_text("name: [x]\nnum_nodes: many\n")
+    return ["plan", "job.yaml"]
+
+
+def no_yaml(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_text("name: [x\n")
+    return ["plan"]
+
+
+def binary(folder: Path) -> list[str]:
+    (folder / "job.yaml").write_bytes(b"\xff\xfe\x00")
+    return ["plan", "job.yaml"]
+
+
+def broken_plan(folder: Path) -> list[str]:
+    (folder / "plan.json").write_text('{"request": {}}')
+    return ["submit", "plan.json"]
+
+
+def old_plan(folder: Path) -> list[str]:
+    fields = dict.fromkeys(("backend", "run_id", "request", "manifest", "job"), {})
+    (folder / "plan.json").write_text(json.dumps({**fields, "version": 99}))
+    return ["submit", "plan.json"]
+
+
+def a_fifo(folder: Path) -> list[str]:
+    os.mkfifo(folder / "job.yaml")
+    return ["plan", "job.yaml"]
+
+
+def credentials(folder: Path) -> list[str]:
+    (folder / "key.pem").write_text("-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n")
+    return ["plan", "train.py"]
+
+
+def no_toml(folder: Path) -> list[str]:
+    (folder / "cloudtrain.toml").write_text("[targets\n")
+    return ["plan", "train.py", "-t", "x"]
+
+
+def newer_history(folder: Path) -> list[str]:
+    home = Path(os.environ["CLOUDTRAIN_HOME"])
+    home.mkdir()
+    with sqlite3.connect(home / "history.sqlite3") as db:
+        db.execute("PRAGMA user_version = 999")
+    return ["ls"]
+
+
+def home_in_a_file(folder: Path) -> list[str]:
+    Path(os.environ["CLOUDTRAIN_HOME"]).touch()
+    return ["submit", "train.py"]
+
+
+def missing_extra(folder: Path) -> list[str]:
+    return ["plan", "train.py", "-t", "far"]
+
+
+BAD = [
+    (["submit", "nowhere.py"], "there is no file nowhere.py", "name a job file"),
+    (["submit", "trian.py"], "did you mean train.py?", ""),
+    (["submit"], "there is no job.yaml here", "cloudtrain init"),
+    (["submit", "."], "holds no job.yaml", "cloudtrain init"),
+    (["submit", "notes.txt"], "neither a job file", "cloudtrain init"),
+    (["submit", "train.py", "-t", "nowhere"], "there is no target nowhere", "local"),
+    (["submit", "train.py", "-t", "lokal"], "there is no target lokal", "did you mean local?"),
+    (["submit", "train.py", "--set", "nothing"], "'nothing' is no setting", "--set key=value"),
+    (["submit", "train.py", "--set", "num_node=2"], "num_node", "num_nodes"),
+    (["submit", "train.py", "--nodes", "two"], "num_nodes", ""),
+    (["submit", "train.py", "--gpus", "A100:many"], "resources.accelerators", ""),
+    (["submit", "train.py", "--follow", "--wait"], "exclude each other", "cloudtrain submit --help"),
+    (["submit", "train.py", "--on-interrupt", "explode"], "explode", "cloudtrain submit --help"),
+    (no_source, "source", ""),
+    (no_entrypoint, "tran.py is not there; there is train.py", ""),
+    (unknown_key, "job.yaml:2: num_node", "num_nodes"),
+    (wrong_types, "2 problems", ""),
+    (no_yaml, "no YAML", ""),
+    (binary, "not UTF-8", ""),
+    (broken_plan, "the file is not a plan", "cloudtrain plan job.yaml -o plan.json"),
+    (old_plan, "version 99", "make the plan again"),
+    (a_fifo, "is no file", ""),
+    (credentials, "key.pem", ""),
+    (no_toml, "cloudtrain.toml", ""),
+    (newer_history, "newer cloudtrain", "CLOUDTRAIN_HOME"),
+    (home_in_a_file, "", "CLOUDTRAIN_HOME"),
+    (missing_extra, "needs an extra that is not installed", "pip install 'cloudtrain[far]'"),
+    (["plan", "train.py", "-o", "/dev/full"], "no space left on device", "free some disk space"),
+    (["plan", "train.py", "-o", "nowhere/plan.json"], "nowhere/plan.json", ""),
+    (["show", "nothing"], "no run has the id or prefix 'nothing'", "cloudtrain ls"),
+    (["logs"], "there are no runs yet", "cloudtrain submit"),
+    (["cancel"], "missing argument", "cloudtrain cancel --help"),
+    (["cancel", "nothing"], "no run has", "cloudtrain ls"),
+    (["resume", "nothing"], "no run has", "cloudtrain ls"),
+    (["rerun", "nothing"], "no run has", "cloudtrain ls"),
+    (["fetch"], "missing option '-o'", "cloudtrain fetch --help"),
+    (["fetch", "-o", "train.py"], "train.py is no folder", "-o"),
+    (["ls", "--state", "HAPPY"], "HAPPY", "cloudtrain ls --help"),
+    (["ls", "-n", "0"], "0", "cloudtrain ls --help"),
+    (["metrics", "--csv", "--json"], "exclude each other", "cloudtrain metrics --help"),
+    (["show", "--target", "x"], "--origin", "cloudtrain show --help"),
+    (["doctor", "nowhere"], "nowhere", "local"),
+    (["init", "nowhere.py"], "there is no script nowhere.py", ""),
+    (["init", "-o", "nowhere/job.yaml"], "there is no folder nowhere", ""),
+    (["package", "nowhere"], "there is no file nowhere", ""),
+    (["schema", "-o", "nowhere/x.json"], "nowhere/x.json", ""),
+]
+
+
+def _name(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize(("words", "sentence", "hint"), BAD, ids=_name)
+def test_bad_input_gets_a_sentence_a_hint_and_exit_2(cli, project, monkeypatch, words, sentence, hint):
+    (project / "notes.txt").write_text("notes")
+    monkeypatch.setitem(registry.BUILT_IN, "far", ("a_module_that_is_not_there:Backend", "far"))
+    if callable(words):
+        words = words(project)
+    shown = cli(*words)
+    assert shown.code == 2, shown
+    assert shown.err.startswith("error: ")
+    assert sentence in shown.err
+    assert hint in shown.err
+    assert "Traceback" not in shown.err and "should not have happened" not in shown.err
+    assert shown.out == "" or "--json" in words
+    assert not list(Path(os.environ["CLOUDTRAIN_HOME"]).glob("runs/*"))  # nothing was begun
+    as_json = cli(*words, *(["--json"] if "--json" not in words and words[0] not in ("init", "schema") else []))
+    assert as_json.code == 2
+    if as_json.out:
+        assert as_json.json["phase"] == "client"
+
+
+def test_a_corrupt_history_is_moved_aside_and_said_once(cli, home):
+    home.mkdir()
+    (home / "history.sqlite3").write_bytes(b"no database " * 500)
+    shown = cli("ls", "--json")
+    assert (shown.code, shown.json) == (0, [])
+    assert "warning: the history was damaged" in shown.err
+    (aside,) = home.glob("history.sqlite3.corrupt-*")
+    assert str(aside) in shown.err and aside.read_bytes().startswith(b"no database")
+    assert cli("ls").err == ""
+
+
+# -- the output -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_behind_the_output(project):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*CLI, "plan", "train.py"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no space left on device\n")
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(project):
+    words = " ".join(f"'{word}'" for word in [sys.executable, "-m", "cloudtrain.cli", "schema"])
+    script = f"{words} | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout in ("{141\n", "{0\n")  # 0 when the pipe took all of it first
+    assert done.stderr == ""
+
+
+def test_a_closed_output_is_no_error(project):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*CLI, "schema"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

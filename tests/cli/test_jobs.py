@@ -1,0 +1,130 @@
+"""What a JOB argument means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli.jobs import Wanted, script_job, wanted
+from cloudtrain.errors import BadRequest
+from cloudtrain.job import Job
+
+HOSTILE = ["with space", 'quote"s', "apo'strophe", "new\nline", "dollar $HOME", "ünïcode", "-dash", "a;b", "back\\slash"]
+
+
+@pytest.fixture(autouse=True)
+def _here(project: Path) -> Path:
+    return project
+
+
+def git(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    return folder
+
+
+def script_at(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("print('hello')\n")
+    return path
+
+
+def test_a_script_outside_git_is_packaged_with_its_folder(tmp_path):
+    script = script_at(tmp_path / "away" / "My Model_2.py")
+    job = script_job(script, ["--lr", "1"])
+    assert job == {"name": "my-model-2", "source": str(script.parent), "entrypoint": "My Model_2.py", "args": ["--lr", "1"]}
+
+
+def test_in_git_the_folder_one_stands_in_is_the_source(tmp_path, monkeypatch):
+    root = git(tmp_path / "repo")
+    script = script_at(root / "a" / "b" / "train.py")
+    for here, source, entrypoint in (
+        (root, root, "a/b/train.py"),
+        (root / "a", root / "a", "b/train.py"),
+        (root / "a" / "b", root / "a" / "b", "train.py"),
+    ):
+        monkeypatch.chdir(here)
+        assert (script_job(script)["source"], script_job(script)["entrypoint"]) == (str(source), entrypoint)
+
+
+def test_from_elsewhere_the_work_tree_is_the_source(tmp_path, monkeypatch):
+    root = git(tmp_path / "repo")
+    script = script_at(root / "a" / "train.py")
+    (root / "c").mkdir()
+    for here in (tmp_path, root / "c"):  # above the work tree, and beside the script
+        monkeypatch.chdir(here)
+        assert script_job(script)["source"] == str(root)
+
+
+def test_a_nested_work_tree_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(git(tmp_path / "outer"))
+    script = script_at(git(tmp_path / "outer" / "inner") / "train.py")
+    assert script_job(script)["source"] == str(tmp_path / "outer" / "inner")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_folder_and_any_script_name(tmp_path, name, monkeypatch):
+    script = script_at(tmp_path / name / f"{name.lstrip('-')}.py")
+    found = wanted(str(script))
+    assert isinstance(found, Wanted)
+    job = Job.from_dict(found.job)
+    assert job.source == str(script.parent)
+    assert job.entrypoint == script.name
+    assert job.argv() == [script.name]
+
+
+def test_a_script_that_begins_with_a_dash_is_refused(project):
+    script_at(project / "-train.py")
+    with pytest.raises(BadRequest, match="begins with a dash"):
+        wanted("./-train.py")
+
+
+@pytest.mark.parametrize("name", ["run.sh", "train"])
+def test_other_scripts(project, name):
+    (project / name).write_text("#!/bin/sh\necho hello\n")
+    found = wanted(name)
+    assert isinstance(found, Wanted) and found.job["entrypoint"] == name
+
+
+def test_a_job_file_with_more_arguments(project):
+    (project / "job.yaml").write_text('entrypoint: train.py\nargs: [a, "1.10", no]\n')
+    found = wanted("job.yaml", ["--x", 'b "c"', ""])
+    assert isinstance(found, Wanted) and found.job == Path("job.yaml")
+    assert Job.load(found.job, found.sets).args == ["a", "1.10", "no", "--x", 'b "c"', ""]
+
+
+def test_set_args_and_more_arguments_add_up(project):
+    (project / "job.yaml").write_text("entrypoint: train.py\nargs: [a]\n")
+    found = wanted("job.yaml", ["c"], ["args=[b]"])
+    assert isinstance(found, Wanted)
+    assert Job.load(project / "job.yaml", found.sets).args == ["b", "c"]
+
+
+def test_short_options_are_settings_and_win(project):
+    (project / "job.yaml").write_text("entrypoint: train.py\nnum_nodes: 8\n")
+    found = wanted("job.yaml", sets=["num_nodes=3"], gpus="A100:8", nodes="2", processes="4")
+    assert isinstance(found, Wanted)
+    job = Job.load(project / "job.yaml", found.sets)
+    assert (job.num_nodes, job.processes, job.resources.accelerators) == (2, 4, "A100:8")
+
+
+@pytest.mark.parametrize("text", [None, ".", "job.yaml", "../project"])
+def test_ways_to_name_the_job_file(project, text):
+    (project / "job.yaml").write_text("entrypoint: train.py\n")
+    found = wanted(text)
+    assert isinstance(found, Wanted)
+    assert Path(found.job).resolve() == project / "job.yaml"  # type: ignore[arg-type]
+
+
+def test_json_is_a_plan_or_a_job(project, cli):
+    cli("plan", "train.py", "-o", "plan.json")
+    assert isinstance(wanted("plan.json"), Plan)
+    (project / "job.json").write_text(json.dumps({"entrypoint": "train.py"}))
+    assert isinstance(wanted("job.json"), Wanted)
+    for more in ({"args": ["x"]}, {"sets": ["name=x"]}, {"nodes": "2"}):
+        with pytest.raises(BadRequest, match="as it is"):
+            wanted("plan.json", **more)
