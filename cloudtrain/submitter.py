@@ -154,9 +154,27 @@ class Submitter:
                 handle := watch.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
             ):
                 self.store.accept(attempt.attempt_id, handle)
-        if mine is None and key is not None and self.store.get(plan.run_id):
-            return self._settled(plan.run_id)
+        if mine is None and key is not None:
+            return self._settled(plan.run_id) if self.store.get(plan.run_id) else self._found(plan, key)
         return mine
+
+    def _found(self, plan: Plan, key: str) -> Run | None:
+        """Return the run of a key that the platform knows and this store does not (another machine, CI)."""
+        backend = watch.backend_of(plan, self.home)
+        handle = backend.find(plan.attempt_id)
+        if handle is None or not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
+            return None
+        self.store.accept(plan.attempt_id, handle)
+        while later := backend.find(f"{plan.run_id}-a{plan.attempt + 1}"):
+            self.store.record(plan.attempt_id, status=backend.status(handle))
+            plan, _ = watch.replan(plan, plan.attempt + 1, backend, self.home)
+            if not self.store.next_attempt(plan, owner=Process.here()):
+                break
+            self.store.accept(plan.attempt_id, later)
+            handle = later
+        if self.watch:
+            watch.spawn(self.store, plan)
+        return Run(plan.run_id, self.store, adopted=True, watch=self.watch)
 
     def _settled(self, name: str) -> Run:
         """Return a run that is already in the store, its submit finished if the one who began it has died."""

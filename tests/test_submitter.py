@@ -206,6 +206,21 @@ def test_a_killed_submit_with_a_key_is_finished(submitter, job, dead):
     assert run.run_id == name and list(MemoryBackend.attempts) == [f"{name}-a1"]
 
 
+def test_a_key_finds_the_run_from_an_empty_store(submitter, job, home):
+    first = submitter.submit(job.replace(retry={"max_attempts": 2}), key="nightly")
+    MemoryBackend.finish(newest(first), State.LOST)
+    watch(first)
+    handles = list(MemoryBackend.attempts)
+    assert len(handles) == 2
+    elsewhere = Submitter("memory", home=home / "elsewhere", watch=False)
+    second = elsewhere.submit(job, key="nightly")
+    assert second.run_id == first.run_id and second.adopted
+    assert [attempt.handle for attempt in second.attempts] == handles == list(MemoryBackend.attempts), (
+        "nothing was sent"
+    )
+    assert second.attempts[0].status.state is State.LOST and second.state is State.RUNNING
+
+
 def test_a_platform_that_refuses_leaves_an_intent_that_is_told(submitter, job, monkeypatch):
     def refuse(self, plan, bundle):
         raise BackendError("no quota")
