@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.backend import LogLine
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.process import boot_id, start_time
 from cloudtrain.state import State, Status
 
@@ -219,7 +219,10 @@ def tail(
     With `follow` it goes on until `ended()` says that nothing more will be written. The cursor is the byte offset on
     every node, joined by commas.
     """
-    offsets = [int(part) for part in after.split(",")] if after else []
+    try:
+        offsets = [int(part) for part in after.split(",")] if after else []
+    except ValueError:
+        raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
     offsets += [0] * (len(logs) - len(offsets))
     while True:
         last = not follow or ended()  # asked before reading: what was written until then is read below
