@@ -1,0 +1,273 @@
+"""ls, show, logs, metrics, wait, fetch: one finished run, read in every way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import CLI, SCRIPT
+from tests.conftest import WAIT_S, wait_for
+
+HOSTILE = "\\x1b[2J\\x1b]0;title\\x07red \\x1b[31mred\\x1b[0m\\ttab \\x9b1mC1 ü"
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    """A home with three runs: one that failed, one of two ranks, one (the newest) with hostile text."""
+    folder = tmp_path_factory.mktemp("reading")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "odd.py").write_text(f'import sys\nprint("{HOSTILE}")\nprint("second")\nprint("third", end="")\n')
+    env = os.environ | {"CLOUDTRAIN_HOME": str(folder / "home"), "XDG_CONFIG_HOME": str(folder / "config")}
+
+    def submit(*words: str) -> str:
+        done = subprocess.run([*CLI, "submit", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
+        return done.stdout.split()[0]
+
+    ids = {
+        "failed": submit("train.py", "--wait", "--set", "name=bad", "--", "--raise"),
+        "two": submit("train.py", "--wait", "--processes", "2", "--set", "name=two"),
+        "odd": submit("odd.py", "--wait", "--set", "name=odd"),
+    }
+    return folder / "home", ids
+
+
+@pytest.fixture
+def ids(history, monkeypatch):
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(history[0]))
+    return history[1]
+
+
+def on_a_terminal(*words: str, env: dict[str, str] | None = None) -> str:
+    """Return what a command writes to a terminal."""
+    main, worker = pty.openpty()
+    process = subprocess.Popen([*CLI, *words], stdout=worker, stderr=worker, env={**os.environ, "TERM": "xterm", **(env or {})})
+    os.close(worker)
+    written = b""
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(main)
+    process.wait(timeout=WAIT_S)
+    return written.decode()
+
+
+# -- ls ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_the_newest_first(cli, ids):
+    shown = cli("ls")
+    lines = shown.out.splitlines()
+    assert lines[0].split() == ["run", "state", "exit", "age", "took", "backend", "target"]
+    assert [line.split()[0] for line in lines[1:]] == [ids["odd"], ids["two"], ids["failed"]]
+    assert lines[3].split()[1:3] == ["FAILED", "1"]
+    assert "\x1b" not in shown.out
+
+
+def test_ls_chooses(cli, ids):
+    assert [row["run_id"] for row in cli("ls", "--json", "-n", "2").json] == [ids["odd"], ids["two"]]
+    assert [row["run_id"] for row in cli("ls", "--json", "--state", "failed").json] == [ids["failed"]]
+    assert [row["name"] for row in cli("ls", "--json", "--name", "two").json] == ["two"]
+    assert cli("ls", "--state", "LOST").out == "no run is like that\n"
+
+
+def test_ls_of_nothing_says_what_to_do(cli):
+    assert "there are no runs yet" in cli("ls").out
+    assert cli("ls", "--json").json == []
+
+
+def test_ls_on_a_terminal_is_coloured_unless_told_otherwise(ids):
+    assert "\x1b[32mSUCCEEDED" in on_a_terminal("ls")
+    assert "\x1b[3" not in on_a_terminal("ls", env={"NO_COLOR": "1"})
+    assert "\x1b[31m" in on_a_terminal("show", "nothing") and "\x1b" not in on_a_terminal("show", "x", env={"NO_COLOR": "1"})
+
+
+def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, census):
+    run_id = shell("submit", "train.py", "--json").json["run_id"]
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"cloudtrain.watch" in entry.read_bytes() and run_id.encode() in entry.read_bytes():
+                os.kill(int(entry.parent.name), 9)
+        except OSError:
+            continue
+    wait_for(lambda: shell("ls", "--json").json[0]["state"] == "SUCCEEDED", "the end")
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_json_has_the_shape_that_was_promised(cli, ids):
+    data = cli("show", ids["failed"], "--json").json
+    assert {"run_id", "backend", "handle", "state", "exit_code", "reason", "attempts"} <= data.keys()
+    assert (data["run_id"], data["state"], data["exit_code"]) == (ids["failed"], "FAILED", 1)
+    assert data["reason"]
+    (attempt,) = data["attempts"]
+    assert (attempt["attempt_id"], attempt["state"]) == (f"{ids['failed']}-a1", "FAILED")
+    assert attempt["handle"] == data["handle"]
+    assert data["job"]["args"] == ["--raise"]
+    assert "result" in [event["kind"] for event in data["events"]]
+
+
+def test_show_for_people(cli, ids):
+    shown = cli("show", ids["failed"]).out
+    assert shown.startswith(f"{ids['failed']}  FAILED with exit code 1")
+    for text in ("reason", "timeline", "state=RUNNING", "at most 24h", "train.py --raise", "job\n", "max_runtime: 24h"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("text", ["failed", "prefix", "nothing"])
+def test_run_is_an_id_a_prefix_or_the_newest(cli, ids, text):
+    words = {"failed": [ids["failed"]], "prefix": ["bad-"], "nothing": []}[text]
+    assert cli("show", *words, "--json").json["run_id"] == ids["odd" if text == "nothing" else "failed"]
+
+
+def test_an_ambiguous_prefix_lists_the_runs(cli, ids):
+    shown = cli("show", "")
+    assert shown.code == 2
+    assert all(run_id in shown.err for run_id in ids.values())
+
+
+def test_origin_names_the_source_of_every_value(cli, project):
+    (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\npython = "/usr/bin/python3"\n')
+    (project / "job.yaml").write_text("name: x\nentrypoint: train.py\nhyperparameters:\n  lr: 3.0e-4\n")
+    shown = cli("show", "job.yaml", "--origin", "-t", "near", "--set", "num_nodes=2", "--json")
+    rows = {row["path"]: (row["value"], row["origin"]) for row in shown.json}
+    assert rows["hyperparameters.lr"] == ("3.0e-4", "job.yaml:4")
+    assert rows["num_nodes"] == (2, "--set")
+    assert rows["limits.max_runtime"] == ("24h", "default")
+    assert rows["options.local.python"][0] == "/usr/bin/python3"
+    assert "cloudtrain.toml" in rows["options.local.python"][1]
+    assert "job.yaml:4" in cli("show", "job.yaml", "--origin").out
+    assert {row["origin"] for row in cli("show", "train.py", "--origin", "--json").json} == {"the script", "default"}
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_leave_marked_lines_out_and_keep_the_rest(cli, ids):
+    shown = cli("logs", ids["failed"]).out
+    assert shown.splitlines()[:2] == ["args ['--raise']", "rank 0 of 1"]
+    assert "ValueError: boom" in shown
+    assert "::cloudtrain::" not in shown
+    assert '::cloudtrain::{"kind": "metric", "step": 0, "loss": 2.000000}' in cli("logs", ids["failed"], "--raw").out
+
+
+def test_logs_of_one_rank(cli, ids):
+    both = cli("logs", ids["two"]).out
+    assert "[0:0] args []" in both and "[0:1] args []" in both
+    one = cli("logs", ids["two"], "--rank", "1").out
+    assert one.splitlines() == ["[0:1] args []", "[0:1] rank 1 of 2", "[0:1] done"]
+    assert cli("logs", ids["two"], "--node", "1").out == ""
+    assert cli("logs", ids["two"], "--node", "0").out == both
+
+
+def test_logs_json_has_every_line_once_and_in_order(cli, ids):
+    rows = cli("logs", ids["two"], "--json").rows
+    assert [row["seq"] for row in rows] == list(range(len(rows)))
+    assert all({"at", "node", "rank", "seq", "text", "cursor"} == row.keys() for row in rows)
+    for at in (0, len(rows) // 2, len(rows) - 1):
+        assert cli("logs", ids["two"], "--json", "--after", rows[at]["cursor"]).rows == rows[at + 1 :]
+
+
+def test_logs_tail(cli, ids):
+    whole = cli("logs", ids["odd"]).out.splitlines()
+    assert whole[-1] == "third"  # which had no newline
+    assert cli("logs", ids["odd"], "--tail", "2").out.splitlines() == ["second", "third"]
+    assert cli("logs", ids["odd"], "--tail", "2", "-f").out.splitlines() == ["second", "third"]
+    assert cli("logs", ids["odd"], "--tail", "0").out == ""
+    assert cli("logs", ids["odd"], "--tail", "99").out.splitlines() == whole
+
+
+def test_logs_that_are_piped_are_what_the_job_wrote(cli, ids):
+    assert cli("logs", ids["odd"]).out.splitlines()[0] == eval(f'"{HOSTILE}"')
+
+
+def test_a_terminal_obeys_nothing_in_a_log(ids):
+    assert on_a_terminal("logs", ids["odd"]).split("\r\n")[0] == "red red\ttab C1 ü"
+    assert "\x1b[2J" in on_a_terminal("logs", ids["odd"], "--raw")
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "1/x", "1/1,2,3,x", "x/1"])
+def test_a_cursor_that_is_none(cli, ids, cursor):
+    shown = cli("logs", "--after", cursor)
+    assert shown.code == 2 and "is no cursor of a log" in shown.err
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_json_is_a_row_a_point(cli, ids):
+    rows = cli("metrics", ids["failed"], "--json").rows
+    assert [(row["step"], row["name"], row["value"]) for row in rows] == [(0, "loss", 2.0), (1, "loss", 1.5), (2, "loss", 1.0)]
+    assert all(row["at"].endswith("Z") for row in rows)
+    assert cli("metrics", ids["failed"], "--name", "loss", "--json").rows == rows
+
+
+def test_metrics_csv(cli, ids):
+    rows = list(csv.DictReader(io.StringIO(cli("metrics", ids["failed"], "--csv").out)))
+    assert [(row["step"], row["name"], float(row["value"])) for row in rows] == [("0", "loss", 2), ("1", "loss", 1.5), ("2", "loss", 1)]
+
+
+def test_metrics_for_people(cli, ids):
+    head, line = cli("metrics", ids["failed"]).out.splitlines()
+    assert head.split() == ["metric", "points", "first", "last", "min", "max", "at", "step"]
+    assert line.split() == ["loss", "3", "2", "1", "1", "2", "2"]
+    assert [line.split()[:2] for line in cli("metrics", ids["failed"], "--name", "loss").out.splitlines()[1:]] == [
+        ["0", "2"], ["1", "1.5"], ["2", "1"],
+    ]  # fmt: skip
+
+
+def test_metrics_that_are_not_there(cli, ids):
+    shown = cli("metrics", ids["odd"])
+    assert (shown.code, shown.out) == (0, "") and "has no metrics yet" in shown.err
+    shown = cli("metrics", ids["failed"], "--name", "los")
+    assert shown.code == 0 and "it has loss" in shown.err
+    assert cli("metrics", ids["odd"], "--json").rows == []
+
+
+def test_a_value_that_is_no_number_is_null(shell, project, census):
+    (project / "nan.py").write_text("""print('::cloudtrain::{"kind": "metric", "step": 1, "loss": NaN, "big": Infinity}')""")
+    assert shell("submit", "nan.py", "--wait").code == 0
+    rows = shell("metrics", "--json").rows
+    assert {row["name"]: row["value"] for row in rows} == {"loss": None, "big": None}
+    assert "nan" in shell("metrics").out
+
+
+# -- wait and fetch ---------------------------------------------------------------------------------------------------
+
+
+def test_wait_for_a_run_that_has_ended(cli, ids):
+    shown = cli("wait", ids["failed"])
+    assert shown.code == 1
+    assert "ValueError: boom" in shown.out and "FAILED with exit code 1" in shown.out
+    assert cli("wait", ids["two"]).code == 0
+
+
+def test_fetch_puts_the_model_below_the_folder(cli, ids, tmp_path):
+    shown = cli("fetch", ids["two"], "-o", tmp_path / "out dir")
+    assert shown.code == 0
+    assert (tmp_path / "out dir" / "model" / "weights").read_text() == "12345"
+    assert "1 file, 5 B" in shown.out
+    data = cli("fetch", ids["two"], "-o", tmp_path / "out dir", "--what", "model", "--json").json
+    assert data["model"] == {"files": 1, "size_bytes": 5} and "outputs" not in data
+
+
+def test_fetch_of_nothing_says_so(cli, ids, tmp_path):
+    shown = cli("fetch", ids["odd"], "-o", tmp_path / "out")
+    assert shown.code == 0
+    assert "has left no model" in shown.err
+
+
+def test_python_of_the_tests_is_that_of_the_commands():
+    assert CLI[0] == sys.executable

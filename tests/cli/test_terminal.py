@@ -1,0 +1,110 @@
+"""What reaches the terminal, and how fast."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudtrain.cli.terminal import BATCH, Lines, clean, pairs, table
+from tests.conftest import wait_for
+
+OBEYED = [chr(code) for code in [*range(9), *range(10, 32), *range(127, 160)]]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("plain", "plain"),
+        ("ü 漢字 🙂\ttab", "ü 漢字 🙂\ttab"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[Hclear", "clear"),
+        ("\x1b]0;title\x07rest", "rest"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bPq#0\x1b\\sixel", "sixel"),
+        ("\x9b31mC1", "C1"),
+        ("\x9d0;title\x9cC1 OSC", "C1 OSC"),
+        ("\x1b(Bcharset", "charset"),
+        ("\x1bcreset", "reset"),
+        ("over\rwritten\b\b", "overwritten"),
+        ("a\nb\x0bc\x0cd", "abcd"),
+        ("cut \x1b[", "cut "),
+        ("cut \x1b", "cut "),
+        ("unended \x1b]0;title", "unended 0;title"),
+        ("50\xa0%", "50\xa0%"),
+    ],
+)
+def test_clean(text, left):
+    assert clean(text) == left
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("\x1b\x9b\x9d[]();?0m\\\x07 a"), st.characters()), max_size=40))
+def test_clean_leaves_nothing_that_a_terminal_obeys(text):
+    left = clean(text)
+    assert not set(left) & set(OBEYED)
+    assert clean(left) == left
+
+
+@given(st.text())
+def test_clean_keeps_what_is_harmless(text):
+    if not set(text) & {*OBEYED, "\u2028", "\u2029"}:
+        assert clean(text) == text
+
+
+def test_lines_are_whole_in_order_and_once():
+    out = io.StringIO()
+    count = BATCH * 3 + 7
+    with Lines(out) as lines:
+        for number in range(count):
+            lines.add(str(number))
+    assert out.getvalue().splitlines() == [str(number) for number in range(count)]
+
+
+def test_a_line_is_written_while_the_next_is_awaited():
+    out = io.StringIO()
+    with Lines(out) as lines:
+        for number in range(5):
+            lines.add(f"line {number}")
+            wait_for(lambda: f"line {number}\n" in out.getvalue(), "the line")
+
+
+def test_many_lines_are_few_writes():
+    class Counted(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            return super().write(text)
+
+    out = Counted()
+    with Lines(out) as lines:
+        for number in range(BATCH * 10):
+            lines.add("x")
+    assert len(out.getvalue()) == BATCH * 20
+    assert out.writes <= BATCH  # of 20,000 lines
+
+
+@pytest.mark.parametrize("count", [1, BATCH + 1])
+def test_a_reader_that_left_is_told_to_the_writer(count):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        with Lines(Closed()) as lines:
+            for number in range(count):
+                lines.add("x")
+    assert threading.active_count() < 20
+
+
+def test_a_table_that_is_piped_is_aligned_and_plain(capsys):
+    table(("name", "size"), [("a\x1b[31m", "1"), ("long name", "1000")], right=("size",))
+    assert capsys.readouterr().out == "name       size\na             1\nlong name  1000\n"
+
+
+def test_pairs_leave_out_what_is_empty(capsys):
+    pairs([("one", "1"), ("none", ""), ("lines", "a\nb")])
+    assert capsys.readouterr().out == "  one    1\n  lines  a\n         b\n"
