@@ -89,12 +89,15 @@ def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
         ]
     else:
         lines += [
-            "# No entrypoint: the shared trainer. It takes the names of transformers' TrainingArguments.",
+            "# No entrypoint: the shared trainer, which these values train in a minute; the names are transformers' own.",
             "hyperparameters:",
-            "  train_file: train.jsonl      # in the source, or a path under inputs; text, jsonl, csv or parquet",
-            "  model_name_or_path: gpt2     # a name of the hub, or a folder in the source",
-            "  learning_rate: 5.0e-5",
-            "  num_train_epochs: 1",
+            "  dataset: python-stdlib       # or files (texts/*.txt, x.jsonl, x.csv, x.parquet), or a name of the hub",
+            "  max_train_bytes: 400000      # leave this line out for all of it",
+            "  model_type: llama            # from scratch; `model: NAME` continues a pretrained one of the hub",
+            "  hidden_size: 128",
+            "  block_size: 128",
+            "  learning_rate: 3.0e-3",
+            "  max_steps: 100               # or num_train_epochs",
         ]
     lines += [
         "num_nodes: 1",

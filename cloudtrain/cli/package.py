@@ -50,9 +50,8 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     if as_list:
         for file in bundle.files:
             terminal.say(f"{file.size:>12,}  {file.path}")
-    terminal.say(
-        f"{bundle.source}  {len(bundle.files)} files, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed"
-    )
+    count = f"{len(bundle.files)} file{'s' * (len(bundle.files) != 1)}"
+    terminal.say(f"{bundle.source}  {count}, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed")
     commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
     terminal.pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
     return 0

@@ -48,7 +48,9 @@ def command(
         return 0
     of_plan(plan)
     if output:
-        terminal.say("", f"written to {output}; cloudtrain submit {output} sends it")
+        import shlex
+
+        terminal.say("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
     else:
         terminal.say("", "request:")
         import json

@@ -97,7 +97,12 @@ def shell(tmp_path: Path) -> Cli:
 
 def start(*words: str | os.PathLike[str], **settings: Any) -> subprocess.Popen[str]:
     """Start a command in a process group of its own, as a shell with job control does."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True} | settings
+    settings = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    } | settings
     return subprocess.Popen([*CLI, *words], **settings)
 
 

@@ -123,7 +123,9 @@ def test_a_home_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeyp
 def test_debug_shows_the_traceback(cli, how, monkeypatch):
     if how == "environment":
         monkeypatch.setenv("CLOUDTRAIN_DEBUG", "1")
-    words = {"flag": ["--debug", "show", "zz"], "flag of the command": ["show", "zz", "--debug"]}.get(how, ["show", "zz"])
+    words = {"flag": ["--debug", "show", "zz"], "flag of the command": ["show", "zz", "--debug"]}.get(
+        how, ["show", "zz"]
+    )
     shown = cli(*words)
     assert shown.code == 2
     assert "Traceback" in shown.err and "UnknownRun" in shown.err
@@ -179,7 +181,9 @@ def a_fifo(folder: Path) -> list[str]:
 
 
 def credentials(folder: Path) -> list[str]:
-    (folder / "key.pem").write_text("-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n")
+    (folder / "key.pem").write_text(
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
+    )
     return ["plan", "train.py"]
 
 
@@ -295,7 +299,9 @@ def test_a_corrupt_history_is_moved_aside_and_said_once(cli, home):
 
 def test_a_full_disk_behind_the_output(project):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*CLI, "plan", "train.py"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+        done = subprocess.run(
+            [*CLI, "plan", "train.py"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S
+        )
     assert done.returncode == 2
     assert done.stderr.startswith("error: no space left on device\n")
     assert "Exception ignored" not in done.stderr

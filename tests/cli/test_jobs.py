@@ -13,7 +13,17 @@ from cloudtrain.cli.jobs import Wanted, script_job, wanted
 from cloudtrain.errors import BadRequest
 from cloudtrain.job import Job
 
-HOSTILE = ["with space", 'quote"s', "apo'strophe", "new\nline", "dollar $HOME", "ünïcode", "-dash", "a;b", "back\\slash"]
+HOSTILE = [
+    "with space",
+    'quote"s',
+    "apo'strophe",
+    "new\nline",
+    "dollar $HOME",
+    "ünïcode",
+    "-dash",
+    "a;b",
+    "back\\slash",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +46,12 @@ def script_at(path: Path) -> Path:
 def test_a_script_outside_git_is_packaged_with_its_folder(tmp_path):
     script = script_at(tmp_path / "away" / "My Model_2.py")
     job = script_job(script, ["--lr", "1"])
-    assert job == {"name": "my-model-2", "source": str(script.parent), "entrypoint": "My Model_2.py", "args": ["--lr", "1"]}
+    assert job == {
+        "name": "my-model-2",
+        "source": str(script.parent),
+        "entrypoint": "My Model_2.py",
+        "args": ["--lr", "1"],
+    }
 
 
 def test_in_git_the_folder_one_stands_in_is_the_source(tmp_path, monkeypatch):

@@ -22,7 +22,11 @@ def tell(memory: Memory, *lines: tuple[int, int, str], attempt: int = 1) -> None
 
 
 def test_the_traceback_of_the_rank_that_is_known_to_have_failed():
-    lines = [(0, 0, text) for text in TRACE] + [(1, 1, "before"), *((1, 1, text) for text in TRACE[:-1]), (1, 1, "KeyError: 'x'")]
+    lines = [(0, 0, text) for text in TRACE] + [
+        (1, 1, "before"),
+        *((1, 1, text) for text in TRACE[:-1]),
+        (1, 1, "KeyError: 'x'"),
+    ]
     assert told(*lines).why(1) == ("node 1, rank 1", [*TRACE[:-1], "KeyError: 'x'"])
 
 
@@ -32,7 +36,14 @@ def test_without_that_the_rank_whose_traceback_came_first():
 
 
 def test_a_chain_of_exceptions_begins_with_its_cause():
-    chain = [*TRACE, "", "During handling of the above exception, another exception occurred:", "", *TRACE[:-1], "KeyError: 1"]
+    chain = [
+        *TRACE,
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        *TRACE[:-1],
+        "KeyError: 1",
+    ]
     assert told((0, 0, "before"), *((0, 0, text) for text in chain)).why(0)[1] == chain
 
 
@@ -47,7 +58,9 @@ def test_no_traceback_shows_the_last_lines():
 
 
 def test_a_long_traceback_keeps_its_end():
-    lines = [(0, 0, text) for text in [TRACE[0], *(f"  frame {number}" for number in range(2 * KEPT)), "RecursionError"]]
+    lines = [
+        (0, 0, text) for text in [TRACE[0], *(f"  frame {number}" for number in range(2 * KEPT)), "RecursionError"]
+    ]
     whose, shown = told(*lines).why(0)
     assert shown[-1] == "RecursionError" and len(shown) <= KEPT
 

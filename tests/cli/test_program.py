@@ -8,7 +8,24 @@ import pytest
 from cloudtrain import __version__
 from cloudtrain.cli import COMMANDS, SECTIONS, main, program
 
-DESIGN = "init plan submit ls show logs metrics wait cancel fetch resume rerun watch doctor schema package".split()
+DESIGN = [
+    "init",
+    "plan",
+    "submit",
+    "ls",
+    "show",
+    "logs",
+    "metrics",
+    "wait",
+    "cancel",
+    "fetch",
+    "resume",
+    "rerun",
+    "watch",
+    "doctor",
+    "schema",
+    "package",
+]
 
 
 def command(name: str) -> click.Command:
@@ -48,7 +65,22 @@ def test_help_lists_every_command(cli, words):
 
 
 def test_every_reading_command_takes_json():
-    for name in "plan ls show logs metrics wait cancel fetch submit resume rerun watch doctor package".split():
+    for name in [
+        "plan",
+        "ls",
+        "show",
+        "logs",
+        "metrics",
+        "wait",
+        "cancel",
+        "fetch",
+        "submit",
+        "resume",
+        "rerun",
+        "watch",
+        "doctor",
+        "package",
+    ]:
         assert "--json" in [flag for param in command(name).params for flag in param.opts], name
 
 
@@ -57,7 +89,8 @@ def test_version(cli):
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("sumbit", "submit?"), ("log", "logs?"), ("cancle", "cancel?"), ("train.py", "submit train.py?")]
+    ("typed", "meant"),
+    [("sumbit", "submit?"), ("log", "logs?"), ("cancle", "cancel?"), ("train.py", "submit train.py?")],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(cli, typed, meant):
     shown = cli(typed)

@@ -27,7 +27,9 @@ def history(tmp_path_factory):
     env = os.environ | {"CLOUDTRAIN_HOME": str(folder / "home"), "XDG_CONFIG_HOME": str(folder / "config")}
 
     def submit(*words: str) -> str:
-        done = subprocess.run([*CLI, "submit", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
+        done = subprocess.run(
+            [*CLI, "submit", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S
+        )
         return done.stdout.split()[0]
 
     ids = {
@@ -47,7 +49,9 @@ def ids(history, monkeypatch):
 def on_a_terminal(*words: str, env: dict[str, str] | None = None) -> str:
     """Return what a command writes to a terminal."""
     main, worker = pty.openpty()
-    process = subprocess.Popen([*CLI, *words], stdout=worker, stderr=worker, env={**os.environ, "TERM": "xterm", **(env or {})})
+    process = subprocess.Popen(
+        [*CLI, *words], stdout=worker, stderr=worker, env={**os.environ, "TERM": "xterm", **(env or {})}
+    )
     os.close(worker)
     written = b""
     while True:
@@ -90,7 +94,9 @@ def test_ls_of_nothing_says_what_to_do(cli):
 def test_ls_on_a_terminal_is_coloured_unless_told_otherwise(ids):
     assert "\x1b[32mSUCCEEDED" in on_a_terminal("ls")
     assert "\x1b[3" not in on_a_terminal("ls", env={"NO_COLOR": "1"})
-    assert "\x1b[31m" in on_a_terminal("show", "nothing") and "\x1b" not in on_a_terminal("show", "x", env={"NO_COLOR": "1"})
+    assert "\x1b[31m" in on_a_terminal("show", "nothing") and "\x1b" not in on_a_terminal(
+        "show", "x", env={"NO_COLOR": "1"}
+    )
 
 
 def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, census):
@@ -209,14 +215,22 @@ def test_a_cursor_that_is_none(cli, ids, cursor):
 
 def test_metrics_json_is_a_row_a_point(cli, ids):
     rows = cli("metrics", ids["failed"], "--json").rows
-    assert [(row["step"], row["name"], row["value"]) for row in rows] == [(0, "loss", 2.0), (1, "loss", 1.5), (2, "loss", 1.0)]
+    assert [(row["step"], row["name"], row["value"]) for row in rows] == [
+        (0, "loss", 2.0),
+        (1, "loss", 1.5),
+        (2, "loss", 1.0),
+    ]
     assert all(row["at"].endswith("Z") for row in rows)
     assert cli("metrics", ids["failed"], "--name", "loss", "--json").rows == rows
 
 
 def test_metrics_csv(cli, ids):
     rows = list(csv.DictReader(io.StringIO(cli("metrics", ids["failed"], "--csv").out)))
-    assert [(row["step"], row["name"], float(row["value"])) for row in rows] == [("0", "loss", 2), ("1", "loss", 1.5), ("2", "loss", 1)]
+    assert [(row["step"], row["name"], float(row["value"])) for row in rows] == [
+        ("0", "loss", 2),
+        ("1", "loss", 1.5),
+        ("2", "loss", 1),
+    ]
 
 
 def test_metrics_for_people(cli, ids):
@@ -237,7 +251,9 @@ def test_metrics_that_are_not_there(cli, ids):
 
 
 def test_a_value_that_is_no_number_is_null(shell, project, census):
-    (project / "nan.py").write_text("""print('::cloudtrain::{"kind": "metric", "step": 1, "loss": NaN, "big": Infinity}')""")
+    (project / "nan.py").write_text(
+        """print('::cloudtrain::{"kind": "metric", "step": 1, "loss": NaN, "big": Infinity}')"""
+    )
     assert shell("submit", "nan.py", "--wait").code == 0
     rows = shell("metrics", "--json").rows
     assert {row["name"]: row["value"] for row in rows} == {"loss": None, "big": None}

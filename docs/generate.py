@@ -1,0 +1,207 @@
+"""Write docs/cli.md from the commands and docs/spec.md from the job's schema; `--check` only says whether they are current.
+
+python docs/generate.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+DOCS = Path(__file__).parent
+WRITTEN = "<!-- Written by docs/generate.py; a test checks that it is current. -->"
+
+CLI_HEAD = """\
+# The command line
+
+Every command takes `-h`. RUN is a run's id or any unique prefix of one; where it stands in brackets it may be left out,
+and the newest run is meant. Every command that reads takes `--json`, whose shapes are stable.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | done; of `submit --wait`, `submit --follow` and `wait`: the run SUCCEEDED |
+| the script's own | the run FAILED with that code (1 when nobody knows it) |
+| 1 | unexpected: the traceback is kept in a file below the home, and its name is said |
+| 2 | the request cannot be done as it is: usage, job, source, target, run id, history, a full disk |
+| 5 | the platform refused, or could not be reached |
+| 69, 75, 124 | the run was LOST, PREEMPTED, TIMED_OUT |
+| 130 | the run was CANCELLED; or Ctrl-C: a run that was being followed goes on |
+| 141 | whoever read the output has left |
+
+An error is one sentence and a hint on standard error; a traceback is shown with `--debug` (or `CLOUDTRAIN_DEBUG=1`) only.
+With `--json` standard output holds `{"error", "hint", "phase", "exit_code"}` as well. `phase` tells a script that exits
+with 2 from a mistyped option: it is `client` when the command could not be done, and `run` when a run did not succeed.
+
+Ctrl-C while following or waiting detaches: the run goes on, and the command exits with 130 so that a chain of commands
+stops. `--on-interrupt cancel` cancels the run instead, on SIGTERM too, which is what a CI system wants.
+
+`CLOUDTRAIN_HOME` moves the history and the runs' folders. `NO_COLOR` switches colours off; a pipe never sees any.
+Completion for bash: `eval "$(_CLOUDTRAIN_COMPLETE=bash_source cloudtrain)"` (`zsh_source`, `fish_source` for others).
+"""
+
+SPEC_HEAD = """\
+# The job file
+
+YAML 1.2 or JSON. Unknown keys are errors, and all problems are told at once, each with its line. `cloudtrain schema` prints
+the JSON schema, and `cloudtrain init` writes a job file whose first line points an editor at it. Any value can be set on
+the command line: `--set resources.use_spot=true`. Hyperparameters, arguments and environment values arrive as the text
+that was written.
+"""
+
+
+def main() -> int:
+    """Write both pages, or with --check return 1 when one is not current."""
+    pages = {"cli.md": cli_page(), "spec.md": spec_page()}
+    stale = [
+        name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text
+    ]
+    if "--check" in sys.argv:
+        for name in stale:
+            sys.stdout.write(f"docs/{name} is not current: run python docs/generate.py\n")
+        return bool(stale)
+    for name in stale:
+        (DOCS / name).write_text(pages[name], "utf-8")
+        sys.stdout.write(f"docs/{name} written\n")
+    return 0
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Return the reference of all commands."""
+    from cloudtrain.cli import SECTIONS, program
+
+    parts = [CLI_HEAD.rstrip(), "", WRITTEN]
+    parent = click.Context(program, info_name="cloudtrain")
+    for section, names in SECTIONS.items():
+        parts += ["", f"## {section}"]
+        for name in names:
+            command = program.get_command(parent, name)
+            assert command is not None
+            parts += ["", f"### {name}", "", *_command(command, click.Context(command, info_name=name, parent=parent))]
+    return "\n".join(parts) + "\n"
+
+
+def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+    yield from ("```", usage, "```", "")
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        lines = paragraph.splitlines()
+        if lines and lines[0].strip() == "\b":
+            yield from ("```bash", *lines[1:], "```", "")
+        else:
+            yield from (*lines, "")
+    rows = [
+        row for param in command.params if not isinstance(param, click.Argument) and (row := param.get_help_record(ctx))
+    ]
+    yield "| option | |"
+    yield "| --- | --- |"
+    for option, text in rows:
+        yield f"| `{option}` | {_cell(text)} |"
+
+
+# -- the job file -----------------------------------------------------------------------------------------------------
+
+
+def spec_page() -> str:
+    """Return the reference of all keys of the job file."""
+    from cloudtrain.job import schema
+
+    whole = schema()
+    parts = [SPEC_HEAD.rstrip(), "", WRITTEN, "", "## job", "", *_table(whole, whole)]
+    for name in _order(whole):
+        part = _object(whole["$defs"][name])
+        parts += ["", f"## {_key_of(whole, name)}", ""]
+        if said := part.get("description"):
+            parts += [said, ""]
+        parts += _table(part, whole)
+    return "\n".join(parts) + "\n"
+
+
+def _object(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the mapping among the forms of a part that may be written shortly as well."""
+    return next((choice for choice in part.get("anyOf", ()) if "properties" in choice), part)
+
+
+def _order(whole: dict[str, Any]) -> list[str]:
+    """Return the names of the parts in the order in which the job's keys use them."""
+    text = [name for value in whole["properties"].values() for name in _names(value)]
+    return list(dict.fromkeys([*text, *whole["$defs"]]))
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner.rpartition("/")[2]
+            else:
+                yield from _names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names(inner)
+
+
+def _key_of(whole: dict[str, Any], name: str) -> str:
+    key = next((key for key, value in whole["properties"].items() if name in _names(value)), name.lower())
+    each = "additionalProperties" in whole["properties"].get(key, {})
+    return f"{key}.NAME" if each else key
+
+
+def _table(part: dict[str, Any], whole: dict[str, Any]) -> Iterator[str]:
+    yield "| key | type | default | |"
+    yield "| --- | --- | --- | --- |"
+    required = part.get("required", ())
+    for key, value in part["properties"].items():
+        default = "required" if key in required else _default(value.get("default"))
+        yield f"| `{key}` | {_type(value, whole)} | {default} | {_cell(_said(value, whole))} |"
+
+
+def _said(value: dict[str, Any], whole: dict[str, Any]) -> str:
+    """Return the description of a key, or of the part that it refers to."""
+    name = next(iter(_names(value)), "")
+    text: str = value.get("description") or _object(whole["$defs"].get(name, {})).get("description", "")
+    return text.split("\n\n")[0]
+
+
+def _default(value: Any) -> str:
+    import json
+
+    if value in (None, "", {}, []):
+        return ""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _type(value: dict[str, Any], whole: dict[str, Any]) -> str:
+    if "$ref" in value:
+        key = _key_of(whole, value["$ref"].rpartition("/")[2])
+        return f"[{key}](#{key.lower().replace('.', '')})"
+    if "enum" in value:
+        return " ".join(f"`{choice}`" for choice in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    if choices := value.get("anyOf") or value.get("allOf") or value.get("oneOf"):
+        if {choice.get("type") for choice in choices} == {"string", "integer", "number", "boolean"}:
+            return "text, a number, true or false"
+        kinds = dict.fromkeys(_type(choice, whole) for choice in choices if choice.get("type") != "null")
+        return " or ".join(kinds)
+    kind = value.get("type", "any")
+    if kind == "array":
+        return f"list of {_type(value.get('items', {}), whole)}"
+    if kind == "object":
+        inner = value.get("additionalProperties")
+        return f"name: {_type(inner, whole)}" if isinstance(inner, dict) else "mapping"
+    return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(kind, str(kind))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""plan, init, package, schema and doctor: what is said before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from cloudtrain import registry
+from cloudtrain.backend import Plan
+from cloudtrain.job import Job
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_json_is_the_plan(cli, project):
+    shown = cli("plan", "train.py", "--json", "--nodes", "2", "--", "--lr", "1e-4")
+    plan = Plan.from_json(shown.out)
+    assert {"backend", "run_id", "request", "bundle", "manifest", "job"} <= shown.json.keys()
+    assert (plan.backend, plan.manifest["nodes"], list(plan.manifest["argv"])) == (
+        "local",
+        2,
+        ["train.py", "--lr", "1e-4"],
+    )
+
+
+def test_plan_for_people_is_a_summary_and_the_request(cli, project):
+    shown = cli("plan", "train.py", "--set", "limits.max_runtime=90s")
+    head, _, request = shown.out.partition("request:\n")
+    assert "would go to local" in head and "at most 1m 30s" in head and "train.py" in head
+    assert len(json.loads(request)["nodes"]) == 1
+    assert "\x1b" not in shown.out
+
+
+def test_plan_into_a_file(cli, project):
+    shown = cli("plan", "train.py", "-o", "my plan.json", "--key", "k")
+    plan = Plan.from_json(Path("my plan.json").read_text())
+    assert plan.run_id in shown.out
+    assert "cloudtrain submit 'my plan.json'" in shown.out
+    assert cli("plan", "train.py", "-o", "-", "--key", "k").json["run_id"] == plan.run_id
+    assert cli("plan", "my plan.json", "--json").out == Path("my plan.json").read_text()
+
+
+def test_plan_stores_no_run(cli, project):
+    cli("plan", "train.py")
+    assert cli("ls", "--json").json == []
+
+
+def test_the_target_of_the_command_line_wins(cli, project):
+    (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\npython = "/opt/python"\n')
+    (project / "job.yaml").write_text("entrypoint: train.py\ntarget: local\n")
+    plan = cli("plan", "-t", "near", "--json").json
+    assert (plan["target"], plan["backend"]) == ("near", "local")
+    assert plan["request"]["nodes"][0]["argv"][0] == "/opt/python"
+    assert "near (local)" in cli("plan", "-t", "near").out
+
+
+# -- init -------------------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_job_that_is_one(cli, project):
+    shown = cli("init")
+    assert shown.code == 0 and "job.yaml  runs train.py" in shown.out
+    text = Path("job.yaml").read_text()
+    assert text.splitlines()[0] == "# yaml-language-server: $schema=job.schema.json"
+    jsonschema.validate(yaml.safe_load(text), json.loads(Path("job.schema.json").read_text()))
+    job = Job.load("job.yaml")
+    assert (job.entrypoint, job.source, job.name) == ("train.py", str(project), "project")
+    assert cli("plan", "--json").json["manifest"]["argv"] == ["train.py"]
+
+
+def test_init_never_writes_over_a_file(cli, project):
+    Path("job.yaml").write_text("mine")
+    shown = cli("init")
+    assert shown.code == 2 and "is there already" in shown.err and "--force" in shown.err
+    assert Path("job.yaml").read_text() == "mine"
+    assert not Path("job.schema.json").exists()
+    assert cli("init", "--force").code == 0
+    os.remove("job.yaml")
+    os.symlink("nowhere", "job.yaml")  # a link that leads nowhere is something too
+    assert cli("init").code == 2
+
+
+def test_init_finds_the_script(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.py").touch()
+    assert "uses the shared trainer" in cli("init", "-o", "a.yaml").out
+    (tmp_path / "fit.py").touch()
+    assert "runs fit.py" in cli("init", "-o", "b.yaml").out
+    (tmp_path / "other.py").touch()
+    shown = cli("init", "-o", "c.yaml")
+    assert shown.code == 2 and "fit.py, other.py" in shown.err
+    (tmp_path / "main.py").touch()
+    assert "runs main.py" in cli("init", "-o", "d.yaml").out
+    assert "uses the shared trainer" in cli("init", "-o", "e.yaml", "--trainer").out
+    assert "runs other.py" in cli("init", "other.py", "-o", "f.yaml").out
+    for name in "abdef":
+        Job.load(f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", ["my train.py", "no", "#x.py", "ü.py", "a: b.py", "@x.py"])
+def test_init_quotes_what_yaml_would_misread(cli, project, name):
+    (project / name).write_text("#!/usr/bin/env python3\n")
+    assert cli("init", f"./{name}").code == 0
+    assert Job.load("job.yaml").entrypoint == name
+
+
+def test_init_for_a_script_elsewhere_is_refused(cli, project, tmp_path):
+    (tmp_path / "far.py").touch()
+    shown = cli("init", tmp_path / "far.py")
+    assert shown.code == 2 and "lies outside" in shown.err
+
+
+def test_init_knows_targets(cli, project):
+    (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\n')
+    assert cli("init", "-t", "near").code == 0
+    assert Job.load("job.yaml").target == "near"
+    assert cli("init", "-t", "far", "--force").code == 2
+
+
+def test_the_shared_trainer_knows_what_init_writes(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli("init")
+    argv = cli("plan", "--json").json["manifest"]["argv"]
+    assert argv[0] == ".cloudtrain/train.py"
+    script = "import sys; from arguments import parse; parse(sys.argv[1:])"
+    entrypoints = Path(__file__).parents[2] / "entrypoints"
+    subprocess.run([sys.executable, "-c", script, *argv[1:]], check=True, cwd=entrypoints)
+
+
+# -- package ----------------------------------------------------------------------------------------------------------
+
+
+def test_package_list_json(cli, project):
+    (project / "data").mkdir()
+    (project / "data" / "x.txt").write_text("four")
+    data = cli("package", "--list", "--json").json
+    assert list(data) == ["sha256", "files"]
+    assert {"path": "data/x.txt", "size": 4} in data["files"]
+    assert data["sha256"] == cli("plan", "train.py", "--json").json["bundle"]["sha256"]
+    assert cli("package", ".", "--json").json["files"] == 2
+
+
+def test_package_for_people(cli, project):
+    shown = cli("package", "--list")
+    assert "train.py" in shown.out and "1 files" not in shown.out and "sha256" in shown.out
+
+
+def test_package_says_why(cli, project):
+    (project / ".cloudtrainignore").write_text("*.bin\n")
+    (project / "big.bin").write_text("x")
+    out = cli("package", "--why", "big.bin").out
+    assert "big.bin" in out and ".cloudtrainignore" in out
+    assert cli("package", "--why", "train.py", "--json").json["path"] == "train.py"
+
+
+def test_package_of_a_job_is_its_source(cli, project, tmp_path):
+    (project / "src").mkdir()
+    (project / "src" / "train.py").write_text("print(1)\n")
+    (project / "job.yaml").write_text("source: src\nentrypoint: train.py\n")
+    for words in ([], ["job.yaml"], ["src"]):
+        assert [file["path"] for file in cli("package", *words, "--list", "--json").json["files"]] == ["train.py"]
+
+
+# -- schema and doctor ------------------------------------------------------------------------------------------------
+
+
+def test_schema(cli, project):
+    shown = cli("schema")
+    jsonschema.Draft202012Validator.check_schema(shown.json)
+    assert cli("schema", "-o", "s.json").code == 0
+    assert Path("s.json").read_text() == shown.out
+
+
+def test_doctor_finds_this_machine_fit(cli, project):
+    shown = cli("doctor", "--json")
+    rows = {row["what"]: row for row in shown.json}
+    assert {"cloudtrain", "python", "git", "home", "torch", "backend local"} <= rows.keys()
+    assert shown.code == (1 if any(row["ok"] is False for row in rows.values()) else 0)
+    assert rows["backend local"]["ok"] is True
+    assert "ready" in cli("doctor").out
+
+
+def test_doctor_names_what_stands_in_the_way(cli, project, monkeypatch):
+    (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\npython = "/nowhere/python"\n')
+    shown = cli("doctor", "near")
+    assert shown.code == 1
+    assert "PROBLEM" in shown.out and "/nowhere/python" in shown.out and "1 problem" in shown.out
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "install git" in cli("doctor").out
+
+
+def test_doctor_reports_a_history_that_cannot_be_used(cli, home):
+    home.mkdir()
+    (home / "history.sqlite3").mkdir()
+    shown = cli("doctor")
+    assert shown.code == 1 and "history" in shown.out and "Traceback" not in shown.err
+
+
+def test_doctor_of_a_backend_whose_extra_is_missing(cli, monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "far", ("a_module_that_is_not_there:Backend", "far"))
+    shown = cli("doctor", "far")
+    assert shown.code == 2 and "pip install 'cloudtrain[far]'" in shown.err

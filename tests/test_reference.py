@@ -1,0 +1,47 @@
+"""docs/cli.md and docs/spec.md are what the code says, and name everything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from cloudtrain.cli import COMMANDS
+from cloudtrain.job import schema
+from tests.conftest import WAIT_S
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_reference_is_current():
+    done = subprocess.run(
+        [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stale_reference_is_noticed(tmp_path):
+    for name in ("generate.py", "cli.md", "spec.md"):
+        (tmp_path / name).write_bytes((DOCS / name).read_bytes())
+    (tmp_path / "cli.md").write_text("old")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 1
+    assert "docs/cli.md is not current" in done.stdout and "spec.md" not in done.stdout
+
+
+def test_every_command_has_its_section():
+    text = (DOCS / "cli.md").read_text()
+    for name, line in COMMANDS.items():
+        assert f"\n### {name}\n" in text
+        assert f"\n{line}\n" in text
+
+
+def test_every_key_of_a_job_has_its_row():
+    text = (DOCS / "spec.md").read_text()
+    keys = [*schema()["properties"]]
+    for part in schema()["$defs"].values():
+        keys += [key for form in [part, *part.get("anyOf", ())] for key in form.get("properties", ())]
+    assert len(keys) > 40
+    assert [key for key in keys if f"| `{key}` |" not in text] == []
