@@ -1,0 +1,82 @@
+"""How fast a log is read: 1,000,000 lines of 8 nodes through the real command line, whole and from a cursor.
+
+    python benchmarks/logs.py [--lines 1000000] [--rounds 3]
+
+The lines are written into the folders of a finished run of 8 simulated nodes, in the form that the launcher writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measure import Sample, interleaved, median, process, report, spread, table
+
+NODES = 8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    program = str(Path(sys.executable).parent / "cloudtrain")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "hello.py").write_text("print('hello')\n")
+        env = dict(os.environ, CLOUDTRAIN_HOME=str(folder / "home"))
+        submit = [program, "submit", "hello.py", "--nodes", str(NODES), "--wait", "--json"]
+        shown = subprocess.run(submit, cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
+        run_id = json.loads(shown.splitlines()[0])["run_id"]
+        attempt = folder / "home" / "runs" / run_id / "a1"
+        each = arguments.lines // NODES
+        for node in range(NODES):
+            with (attempt / f"node-{node}" / "log").open("w") as log:
+                for n in range(each):
+                    at = f"2026-01-01T{n // 3_600_000:02d}:{n // 60_000 % 60:02d}:{n // 1000 % 60:02d}.{n % 1000:03d}000Z"
+                    log.write(f"{n} {node} {at} step {n} loss 3.14159 and some more words as scripts print them\n")
+
+        def read(*extra: str) -> Sample:
+            return process(
+                ["/bin/sh", "-c", 'exec "$@" > "$OUT"', "sh", program, "logs", run_id, *extra], env | {"OUT": str(out)}
+            )
+
+        out = folder / "out"
+        found = interleaved(
+            {
+                "logs": lambda: read(),
+                "logs -f": lambda: read("-f"),
+                "logs --json": lambda: read("--json"),
+            },
+            arguments.rounds,
+            warm=0,
+        )
+        read()
+        with out.open("rb") as file:
+            lines = sum(1 for _ in file)
+        if lines != each * NODES:
+            sys.exit(f"{lines:,} lines came out of {each * NODES:,}")
+    rates = {name: lines / median(samples, "wall") for name, samples in found.items()}
+    body = table(
+        [
+            (name, f"{rates[name]:,.0f}", spread(samples, "cpu"), spread(samples, "wall"))
+            for name, samples in found.items()
+        ],
+        ["command", "lines/s", "CPU s: median (min to max)", "wall s: median (min to max)"],
+    )
+    body += f"\n\n{lines:,} lines of {NODES} nodes, all of them counted at the other end, {arguments.rounds} rounds."
+    return report(
+        "logs",
+        "Reading a log",
+        body,
+        [("seconds for 200,000 lines, following", 200_000 / rates["logs -f"], 1.0)],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
