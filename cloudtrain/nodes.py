@@ -31,6 +31,7 @@ from cloudtrain.process import boot_id, start_time
 from cloudtrain.state import State, Status
 
 CHUNK = 1 << 20  # bytes read of a log at a time
+BIRTH_S = 30.0  # how long a started supervisor may take to its first word
 TAIL_S = 0.03  # how often a followed log is looked at
 _Raw = tuple[str, int, int, int, str, int]  # at, node, rank, seq, text, offset behind the line
 
@@ -63,6 +64,22 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
             shell.communicate(json.dumps(secrets).encode())
         except OSError as error:
             raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
+    return True
+
+
+def begun(node: Path) -> bool:
+    """Return whether a node's supervisor took up its work; waits for one that is about to (blocking, seconds at most).
+
+    One whose starter was killed before it had given the secrets ends without a word, and may be started again.
+    """
+    deadline = time.monotonic() + BIRTH_S
+    while time.monotonic() < deadline:
+        if read_status(node) is not None or (node / "cancel").exists():
+            return True
+        unborn = _unborn(node)
+        if unborn is None or unborn.state is not State.STARTING:
+            return read_status(node) is not None
+        time.sleep(0.01)
     return True
 
 

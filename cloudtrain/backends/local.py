@@ -156,8 +156,8 @@ class LocalBackend:
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        started = [node for node in _nodes(folder) if (node / "started").exists()]
-        return str(folder) if started and len(started) == len(_nodes(folder)) else None
+        places = _nodes(folder)
+        return str(folder) if places and all(nodes.begun(place) for place in places) else None
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
