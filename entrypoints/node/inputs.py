@@ -51,7 +51,8 @@ def _download(name: str, uri: str, scheme: str, into: str, log: Log) -> str:
         files, paths = fsspec.core.url_to_fs(uri)
         single = not uri.endswith("/") and files.isfile(paths)
         target = os.path.join(into, os.path.basename(paths)) if single else into
-        files.get(paths, target, recursive=not single)
+        # With a slash at its end a prefix stands for what is below it, whether the folder exists or not.
+        files.get(paths if single else paths.rstrip("/") + "/", target, recursive=not single)
     except OSError as error:
         if getattr(error, "errno", None) == 28:
             raise

@@ -67,9 +67,19 @@ def digest(wanted: str, source: str) -> str:
     parts = [wanted, sys.version, sys.executable]
     for place in packages():
         parts += [place, *sorted(name for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info")))]
-    if re.search(r"^\s*(?:[./]|-e\b|--editable\b)|file:", wanted, re.M):
+    if any(map(is_local, wanted.splitlines())):
         parts.append(source)  # a package within the source: nobody knows whether it has changed
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def is_local(line: str) -> bool:
+    """Return whether a line of a requirements file asks for something that lies in the source."""
+    line = line.partition(" #")[0].strip()
+    if line.startswith(("-e", "--editable")):
+        return True
+    return not line.startswith(("-", "#")) and (
+        "file:" in line or ("/" in line and "://" not in line) or line[:1] == "."
+    )
 
 
 def packages() -> list[str]:
@@ -90,8 +100,8 @@ def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
         except metadata.PackageNotFoundError:
             pass
     install = ["install", "--progress-bar", "off", "-r", path, "-c", constraints]
-    code, said = run([sys.executable, *PIP, *install, "--no-index", "--dry-run", "-q"], path, environ)
-    if code == 0:
+    code, said = run([sys.executable, *PIP, *install, "--no-index", "--dry-run"], path, environ)
+    if code == 0 and not any(line.startswith("Would install") for line in said):
         log.say(f"{os.path.basename(path)}: everything is installed already")
         return sys.executable
     if any("No module named pip" in line for line in said):

@@ -65,13 +65,14 @@ def _read(source: str, given: Mapping[str, str]) -> str:
 def _file(path: str) -> str:
     path = os.path.expanduser(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise _Absent(error.strerror or str(error)) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise _Absent("not a file")
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _Absent("not a file")
         # A secret that others can read is an accident to be told of, not a reason to look elsewhere.
         if stat.S_IMODE(found.st_mode) & 0o177:
             mode = f"{stat.S_IMODE(found.st_mode):o}"

@@ -7,7 +7,6 @@ signals and the guard's death are noticed meanwhile.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -21,25 +20,20 @@ from . import processes
 from .channel import JOIN_S, Listener, World
 from .gang import EXIT_REFUSED, Verdict, launcher_code, refusal
 from .hub import Hub
+from .intake import alone, check_world, sagemaker_file, standard_input
 from .loop import Loop
 from .member import Member
-from .orders import Orders, Refused
+from .orders import Refused
 from .output import Log
 from .prepare import prepare
 from .ranks import Prepared, Ranks, command, environment
 from .status import Status, stamp
 from .usage import EVERY_S, Usage
 
-TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
-if TYPE_CHECKING:
-    from typing import Any
-
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
-STDIN_S = 60
 EXIT_BROKEN = 70  # an error of the launcher itself
-SAGEMAKER_CONFIG = "/opt/ml/input/config"
 
 
 class Supervisor:
@@ -99,12 +93,10 @@ class Supervisor:
             self._loop.watch(self._lifeline, self._guard_gone)
 
     def _begin(self) -> None:
-        config, hyperparameters = (
-            _text(os.path.join(SAGEMAKER_CONFIG, name)) for name in ("resourceconfig.json", "hyperparameters.json")
-        )
+        config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
         self._orders = orders = manifests.decode(manifests.pieces(self._environ, hyperparameters))
         self._cluster = cluster = clusters.resolve(self._environ, config)
-        given = _standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
+        given = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
         for value in (given.get("token"), *(given.get("secrets") or {}).values()):
             if value:
                 self.log.hide(value)
@@ -299,28 +291,6 @@ class Supervisor:
         return code
 
 
-def check_world(orders: Orders, cluster: clusters.Cluster, environ: Mapping[str, str]) -> None:
-    """Refuse a world that is not what was asked for."""
-    if cluster.launched:
-        real = int(environ["WORLD_SIZE"])
-        if real != orders.world_size:
-            raise Refused(f"{orders.world_size} processes were asked for, another launcher started {real}")
-    elif cluster.nodes is not None and not orders.fewest_nodes <= cluster.nodes <= orders.nodes:
-        raise Refused(f"{orders.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
-    elif not 0 <= cluster.node_rank < orders.nodes:
-        raise Refused(f"node rank {cluster.node_rank} is not one of {orders.nodes} nodes")
-    elif cluster.node_rank > 0 and not cluster.control_port:
-        raise Refused("CLOUDTRAIN_CONTROL is not set, so node 0 cannot be found")
-    elif cluster.nodes is not None:
-        orders.nodes = cluster.nodes  # min_nodes allows it
-
-
-def alone(orders: Orders) -> Orders:
-    """Return the orders of one rank that another launcher has started: it has no peers of ours to wait for."""
-    orders.nodes = orders.processes_per_node = 1
-    return orders
-
-
 def manner(code: int) -> str:
     """Return how a process ended, in words."""
     if code <= 128:
@@ -330,40 +300,6 @@ def manner(code: int) -> str:
     except ValueError:
         return f"exited with code {code}"
     return f"was killed by signal {code - 128} ({name})"
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _standard_input() -> dict[str, Any]:
-    """Return the JSON object on standard input, and leave nothing there; raises Refused."""
-    import json
-
-    text = b""
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    while poll.poll(STDIN_S * 1000):
-        data = os.read(0, 65536)
-        if not data:
-            break
-        text += data
-    else:
-        raise Refused(f"standard input did not end within {STDIN_S} s")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    try:
-        found = json.loads(text) if text.strip() else {}
-        if not isinstance(found, dict):
-            raise ValueError
-    except ValueError:
-        raise Refused("standard input does not hold one JSON object") from None
-    return found
 
 
 def main(source: str, guard: int, lifeline: int) -> int:

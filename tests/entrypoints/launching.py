@@ -10,26 +10,42 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cloudtrain.manifest import Manifest
 from node import processes
+
+from cloudtrain.manifest import Manifest
 from tests.conftest import WAIT_S, wait_for
 
 ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
 # What the shell that runs the tests may have set for launchers of its own.
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("CLOUDTRAIN_", "SLURM_", "SM_", "PET_"))}
+CLEAN = {
+    name: value for name, value in os.environ.items() if not name.startswith(("CLOUDTRAIN_", "SLURM_", "SM_", "PET_"))
+}
 
 
 class Attempt:
     """An attempt with its nodes; `script` is the text of train.py. To be used with `with`: nothing outlives it."""
 
-    def __init__(self, root: Path, script: str = "", *, nodes: int = 1, processes: int = 1, argv: tuple[str, ...] = ("train.py",),
-                 files: dict[str, str] | None = None, stdin: dict | None = None, environ: dict[str, str] | None = None,
-                 python: str = sys.executable, **manifest) -> None:
+    def __init__(
+        self,
+        root: Path,
+        script: str = "",
+        *,
+        nodes: int = 1,
+        processes: int = 1,
+        argv: tuple[str, ...] = ("train.py",),
+        files: dict[str, str] | None = None,
+        stdin: dict | None = None,
+        environ: dict[str, str] | None = None,
+        python: str = sys.executable,
+        **manifest,
+    ) -> None:
         self.root = root
         self.python = python
         self.stdin = stdin
         self.environ = environ or {}
-        self.manifest = Manifest(run_id="run", attempt=1, argv=argv, nodes=nodes, processes_per_node=processes, **manifest)
+        self.manifest = Manifest(
+            run_id="run", attempt=1, argv=argv, nodes=nodes, processes_per_node=processes, **manifest
+        )
         self.pieces = self.manifest.encode()
         self.folders = [root / f"node-{rank}" for rank in range(nodes)]
         for folder in self.folders:

@@ -14,7 +14,16 @@ import pytest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
 
-OLDEST = shutil.which("python3.9") or next(map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python3")), None)
+
+def _oldest() -> str | None:
+    """Return a Python 3.9 that runs; a version manager's shim on PATH may not."""
+    for found in (shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python3"))):
+        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    return None
+
+
+OLDEST = _oldest()
 SHOW_ENV = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -22,7 +31,12 @@ def test_a_script_runs_and_its_end_is_recorded(tmp_path: Path):
     with Attempt(tmp_path, "print('hello')") as attempt:
         assert attempt.run() == [0]
         status = attempt.status()
-        assert (status["state"], status["exit_code"], status["by"], status["failed_rank"]) == ("SUCCEEDED", 0, "script", None)
+        assert (status["state"], status["exit_code"], status["by"], status["failed_rank"]) == (
+            "SUCCEEDED",
+            0,
+            "script",
+            None,
+        )
         assert status["started_at"] <= status["ended_at"] and status["world_size"] == 1
         assert attempt.texts(0) == ["hello"]
         states = [event["state"] for event in attempt.events("state")]
@@ -48,7 +62,12 @@ def test_the_scripts_exit_code_is_the_launchers(tmp_path: Path, code: int):
     with Attempt(tmp_path, f"import os; os._exit({code})") as attempt:
         assert attempt.run() == [code]
         status = attempt.status()
-        assert (status["state"], status["exit_code"], status["by"], status["failed_rank"]) == ("FAILED", code, "script", 0)
+        assert (status["state"], status["exit_code"], status["by"], status["failed_rank"]) == (
+            "FAILED",
+            code,
+            "script",
+            0,
+        )
         assert status["failed_at"] and str(code) in status["reason"] or code > 128
         assert attempt.events("result")[0]["by"] == "script"
 
@@ -75,40 +94,87 @@ time.sleep(300)
         assert (status["failed_rank"], status["reason"]) == (1, "rank 1 exited with code 41")
 
 
-HOSTILE = ("--lr", "3.0e-4", "", "a b", "'single' \"double\"", "$HOME `id` $(id)", "two\nlines", "tab\tand \\ back", "-", "--",
-           "--flag=--x", "ünï ☃ \U0001f600", "*", "\r", "--flag=--x", "%s {} \x7f")
+HOSTILE = (
+    "--lr",
+    "3.0e-4",
+    "",
+    "a b",
+    "'single' \"double\"",
+    "$HOME `id` $(id)",
+    "two\nlines",
+    "tab\tand \\ back",
+    "-",
+    "--",
+    "--flag=--x",
+    "ünï ☃ \U0001f600",
+    "*",
+    "\r",
+    "--flag=--x",
+    "%s {} \x7f",
+)
 
 
 def test_arguments_and_values_arrive_as_written(tmp_path: Path):
     script = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['V']]))"
-    with Attempt(tmp_path / "a b 'c' \"d\"", script, argv=("train.py", *HOSTILE), env={"V": "\n".join(HOSTILE)}) as attempt:
+    with Attempt(
+        tmp_path / "a b 'c' \"d\"", script, argv=("train.py", *HOSTILE), env={"V": "\n".join(HOSTILE)}
+    ) as attempt:
         assert attempt.run() == [0]
         assert json.loads(attempt.texts(0)[0]) == [list(HOSTILE), "\n".join(HOSTILE)]
 
 
 def test_modules_shell_scripts_and_odd_names_run_too(tmp_path: Path):
-    files = {"-odd.py": "print('odd')", "job.sh": "echo \"shell $1\"\nexit 5\n", "mod.py": "import sys; print(sys.argv[1:])"}
-    for number, (argv, said, code) in enumerate([
-        (("-odd.py",), "odd", 0), (("job.sh", "a b"), "shell a b", 5), (("-m", "mod", "x"), "['x']", 0),
-    ]):
+    files = {
+        "-odd.py": "print('odd')",
+        "job.sh": 'echo "shell $1"\nexit 5\n',
+        "mod.py": "import sys; print(sys.argv[1:])",
+    }
+    for number, (argv, said, code) in enumerate(
+        [
+            (("-odd.py",), "odd", 0),
+            (("job.sh", "a b"), "shell a b", 5),
+            (("-m", "mod", "x"), "['x']", 0),
+        ]
+    ):
         with Attempt(tmp_path / str(number), argv=argv, files=files) as attempt:
             assert attempt.run() == [code]
             assert attempt.texts(0) == [said]
 
 
 def test_ranks_see_their_place_and_not_the_launchers_orders(tmp_path: Path):
-    with Attempt(tmp_path, SHOW_ENV, processes=2, environ={"RANK": "7", "WORLD_SIZE": "9", "TORCHELASTIC_RUN_ID": "x"},
-                 env={"MINE": "1", "OMP_NUM_THREADS": "3"}, checkpoint={"every_s": 900, "every_steps": None, "keep": 3},
-                 parallelism={"strategy": "ddp"}) as attempt:
+    with Attempt(
+        tmp_path,
+        SHOW_ENV,
+        processes=2,
+        environ={"RANK": "7", "WORLD_SIZE": "9", "TORCHELASTIC_RUN_ID": "x"},
+        env={"MINE": "1", "OMP_NUM_THREADS": "3"},
+        checkpoint={"every_s": 900, "every_steps": None, "keep": 3},
+        parallelism={"strategy": "ddp"},
+    ) as attempt:
         assert attempt.run() == [0]
         envs = [json.loads(attempt.texts(rank)[0]) for rank in (0, 1)]
     for rank, env in enumerate(envs):
-        assert {name: env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")} == {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "NODE_RANK": "0"}
+        assert {
+            name: env[name]
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+        } == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "NODE_RANK": "0",
+        }
         assert env["MASTER_ADDR"] == "127.0.0.1" and int(env["MASTER_PORT"]) > 1023
-        assert env["ACCELERATE_USE_CPU"] == "true" and env["CUDA_VISIBLE_DEVICES"] == "" and env["PYTHONUNBUFFERED"] == "1"
+        assert (
+            env["ACCELERATE_USE_CPU"] == "true" and env["CUDA_VISIBLE_DEVICES"] == "" and env["PYTHONUNBUFFERED"] == "1"
+        )
         assert (env["MINE"], env["OMP_NUM_THREADS"]) == ("1", "3")
-        assert (env["CLOUDTRAIN_RUN_ID"], env["CLOUDTRAIN_ATTEMPT"], env["CLOUDTRAIN_ATTEMPT_ID"]) == ("run", "1", "run-a1")
+        assert (env["CLOUDTRAIN_RUN_ID"], env["CLOUDTRAIN_ATTEMPT"], env["CLOUDTRAIN_ATTEMPT_ID"]) == (
+            "run",
+            "1",
+            "run-a1",
+        )
         assert env["CLOUDTRAIN_CHECKPOINT_EVERY_S"] == "900" and "CLOUDTRAIN_CHECKPOINT_EVERY_STEPS" not in env
         assert json.loads(env["CLOUDTRAIN_PARALLELISM"]) == {"strategy": "ddp"}
         for name in ("CHECKPOINT", "OUTPUT", "MODEL"):
@@ -127,7 +193,10 @@ def test_a_plain_script_imports_the_runtime_and_its_own_modules(tmp_path: Path):
 
 def test_inputs_are_found_by_name(tmp_path: Path):
     (tmp_path / "data").mkdir()
-    inputs = {"my-train": {"uri": str(tmp_path / "data"), "mode": "copy"}, "eval": {"uri": f"file://{tmp_path}/data", "mode": "copy"}}
+    inputs = {
+        "my-train": {"uri": str(tmp_path / "data"), "mode": "copy"},
+        "eval": {"uri": f"file://{tmp_path}/data", "mode": "copy"},
+    }
     with Attempt(tmp_path / "a", SHOW_ENV, inputs=inputs) as attempt:
         assert attempt.run() == [0]
         env = json.loads(attempt.texts(0)[0])
@@ -135,18 +204,35 @@ def test_inputs_are_found_by_name(tmp_path: Path):
 
 
 REFUSED = {
-    "no script": (dict(argv=("absent.py",)), "the source has no file absent.py"),
-    "missing input": (dict(inputs={"train": {"uri": "/no/such", "mode": "copy"}}), "the input train does not exist on this node: /no/such"),
-    "missing secret": (dict(secrets={"TOKEN": ["env:TOKEN"]}), "the secret TOKEN was not found (env:TOKEN: not sent by the client)"),
-    "short secret": (dict(secrets={"PIN": ["env:PIN"]}), "the secret PIN has fewer than 4 characters and cannot be masked in the log"),
-    "gpus": (dict(gpus_per_node=2), "2 GPUs per node were asked for, this node may use none of 0"),
-    "cloud output": (dict(output="s3://b/p"), "output s3://b/p is in an object store, which is not supported yet; leave output out or give a path"),
-    "cloud input": (dict(inputs={"x": {"uri": "s3://b/x", "mode": "copy"}}), "the input x (s3://b/x) needs s3fs on the node: pip install s3fs"),
-    "cloud secret": (dict(secrets={"T": ["gcp-secretmanager:t"]}),
-                     "gcp-secretmanager:t needs google-cloud-secret-manager on the node: pip install google-cloud-secret-manager"),
-    "requirements": (dict(requirements="absent.txt"), "the requirements file absent.txt cannot be read"),
-    "interface": (dict(env={"GLOO_SOCKET_IFNAME": "nope0"}), "GLOO_SOCKET_IFNAME names nope0"),
-    "NUL": (dict(env={"X": "a\0b"}), "cannot be started: Invalid argument"),
+    "no script": ({"argv": ("absent.py",)}, "the source has no file absent.py"),
+    "missing input": (
+        {"inputs": {"train": {"uri": "/no/such", "mode": "copy"}}},
+        "the input train does not exist on this node: /no/such",
+    ),
+    "missing secret": (
+        {"secrets": {"TOKEN": ["env:TOKEN"]}},
+        "the secret TOKEN was not found (env:TOKEN: not sent by the client)",
+    ),
+    "short secret": (
+        {"secrets": {"PIN": ["env:PIN"]}},
+        "the secret PIN has fewer than 4 characters and cannot be masked in the log",
+    ),
+    "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were asked for, this node may use none of 0"),
+    "cloud output": (
+        {"output": "s3://b/p"},
+        "output s3://b/p is in an object store, which is not supported yet; leave output out or give a path",
+    ),
+    "cloud input": (
+        {"inputs": {"x": {"uri": "s3://b/x", "mode": "copy"}}},
+        "the input x (s3://b/x) needs s3fs on the node: pip install s3fs",
+    ),
+    "cloud secret": (
+        {"secrets": {"T": ["gcp-secretmanager:t"]}},
+        "gcp-secretmanager:t needs google-cloud-secret-manager on the node: pip install google-cloud-secret-manager",
+    ),
+    "requirements": ({"requirements": "absent.txt"}, "the requirements file absent.txt cannot be read"),
+    "interface": ({"env": {"GLOO_SOCKET_IFNAME": "nope0"}}, "GLOO_SOCKET_IFNAME names nope0"),
+    "NUL": ({"env": {"X": "a\0b"}}, "cannot be started: Invalid argument"),
 }
 
 
@@ -164,9 +250,12 @@ def test_what_cannot_begin_is_refused_in_one_sentence(tmp_path: Path, case: str)
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path):
-    for number, (pieces, reason) in enumerate([
-        (["xxxx"], "the manifest is damaged"), ([], "there is no manifest"),
-    ]):
+    for number, (pieces, reason) in enumerate(
+        [
+            (["xxxx"], "the manifest is damaged"),
+            ([], "there is no manifest"),
+        ]
+    ):
         with Attempt(tmp_path / str(number)) as attempt:
             attempt.pieces = pieces
             assert attempt.run() == [78]
@@ -198,17 +287,28 @@ def test_without_a_folder_the_log_is_the_launchers_output(tmp_path: Path):
 
 def test_another_launchers_rank_is_not_launched_again(tmp_path: Path):
     """Under torchrun: every process is one rank, with the names that torchrun gave it."""
-    outer = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    outer = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1234",
+    }
     with Attempt(tmp_path / "a", SHOW_ENV, processes=2) as attempt:
         attempt.environ = outer
         env = attempt.environment(0)
-        attempt.environment = lambda rank: {name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"}
+        attempt.environment = lambda rank: {
+            name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"
+        }
         assert attempt.run() == [0]
         seen = json.loads(attempt.texts(1)[0])
         assert {name: seen[name] for name in outer} == outer
     with Attempt(tmp_path / "b", SHOW_ENV, processes=3) as attempt:
         env = attempt.environment(0) | outer
-        attempt.environment = lambda rank: {name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"}
+        attempt.environment = lambda rank: {
+            name: value for name, value in env.items() if name != "CLOUDTRAIN_NODE_RANK"
+        }
         assert attempt.run() == [78]
         assert attempt.status()["reason"] == "3 processes were asked for, another launcher started 2"
 
@@ -217,9 +317,15 @@ def test_another_launchers_rank_is_not_launched_again(tmp_path: Path):
     OLDEST is None and "python3.9" not in os.environ.get("CLOUDTRAIN_REQUIRE", ""), reason="Python 3.9 is not installed"
 )
 def test_it_runs_on_python_3_9(tmp_path: Path):
-    with Attempt(tmp_path, "import sys, cloudtrain_runtime as r; r.emit('metric', step=1, loss=2.0); print(sys.version_info[:2])",
-                 nodes=2, processes=2, python=OLDEST, secrets={"T": ["env:T"]}, stdin={"secrets": {"env:T": "hidden"}, "token": "t" * 8},
-                 ) as attempt:
+    with Attempt(
+        tmp_path,
+        "import sys, cloudtrain_runtime as r; r.emit('metric', step=1, loss=2.0); print(sys.version_info[:2])",
+        nodes=2,
+        processes=2,
+        python=OLDEST,
+        secrets={"T": ["env:T"]},
+        stdin={"secrets": {"env:T": "hidden"}, "token": "t" * 8},
+    ) as attempt:
         assert attempt.run() == [0, 0]
         assert attempt.texts(3, node=1)[-1] == "(3, 9)"
 
@@ -227,8 +333,26 @@ def test_it_runs_on_python_3_9(tmp_path: Path):
 def test_supervisor_imports_nothing_heavy(tmp_path: Path):
     """Start-up is paid by every node of every attempt: these modules cost milliseconds each."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import node.supervisor; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-S", "-c", code, str(Path(__file__).parents[2] / "entrypoints")],
-                            capture_output=True, text=True, check=True).stdout.split()
-    heavy = {"asyncio", "ssl", "urllib.request", "multiprocessing", "subprocess", "typing", "dataclasses", "shutil", "hashlib", "logging",
-             "inspect", "tempfile", "importlib.metadata", "traceback"}
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", code, str(Path(__file__).parents[2] / "entrypoints")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    heavy = {
+        "asyncio",
+        "ssl",
+        "urllib.request",
+        "multiprocessing",
+        "subprocess",
+        "typing",
+        "dataclasses",
+        "shutil",
+        "hashlib",
+        "logging",
+        "inspect",
+        "tempfile",
+        "importlib.metadata",
+        "traceback",
+    }
     assert not heavy & set(loaded)

@@ -61,7 +61,9 @@ def test_a_killed_half_of_the_launcher_is_outlived_by_the_other(tmp_path: Path, 
         code = attempt.wait()
         status = wait_for(lambda: attempt.status()["state"] == "LOST" and attempt.status(), "LOST")
         assert code == [69 if victim == "supervisor" else -9]
-        assert status["reason"] == ("the supervisor was killed by signal 9" if victim == "supervisor" else "the guard was killed")
+        assert status["reason"] == (
+            "the supervisor was killed by signal 9" if victim == "supervisor" else "the guard was killed"
+        )
         assert status["exit_code"] is None and status["ended_at"]
         nothing_left(attempt)
         assert attempt.events("result")[0]["state"] == "LOST"
@@ -73,7 +75,11 @@ def test_both_halves_killed_together_leave_only_what_bears_the_mark(tmp_path: Pa
     with Attempt(tmp_path, STAYS) as attempt:
         started(attempt, *ESCAPED)
         halves = attempt.guard(), attempt.supervisor()
-        ranks = [pid for pid in attempt.left() if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getsid(pid) == pid]
+        ranks = [
+            pid
+            for pid in attempt.left()
+            if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getsid(pid) == pid
+        ]
         for pid in halves:
             os.kill(pid, signal.SIGSTOP)
         for pid in halves:
@@ -200,8 +206,12 @@ def test_a_signal_to_every_process_at_once_is_a_request_too(tmp_path: Path):
 
 def test_a_rank_is_asked_and_its_children_are_not(tmp_path: Path):
     """A data loader's worker that is terminated would take the rank down before it can save."""
-    script = SAVES.format(code=0).replace("import os,", "import subprocess, os,").replace(
-        'print("up"', "child = subprocess.Popen(['sleep', '600'])\nprint(\"up\"").replace('print("saved"', 'print("child", child.poll()')
+    script = (
+        SAVES.format(code=0)
+        .replace("import os,", "import subprocess, os,")
+        .replace('print("up"', "child = subprocess.Popen(['sleep', '600'])\nprint(\"up\"")
+        .replace('print("saved"', 'print("child", child.poll()')
+    )
     with Attempt(tmp_path, script) as attempt:
         started(attempt, "up")
         attempt.launchers[0].send_signal(signal.SIGTERM)
@@ -228,12 +238,17 @@ def test_a_request_while_requirements_are_installed_ends_that_too(tmp_path: Path
 
 def test_as_the_first_process_of_a_container_it_reaps_and_obeys(tmp_path: Path):
     """PID 1 gets no default signal actions, and inherits every orphan of its namespace."""
-    script = "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        if os.fork() == 0: os._exit(0)\n        os._exit(0)\n" + SAVES.format(code=0)
+    script = (
+        "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        if os.fork() == 0: os._exit(0)\n        os._exit(0)\n"
+        + SAVES.format(code=0)
+    )
     with Attempt(tmp_path, script) as attempt:
         python = attempt.python
         user = "" if os.geteuid() == 0 else "--user --map-root-user"
         attempt.python = str(tmp_path / "contained")
-        Path(attempt.python).write_text(f"#!/bin/sh\nexec unshare {user} --pid --fork --mount-proc --kill-child {python} \"$@\"\n")
+        Path(attempt.python).write_text(
+            f'#!/bin/sh\nexec unshare {user} --pid --fork --mount-proc --kill-child {python} "$@"\n'
+        )
         os.chmod(attempt.python, 0o755)
         started(attempt, "up")
         outer = attempt.launchers[0].pid

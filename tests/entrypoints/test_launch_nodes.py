@@ -27,13 +27,18 @@ def agreed(attempt: Attempt) -> dict:
 
 
 def test_nodes_start_one_world(tmp_path: Path):
-    script = "import json, os; print(json.dumps({k: os.environ[k] for k in os.environ if 'RANK' in k or 'WORLD' in k or 'MASTER' in k}))"
+    script = "import json, os; print(json.dumps(dict(os.environ)))"
     with Attempt(tmp_path, script, nodes=3, processes=2, stdin={"token": "the attempt's token"}) as attempt:
         assert attempt.run() == [0, 0, 0]
         seen = {rank: json.loads(attempt.texts(rank, rank // 2)[0]) for rank in range(6)}
         for rank, env in seen.items():
             assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["NODE_RANK"], env["GROUP_RANK"]) == (
-                str(rank), "6", str(rank % 2), str(rank // 2), str(rank // 2))
+                str(rank),
+                "6",
+                str(rank % 2),
+                str(rank // 2),
+                str(rank // 2),
+            )
         assert len({env["MASTER_PORT"] for env in seen.values()}) == 1
         for node in range(3):
             (world,) = attempt.events("world", node)
@@ -73,8 +78,13 @@ time.sleep(600)
     with Attempt(tmp_path, script, nodes=2, processes=2) as attempt:
         assert attempt.run() == [23, 23]
         rank = 2 * node + 1
-        assert agreed(attempt) == {"state": "FAILED", "exit_code": 23, "by": "script", "failed_rank": rank,
-                                   "reason": f"node {node}: rank {rank} exited with code 23"}
+        assert agreed(attempt) == {
+            "state": "FAILED",
+            "exit_code": 23,
+            "by": "script",
+            "failed_rank": rank,
+            "reason": f"node {node}: rank {rank} exited with code 23",
+        }
         assert attempt.status(node)["failed_at"] and not attempt.status(1 - node)["failed_at"]
 
 
@@ -219,7 +229,15 @@ def test_only_who_knows_the_token_may_join(tmp_path: Path):
         with socket.create_connection((control["host"], control["port"])) as stranger:
             challenge = stranger.makefile().readline()
             assert json.loads(challenge)["kind"] == "challenge"
-            hello = {"kind": "hello", "node": 1, "hostname": "x", "processes": 1, "attempt": "run-a1", "nonce": "n", "proof": "guess"}
+            hello = {
+                "kind": "hello",
+                "node": 1,
+                "hostname": "x",
+                "processes": 1,
+                "attempt": "run-a1",
+                "nonce": "n",
+                "proof": "guess",
+            }
             stranger.sendall(json.dumps(hello).encode() + b"\n")
             answer = json.loads(stranger.makefile().readline())
             assert answer["reason"] == "node 1 does not know the attempt's token"
@@ -232,8 +250,10 @@ def test_only_who_knows_the_token_may_join(tmp_path: Path):
 
 
 def test_a_node_of_another_attempt_may_not_join(tmp_path: Path):
-    with Attempt(tmp_path / "old", UP, nodes=2, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "30"}) as old, \
-            Attempt(tmp_path / "new", UP, nodes=2) as new:
+    with (
+        Attempt(tmp_path / "old", UP, nodes=2, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "30"}) as old,
+        Attempt(tmp_path / "new", UP, nodes=2) as new,
+    ):
         new.manifest = type(new.manifest)(**{**new.manifest.to_dict(), "attempt": 2})
         new.pieces = new.manifest.encode()
         new.start(0)

@@ -1,0 +1,73 @@
+"""What reaches a launcher besides its environment, and whether the world that it finds is the one asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Mapping
+
+from .cluster import Cluster
+from .orders import Orders, Refused
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+STDIN_S = 60
+SAGEMAKER_CONFIG = "/opt/ml/input/config"
+
+
+def check_world(orders: Orders, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse a world that is not what was asked for."""
+    if cluster.launched:
+        real = int(environ["WORLD_SIZE"])
+        if real != orders.world_size:
+            raise Refused(f"{orders.world_size} processes were asked for, another launcher started {real}")
+    elif cluster.nodes is not None and not orders.fewest_nodes <= cluster.nodes <= orders.nodes:
+        raise Refused(f"{orders.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
+    elif not 0 <= cluster.node_rank < orders.nodes:
+        raise Refused(f"node rank {cluster.node_rank} is not one of {orders.nodes} nodes")
+    elif cluster.node_rank > 0 and not cluster.control_port:
+        raise Refused("CLOUDTRAIN_CONTROL is not set, so node 0 cannot be found")
+    elif cluster.nodes is not None:
+        orders.nodes = cluster.nodes  # min_nodes allows it
+
+
+def alone(orders: Orders) -> Orders:
+    """Return the orders of one rank that another launcher has started: it has no peers of ours to wait for."""
+    orders.nodes = orders.processes_per_node = 1
+    return orders
+
+
+def sagemaker_file(name: str) -> str:
+    """Return the text of one of SageMaker's configuration files, "" elsewhere."""
+    try:
+        with open(os.path.join(SAGEMAKER_CONFIG, name), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def standard_input() -> dict[str, Any]:
+    """Return the JSON object on standard input, and leave nothing there; raises Refused."""
+    text = b""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    while poll.poll(STDIN_S * 1000):
+        data = os.read(0, 65536)
+        if not data:
+            break
+        text += data
+    else:
+        raise Refused(f"standard input did not end within {STDIN_S} s")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        found = json.loads(text) if text.strip() else {}
+        if not isinstance(found, dict):
+            raise ValueError
+    except ValueError:
+        raise Refused("standard input does not hold one JSON object") from None
+    return found
