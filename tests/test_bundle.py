@@ -94,6 +94,17 @@ def test_runtime_files_are_the_entrypoints_without_tests_and_the_runtime_twice()
     assert ".cloudtrain/launch.py" in found
 
 
+def test_runtime_files_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch):
+    files = {"launch.py": "", "node/a.py": "", "tests/test_a.py": "", "node/__pycache__/b.py": "", "node/notes.txt": ""}
+    wanted = {".cloudtrain/launch.py", ".cloudtrain/node/a.py"}
+    monkeypatch.setattr(bundle, "__file__", str(tmp_path / "lib/cloudtrain/bundle.py"))
+    write(tmp_path / "lib", {f"entrypoints/{name}": text for name, text in files.items()})
+    assert dict(runtime_files()).keys() == wanted
+    write(tmp_path / "lib", {f"cloudtrain/_entrypoints/{name}": text for name, text in files.items()})
+    assert {path: file.parts[-2] for path, file in runtime_files()}[".cloudtrain/launch.py"] == "_entrypoints"
+    assert dict(runtime_files()).keys() == wanted
+
+
 def test_what_a_plan_says(source, into):
     head = git(source, "rev-parse", "HEAD").strip()
     made = Bundle.make(source, into)
