@@ -143,9 +143,10 @@ class Job(Spec):
         What follows from other fields (the strategy from the world, the number of attempts from use_spot) follows the
         changed ones.
         """
-        return type(self)(
-            **{**self._unfollowed(self.to_dict()), **{key: _plain(value) for key, value in changes.items()}}
-        )
+        data = self._unfollowed(self.to_dict())
+        made = type(self)(**{**data, **{key: _plain(value) for key, value in changes.items()}})
+        made._document = self._document
+        return made
 
     def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
         """Take what follows from other fields out of this job's data."""

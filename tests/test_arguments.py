@@ -69,6 +69,9 @@ def arguments(value, style="argparse", key="k"):
         ("hydra", "it's", [r"k='it\'s'"]),
         ("hydra", "c:\\", [r"k='c:\\'"]),
         ("hydra", "${x}", [r"k='\${x}'"]),
+        ("hydra", "\\${x}", [r"k='\\\${x}'"]),
+        ("hydra", "\\\\'\\${", [r"k='\\\\\'\\\${'"]),
+        ("hydra", "\\\n", ["k='\\\n'"]),
         ("hydra", "0123", ["k='0123'"]),
     ],
 )
@@ -196,7 +199,7 @@ def _hydra(text: str):
         assert closing, text
         inner, rest = text[1 : closing.end()], text[closing.end() + 1 :]
         inner = re.sub(r"(\\+)'", lambda m: "\\" * (len(m[1]) // 2) + "'", inner)
-        inner = re.sub(r"(\\+)$", lambda m: "\\" * (len(m[1]) // 2), inner)
+        inner = re.sub(r"(\\+)\Z", lambda m: "\\" * (len(m[1]) // 2), inner)
         # OmegaConf: an odd number of backslashes before ${ makes it text
         return re.sub(r"(\\+)\$\{", lambda m: "\\" * (len(m[1]) // 2) + "${", inner), rest
     plain = re.match(r"[^,\]]+", text)

@@ -352,6 +352,7 @@ def test_problems_of_others_get_their_lines(tmp_path):
         "name: x\nresources:\n  use_spot: true\noptions:\n  ssh:\n    hosts:\n    - a: 1\n    - b: 2\n"
     )
     made = Job.load(tmp_path / "job.yaml").model_copy(update={"labels": {"user": "me"}})
+    assert made.bind(["requirements.txt"]).located([Problem("m", "name")])[0].line == 1
     found = made.located(
         [
             Problem("m", path)
