@@ -79,6 +79,12 @@ def fetch_git(url: str, into: Path) -> tuple[Path, str]:
     return path, commit
 
 
+def pin(url: str, commit: str) -> str:
+    """Return the address of the same source at one commit."""
+    remote = Remote.parse(url)
+    return f"git+{remote.address}@{commit}" + (f"#subdirectory={remote.subdirectory}" if remote.subdirectory else "")
+
+
 def hide(text: str) -> str:
     """Return a text without the user names and passwords of the addresses in it."""
     return re.sub(r"(ssh://[^/@:\s]*):[^@/\s]*@", r"\1:***@", _USER.sub(r"\1***@", text))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, registry, watch
+from cloudtrain import checkout, config, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
@@ -123,14 +123,18 @@ class Submitter:
         """Return the bundle of a job's source, made or found below the home."""
         job = resolved.job
         needed = [name for name in (_script(job.entrypoint), job.environment.requirements) if name]
-        return Bundle.make(Path(job.source), self.home / "bundles", must_have=needed)
+        folder = checkout.fetch_git(job.source, self.home / "sources")[0] if _remote(job) else Path(job.source)
+        return Bundle.make(folder, self.home / "bundles", must_have=needed)
 
     def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
         """Return the plan of a job over a bundle, under a new run id or the one of `key`."""
         labels = {"user": _label(getpass.getuser()), **resolved.job.labels}
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
-        job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update={"labels": labels})
+        changes: dict[str, Any] = {"labels": labels}
+        if _remote(resolved.job) and bundle.commit:
+            changes["source"] = checkout.pin(resolved.job.source, bundle.commit)
+        job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update=changes)
         backend = self.backend(resolved)
         return replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
 
@@ -234,6 +238,10 @@ def identity(plan: Plan) -> str:
 def _script(entrypoint: str | None) -> str | None:
     """Return the file that an entrypoint needs in the source, where it names one."""
     return entrypoint if entrypoint and not entrypoint.startswith("-m") else None
+
+
+def _remote(job: Job) -> bool:
+    return job.source.startswith("git+")
 
 
 def _label(text: str) -> str:

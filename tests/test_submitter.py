@@ -110,6 +110,18 @@ def test_labels_are_added(submitter, job, source):
     assert submitter.plan(job).job["labels"]["commit"].endswith("-dirty")
 
 
+def test_a_git_source_is_pinned(submitter, job, source):
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "x"], ["checkout", "-q", "--detach"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    address = source.as_uri()
+    plan = submitter.plan(job.replace(source=f"git+{address}@main"))
+    assert plan.job["source"] == f"git+{address}@{commit}" and plan.bundle["commit"] == commit
+    assert plan.bundle["source_sha256"] == submitter.plan(job).bundle["source_sha256"]
+    assert submitter.submit_plan(plan).run_id == plan.run_id
+
+
 def test_run_ids():
     assert run_id("a") != run_id("a")
     assert run_id("a", "key") == run_id("a", "key") != run_id("a", "other")
