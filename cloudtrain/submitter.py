@@ -277,12 +277,11 @@ def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str) -> list
     """Return what the backend's own model finds wrong with its options."""
     from pydantic import ValidationError
 
+    from cloudtrain import problems
+
+    model = kind.options()
     try:
-        kind.options().model_validate(options)
+        model.model_validate(options)
     except ValidationError as error:
-        known = ", ".join(sorted(kind.options().model_fields))
-        return [
-            Problem(found["msg"].lower(), ".".join(["options", name, *map(str, found["loc"])]), f"known: {known}")
-            for found in error.errors()
-        ]
+        return problems.explain(error, model, prefix=("options", name))
     return []
