@@ -60,8 +60,8 @@ class Database:
         """Give the connection inside one transaction, which is undone when the block raises; raises StoreError."""
         with self._mapped():
             db = self.open()
-            db.execute("BEGIN IMMEDIATE")
             try:
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
@@ -100,11 +100,18 @@ class Database:
                 f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"
             ) from None
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        try:
+            self._prepare(db, locked)
+        except BaseException:  # Ctrl-C in the middle of a migration must not leave its transaction open
+            db.close()
+            raise
+        return db
+
+    def _prepare(self, db: sqlite3.Connection, locked: bool) -> None:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > len(MIGRATIONS):
-            db.close()
             raise StoreError(
                 f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {len(MIGRATIONS)})",
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
@@ -117,7 +124,6 @@ class Database:
                 if to_wal:
                     db.execute("PRAGMA journal_mode = WAL")
                 migrate(db)
-        return db
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
