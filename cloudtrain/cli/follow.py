@@ -155,10 +155,17 @@ def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool)
         terminal.note(sentence)
         return INTERRUPTED
     terminal.note("")
+    if run.attempts[-1].handle is None:
+        terminal.note(f"interrupted: {run.record.backend} has not accepted {run.run_id} yet")
+        terminal.note("  finish it with  the same submit again")
+        terminal.note(f"  end it with     cloudtrain cancel {run.run_id}")
+        return INTERRUPTED
     terminal.note(f"detached: {run.run_id} goes on")
     behind = f" --after {cursor}" if cursor else ""
     terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{behind}")
     terminal.note(f"  end it with  cloudtrain cancel {run.run_id}")
+    run.acknowledge()  # the person knows it now, even where it was interrupted before its id was printed
+    run.refresh()  # and somebody should watch it
     return INTERRUPTED
 
 

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.run import Run
 from cloudtrain.state import State
 from tests.cli.conftest import read_until, start
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("census")
 
@@ -64,6 +64,37 @@ def test_on_interrupt_cancel_ends_the_run(project, how, signum):
     assert process.returncode == 130
     assert f"{run_id}  CANCELLED" in err
     assert Run.find(run_id).record.status.state is State.CANCELLED
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "moment", ["bundles/*.tar.gz", "history.sqlite3", "runs/*/a1", "runs/*/a1/node-0/started", "runs/*/watch.log"]
+)
+def test_on_interrupt_cancel_at_any_moment_of_a_submit(project, shell, home, moment, signum):
+    process = start("submit", "train.py", "--wait", "--on-interrupt", "cancel", "--", "--gate", "/nowhere")
+    wait_for(lambda: list(home.glob(moment)), moment)
+    os.killpg(process.pid, signum)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "should not have happened" not in err
+    for run in shell("ls", "--json").json:  # none, when the interrupt came before the intent was stored
+        assert run["state"] == "CANCELLED"
+        assert run["run_id"] in err
+
+
+@pytest.mark.parametrize("moment", ["bundles/*.tar.gz", "runs/*/a1", "runs/*/a1/node-0/started"])
+def test_ctrl_c_at_any_moment_of_a_submit_loses_nothing(project, shell, home, moment):
+    process = start("submit", "train.py")
+    wait_for(lambda: list(home.glob(moment)), moment)
+    _, err = press_ctrl_c(process)
+    faster = process.returncode in (0, -signal.SIGINT)  # it was done: -SIGINT is Python's own, while it shuts down
+    assert faster or process.returncode == 130, err
+    assert "Traceback" not in err and "should not have happened" not in err
+    again = shell("submit", "train.py", "--wait")
+    assert again.code == 0, again
+    states = [run["state"] for run in shell("ls", "--json").json]
+    known = faster or "goes on" in err  # the person was told of it: the second submit is a new wish
+    assert set(states) == {"SUCCEEDED"} and len(states) == (2 if known else 1)
 
 
 def test_a_killed_follower_leaves_the_run_alone(project, shell, tmp_path):
