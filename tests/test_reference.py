@@ -21,11 +21,13 @@ def test_the_reference_is_current():
 
 
 def test_a_stale_reference_is_noticed(tmp_path):
-    for name in ("generate.py", "cli.md", "spec.md"):
-        (tmp_path / name).write_bytes((DOCS / name).read_bytes())
-    (tmp_path / "cli.md").write_text("old")
+    (tmp_path / "docs").mkdir()
+    for name in ("generate.py", "trainer.py", "cli.md", "spec.md", "training.md"):
+        (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())
+    (tmp_path / "entrypoints").symlink_to(DOCS.parent / "entrypoints")
+    (tmp_path / "docs" / "cli.md").write_text("old")
     done = subprocess.run(
-        [sys.executable, tmp_path / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S
+        [sys.executable, tmp_path / "docs" / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 1
     assert "docs/cli.md is not current" in done.stdout and "spec.md" not in done.stdout

@@ -1,0 +1,82 @@
+"""The page docs/training.md: what the shared trainer does, and its arguments as the code has them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+ENTRYPOINTS = Path(__file__).parents[1] / "entrypoints"
+
+HEAD = """\
+# The shared trainer
+
+A job without `entrypoint` is trained by cloudtrain's own script, `entrypoints/train.py`: one page, read from top to bottom, over
+[Accelerate](https://huggingface.co/docs/accelerate). It learns causal language models and sequence classification, on one process or data parallel
+over many, on CPU or GPU. Your own script is as welcome: see `examples/own-script`.
+
+```yaml
+name: tiny-lm
+source: .
+hyperparameters:
+  dataset: texts/*.txt           # files of the source, folders, globs, a hub dataset, or input:NAME
+  tokenizer: bpe:4096            # trained first; or a hub name, or a folder
+  model_type: llama              # from scratch; `model: gpt2` takes a pretrained one
+  block_size: 256
+  learning_rate: 3.0e-4
+  max_steps: 1000
+processes_per_node: 2
+parallelism: {strategy: ddp}
+checkpoint: {every: 5m, keep: 3}
+```
+
+## What it holds to
+
+- **The loss is the mean over all labels of the global batch**, whatever the number of ranks, the accumulation or the lengths: two processes give the losses of
+  one, within 1e-5 in fp32 (tested with clipping and accumulation).
+- **Every token once.** Documents are joined and cut into blocks; nothing is padded, nothing is dropped but the last incomplete block.
+- **The same order on any world.** Global batch *k* holds the same samples on one process as on two.
+- **Evaluation counts every held-out sample once**, also where the world does not divide them.
+- **Resume is exact.** Model, optimiser, schedule, every rank's random states, the place in the data and the running means are in the checkpoint. Killed at any step and resumed on the
+  same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers).
+- **A torn checkpoint is never chosen.** COMPLETE is written last, after a barrier: a list of sizes and sha256, verified when it is read. A damaged checkpoint is passed over, and said to be.
+- **The world is what was asked.** When Accelerate sees another number of processes than the launcher states, the trainer leaves with 78 before the first step.
+- **No host synchronisation at every step**: values leave the device at `logging_steps`.
+
+On SIGTERM, or at a limit, the ranks agree on a step, save, and leave with 75.
+
+## What it prints
+
+Rank 0 prints one line per `logging_steps` (step, loss, learning rate, tokens/s, ETA) and emits the same as metrics: `cloudtrain metrics RUN`. The model lies as safetensors, with its
+tokenizer, in the run's `model/`: `AutoModelForCausalLM.from_pretrained("out/model")` after `cloudtrain fetch RUN -o out`.
+
+## Limits today
+
+Strategies `none` and `ddp`; every other one is refused before the first step. torch 2.13 or newer, with the pinned pair of accelerate and transformers; on older images the
+trainer refuses with 78. Tested on CPU with gloo. Not tested here: GPUs and NCCL, bf16 on GPU, hub models and datasets (their loading code is real, no hub could be
+reached), uploads to the Hub.
+
+## Arguments
+
+Names and meanings are those of transformers' `TrainingArguments` where one exists. `-1` means "not limited" where a number of steps or samples is asked for.
+"""
+
+
+def trainer_page(written: str) -> str:
+    """Return the page; `written` is the mark of a generated part."""
+    sys.path.insert(0, str(ENTRYPOINTS))
+    try:
+        from arguments import Arguments
+    finally:
+        sys.path.remove(str(ENTRYPOINTS))
+    rows = [HEAD.rstrip(), "", written, "", "| argument | default | meaning |", "| --- | --- | --- |"]
+    for item in fields(Arguments):
+        default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
+        if isinstance(default, bool):
+            shown = "on" if default else "off"
+        else:
+            shown = f"`{default}`" if default not in ("", []) else ""
+        choices = item.metadata.get("choices") or ()
+        meaning = item.metadata["help"].replace("|", "\\|") + (f" One of {', '.join(choices)}." if choices else "")
+        rows.append(f"| `{item.name}` | {shown} | {meaning} |")
+    return "\n".join(rows) + "\n"
