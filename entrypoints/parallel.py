@@ -7,6 +7,7 @@ checked before anything else is done, and the wrapper after it was put on.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ def accelerator(mixed_precision: str, world_size: int, **options: Any) -> Accele
             raise Refused("--fp16 needs a GPU; on CPU there is --bf16")
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         raise Refused("this GPU has no bfloat16; there is --fp16")
+    if world_size == 1:  # Accelerate would make a group of one, and wrap the model for nobody's sake
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     # No model here has buffers that training changes; sending them before every forward pass would be for nothing.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -190,3 +194,16 @@ def world_size() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def leave(code: int) -> int:
+    """Return the exit code; where there are several ranks, end the process with it at once.
+
+    Taking a process group down waits for its threads while it holds the interpreter's lock, for which such a thread may
+    be waiting to let go of a tensor: now and then a rank would stand there for ever.
+    """
+    if "torch.distributed" in sys.modules and world_size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

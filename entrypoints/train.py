@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,16 @@ def main() -> int:
     arguments = parse_or_exit(sys.argv[1:])  # before torch is imported, which takes seconds
     context = runtime.context()
     runtime.install()
-    with refusals():
-        check_versions()
-        strategy = parallel.chosen(context.parallelism, context.world_size)
-        return train(arguments, context, strategy)
+    try:
+        with refusals():
+            check_versions()
+            strategy = parallel.chosen(context.parallelism, context.world_size)
+            return train(arguments, context, strategy)
+    except Exception:
+        traceback.print_exc()
+        return parallel.leave(1)  # while the frames of the traceback still hold the process group
+    except SystemExit as refusal:
+        return parallel.leave(refusal.code)
 
 
 def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> int:
@@ -206,8 +213,8 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
 
     if stop and step < total_steps:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
-        accelerator.end_training()
-        return runtime.EXIT_RESUMABLE
+        finish(accelerator)
+        return parallel.leave(runtime.EXIT_RESUMABLE)
 
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
@@ -228,9 +235,15 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         teller.say(f"model saved in {folder}")
         if arguments.push_to_hub:
             teller.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
+    finish(accelerator)
+    return parallel.leave(0)
+
+
+def finish(accelerator: Any) -> None:
+    """Let the trackers write what they have, and wait for the other ranks."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
     accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return 0
 
 
 def evaluate(accelerator: Any, model: Any, batches: Any) -> dict[str, float]:

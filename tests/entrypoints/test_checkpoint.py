@@ -1,0 +1,102 @@
+"""Checkpoint folders: only whole ones are chosen, and the newest of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.entrypoints.trainer import ENTRYPOINTS
+
+import checkpoint  # isort: skip
+
+assert ENTRYPOINTS
+
+
+def write(folder: Path, step: int, attempt: int = 1) -> Path:
+    path = checkpoint.folder_of(folder, step, attempt)
+    checkpoint.begin(path)
+    (path / "state").mkdir()
+    (path / "state" / "part").write_bytes(b"weights" * 50)
+    (path / "loop.pt").write_bytes(b"%d" % step)
+    assert checkpoint.commit(path, step=step) == 350 + len(str(step))
+    return path
+
+
+def newest(folder: Path) -> tuple[str | None, list[str]]:
+    said: list[str] = []
+    found = checkpoint.newest(folder, said.append)
+    return found and found.path.name, said
+
+
+def test_the_newest_is_chosen_and_a_later_attempt_is_newer(tmp_path: Path):
+    assert newest(tmp_path / "none") == (None, [])
+    write(tmp_path, 3)
+    write(tmp_path, 20)
+    assert newest(tmp_path) == ("step-00000020.a1", [])
+    write(tmp_path, 9, attempt=2)  # of an attempt that went on from 3: what a stale one wrote at 20 is not its past
+    (tmp_path / "notes").mkdir()
+    assert newest(tmp_path) == ("step-00000009.a2", [])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "no marker": (lambda path: (path / "COMPLETE").unlink(), "was not finished"),
+    "flipped bit": (lambda path: flip(path / "state" / "part"), "state/part is not what was written"),
+    "shorter": (lambda path: (path / "loop.pt").write_bytes(b""), "loop.pt has 0 bytes instead of 1"),
+    "missing": (lambda path: (path / "loop.pt").unlink(), "loop.pt is missing"),
+    "torn marker": (lambda path: (path / "COMPLETE").write_text('{"version": 1, "fi'), "its COMPLETE cannot be read"),
+    "other marker": (lambda path: (path / "COMPLETE").write_text("[]"), "its COMPLETE cannot be read"),
+    "later version": (lambda path: (path / "COMPLETE").write_text('{"version": 2}'), "version 2"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_one_is_never_chosen(tmp_path: Path, kind: str):
+    damage, reason = DAMAGE[kind]
+    write(tmp_path, 3)
+    damage(write(tmp_path, 6))
+    name, [said] = newest(tmp_path)
+    assert name == "step-00000003.a1"
+    assert said.startswith("checkpoint step-00000006.a1 is passed over: ") and reason in said
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    folder = tmp_path_factory.mktemp("run")
+    path = write(folder, 1)
+    file = path / data.draw(st.sampled_from(["state/part", "loop.pt"]))
+    content = bytearray(file.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    assert checkpoint.damage(path) is not None
+
+
+def test_what_an_interrupted_save_left_is_written_over(tmp_path: Path):
+    torn = checkpoint.folder_of(tmp_path, 5, 1)
+    (torn / "state").mkdir(parents=True)
+    (torn / "rest").write_text("of another time")
+    path = write(tmp_path, 5)
+    assert path == torn and checkpoint.damage(path) is None
+    assert "rest" not in json.loads((path / "COMPLETE").read_text())["files"]
+
+
+def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    (checkpoint.folder_of(tmp_path, 2, 1) / "COMPLETE").unlink()
+    (checkpoint.folder_of(tmp_path, 5, 1)).mkdir()  # being written
+    checkpoint.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-0000000{step}.a1" for step in (3, 4, 5)]
+    (checkpoint.folder_of(tmp_path, 4, 1) / "COMPLETE").unlink()
+    checkpoint.prune(tmp_path, 2)
+    assert (checkpoint.folder_of(tmp_path, 3, 1)).exists(), "one complete is left, so nothing may go"

@@ -1,0 +1,153 @@
+"""The shared trainer as a whole: what it says, what it leaves behind, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.trainer import ENTRYPOINTS, TINY, Trainer, texts, train
+
+pytestmark = pytest.mark.train
+
+
+def test_a_language_model_is_trained_and_loads_again(tmp_path: Path):
+    args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), "--num_train_epochs", "2", "--logging_steps", "20"]
+    done = train(tmp_path / "run", [*args, "--sample_tokens", "12", "--sample_prompt", "ab"])
+    held = done.held_out()
+    assert held[max(held)] < held[0] - 0.3
+    said = done.output()
+    first, last = held[0], held[max(held)]
+    assert f"held-out loss {first:.3f} -> {last:.3f}" in said
+    assert f"model saved in {tmp_path}/run/model" in said
+    assert "sample:\n    ab" in said
+    assert "tokens/s  ETA " in said and "\rstep" not in said and "it/s]" not in said
+    metric = done.events("metric")[1]
+    assert metric.keys() >= {"step", "loss", "learning_rate", "tokens_per_s", "grad_norm", "epoch"}
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "run" / "model"
+    assert (folder / "model.safetensors").is_file() and not (tmp_path / "run" / "model.partial").exists()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("abc def", return_tensors="pt")["input_ids"]
+    assert model(ids).logits.shape[-1] == len(tokenizer) == 300
+    assert tokenizer.decode(ids[0]) == "abc def"
+
+
+def test_a_trained_model_is_trained_further(tmp_path: Path):
+    args = ["--dataset", str(texts(tmp_path / "texts")), "--logging_steps", "20", "--sample_tokens", "0"]
+    first = train(tmp_path / "first", [*TINY, *args, "--num_train_epochs", "1"])
+    more = ["--model", str(tmp_path / "first" / "model"), "--block_size", "16", "--learning_rate", "1e-3"]
+    second = train(tmp_path / "second", [*args, *more, "--max_steps", "3"])
+    assert second.held_out()[0] == pytest.approx(min(first.held_out().values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_classification_learns_from_a_table(tmp_path: Path, world: int):
+    with open(tmp_path / "table.csv", "w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["review", "stars"])
+        for number in range(121):
+            word, label = [("awful bad poor", "low"), ("great good fine", "high"), ("plain", "middle")][number % 3]
+            rows.writerow([" ".join([word] * (1 + number % 4)) + f" no {number}", label])
+    args = ["--task", "sequence-classification", "--dataset", str(tmp_path / "table.csv"), "--text_column", "review"]
+    args += ["--label_column", "stars", "--validation_split_percentage", "11", "--num_train_epochs", "4"]
+    done = train(tmp_path / "run", [*TINY, *args, "--block_size", "32", "--bf16", "true"], world)
+    last = done.events("metric")[-1]
+    assert last["eval_accuracy"] == 1.0
+    assert f"held-out loss {done.held_out()[0]:.3f} -> " in done.output() and "accuracy 1.000" in done.output()
+
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.id2label == {0: "high", 1: "low", 2: "middle"}
+
+
+def test_trackers_hear_of_it(tmp_path: Path):
+    args = [
+        *TINY,
+        "--dataset",
+        str(texts(tmp_path / "texts")),
+        "--max_steps",
+        "3",
+        "--report_to",
+        "tensorboard",
+        "wandb",
+    ]
+    train(tmp_path / "run", args, WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
+    found = [path.name for path in (tmp_path / "run" / "outputs").rglob("*") if path.is_file()]
+    assert any(name.startswith("events.out.tfevents") for name in found)
+    assert any(name.endswith(".wandb") for name in found), found
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "run" / "outputs" / "cloudtrain"))
+    board.Reload()
+    assert [row.step for row in board.Scalars("loss")] == [1, 2, 3]
+
+
+def test_inputs_of_the_job_are_the_data(tmp_path: Path):
+    folder = texts(tmp_path / "in")
+    args = [*TINY, "--max_steps", "2"]
+    inputs = {"CLOUDTRAIN_INPUT_TRAIN": str(folder), "CLOUDTRAIN_INPUT_VALIDATION": str(folder / "text1.txt")}
+    train(tmp_path / "run", args, **inputs)
+    with Trainer(tmp_path / "none", args) as without:
+        assert without.codes() == [78]
+    assert "no input named train" in without.output()
+
+
+REFUSED = {
+    "no world": ({"WORLD_SIZE": "1", "CLOUDTRAIN_PARALLELISM": '{"strategy": "zero9"}'}, [], "no strategy zero9"),
+    "later": ({"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp", "tp_size": 2}'}, [], "no tp_size 2"),
+    "hub": ({"HF_TOKEN": ""}, ["--push_to_hub", "--hub_model_id", "a/b"], "HF_TOKEN"),
+    "data": ({}, ["--dataset", "nowhere/*.txt"], "nowhere/*.txt does not exist"),
+    "fp16": ({}, ["--fp16"], "--fp16 needs a GPU"),
+    "tracker": ({}, ["--report_to", "comet_ml"], "pip install comet_ml"),
+    "model": ({}, ["--model_type", "lama"], "of type lama cannot be made"),
+    "heads": ({}, ["--num_attention_heads", "5"], "no multiple"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_sentence(tmp_path: Path, case: str):
+    env, more, sentence = REFUSED[case]
+    args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), *more]
+    with Trainer(tmp_path / "run", args, env=env) as refused:
+        assert refused.codes() == [78], refused.output()
+    [line] = [line for line in refused.output().splitlines() if line.startswith("train.py: ")]
+    assert sentence in line
+    assert "Traceback" not in refused.output()
+    assert not (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_rank_that_fails_ends(tmp_path: Path):
+    """Its error is shown and its process ends, whatever the other ranks wait for."""
+    args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), "--max_steps", "400"]
+    with Trainer(tmp_path / "run", args, 2) as broken:
+        broken.wait_for_step(3)
+        broken.processes[1].send_signal(9)
+        broken.processes[0].wait(150)
+    assert broken.processes[0].returncode not in (0, None)
+    assert "Traceback" in broken.output()
+
+
+def test_misspelt_flags_are_told_before_torch_is_imported():
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        str(ENTRYPOINTS / "train.py"),
+        "--learnin_rate",
+        "1",
+        "--bf16",
+        "maybe",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--learnin_rate is no flag of the shared trainer; did you mean --learning_rate?" in done.stderr
+    assert "--bf16 takes true or false, not 'maybe'" in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.endswith((" torch", " transformers", " accelerate"))]

@@ -1,0 +1,101 @@
+"""Law 7: killed at any step and started again, the trainer goes on to the bit, dropout on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.entrypoints.trainer import TINY, Trainer, texts, train
+
+pytestmark = pytest.mark.train
+
+STEPS = 14  # with 9 global batches an epoch: the second epoch's shuffle is in it
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    data = ["--dataset", str(texts(folder)), "--max_train_samples", "35", "--max_eval_samples", "5"]
+    words = [*TINY, *data, "--dropout", "0.2", "--max_steps", str(STEPS), "--lr_scheduler_type", "cosine", *more]
+    return [*words, "--eval_strategy", "steps", "--eval_steps", "4"]
+
+
+CASES = {
+    "one process": (1, ["--per_device_train_batch_size", "4"]),
+    "one process, workers, accumulation": (
+        1,
+        ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--dataloader_num_workers", "2"],
+    ),
+    "ddp, accumulation": (2, ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "2"]),
+    "ddp, workers": (2, ["--per_device_train_batch_size", "2", "--dataloader_num_workers", "2"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
+    world, more = CASES[case]
+    args = arguments(tmp_path / "texts", *more)
+    unbroken = train(tmp_path / "unbroken", args, world)
+    assert sorted(unbroken.losses()) == list(range(1, STEPS + 1))
+
+    with Trainer(tmp_path / "broken", args, world, {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3"}) as broken:
+        broken.wait_for_step(11)  # beyond the checkpoint of step 9, where an epoch ends, or that of step 12
+        broken.kill()
+    resumed = train(tmp_path / "broken", args, world, attempt=2, CLOUDTRAIN_CHECKPOINT_EVERY_STEPS="3")
+
+    assert "resumed from" in resumed.output()
+    again = resumed.losses()
+    assert min(again) > 3, "it began anew"
+    assert again == {step: loss for step, loss in unbroken.losses().items() if step in again}
+    assert broken.losses() == {step: loss for step, loss in unbroken.losses().items() if step in broken.losses()}
+    assert resumed.norms() == {step: norm for step, norm in unbroken.norms().items() if step in again}
+    assert resumed.held_out()[STEPS] == unbroken.held_out()[STEPS]
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("unbroken", "broken"))
+    assert all((one[name] == other[name]).all() for name in one | other)
+    start = f"held-out loss {unbroken.held_out()[0]:.3f} -> "
+    assert start in unbroken.output() and start in resumed.output()
+
+
+def test_the_sums_between_two_lines_survive(tmp_path: Path):
+    """A checkpoint between two lines of progress: the next line's mean covers the steps of both attempts."""
+    args = [*arguments(tmp_path / "texts", "--per_device_train_batch_size", "2"), "--logging_steps", "5"]
+    unbroken = train(tmp_path / "unbroken", args, world=2)
+    with Trainer(tmp_path / "broken", args, 2, {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "7"}) as broken:
+        broken.wait_for_step(10)
+        broken.kill()
+    resumed = train(tmp_path / "broken", args, world=2, attempt=2)
+    assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step >= 10}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_asked_to_leave_it_saves_and_goes_on_exactly(tmp_path: Path, world: int):
+    args = arguments(tmp_path / "texts", "--per_device_train_batch_size", str(4 // world))
+    args += ["--max_steps", "400"]
+    with Trainer(tmp_path / "run", args, world) as stopped:
+        stopped.wait_for_step(3)
+        stopped.terminate(world - 1)  # one rank alone is told; all agree on a step
+        assert stopped.codes() == [75] * world, stopped.output()
+    saved = stopped.events("checkpoint")[-1]["step"]
+    assert saved == max(stopped.losses())
+    assert f"asked to leave: saved at step {saved}/400" in stopped.output()
+
+    with Trainer(tmp_path / "run", args, world, attempt=2) as resumed:
+        resumed.wait_for_step(saved + 3)
+        resumed.kill()
+    with Trainer(tmp_path / "unbroken", args, world) as unbroken:
+        unbroken.wait_for_step(saved + 3)
+        unbroken.kill()
+    again = {step: loss for step, loss in resumed.losses().items() if step <= saved + 3}
+    assert min(again) == saved + 1
+    assert again == {step: loss for step, loss in unbroken.losses().items() if step in again}
+
+
+def test_a_finished_run_started_again_ends_at_once_with_the_same_model(tmp_path: Path):
+    args = arguments(tmp_path / "texts")
+    first = train(tmp_path / "run", args)
+    model = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    second = train(tmp_path / "run", args, attempt=2)
+    assert second.losses() == {}
+    assert second.held_out() == {STEPS: first.held_out()[STEPS]}
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == model
+    assert second.output().splitlines()[-2:] == first.output().splitlines()[-2:]

@@ -1,0 +1,56 @@
+"""A process that has imported what the trainer imports, and forks a rank on request: starting one costs no seconds.
+
+Reads one JSON object a line: {"start": {argv, env, log, cwd}} is answered by {"pid"}, {"poll": pid} by {"code"}.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+
+
+def become(argv: list[str], env: dict[str, str], log: str, cwd: str) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, source in ((0, nothing), (1, out), (2, out)):
+        os.dup2(source, descriptor)
+    faulthandler.register(signal.SIGUSR1, file=out)  # where it stands, when a test waits in vain
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(argv[0]))
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+def main() -> None:
+    import accelerate
+    import torch.distributed.checkpoint
+    import torch.distributed.checkpoint.state_dict
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.optimization import get_scheduler
+
+    assert (
+        accelerate and torch and AutoModelForCausalLM and LlamaForCausalLM and PreTrainedTokenizerFast and get_scheduler
+    )
+    for line in sys.stdin:
+        [(verb, what)] = json.loads(line).items()
+        if verb == "start":
+            pid = os.fork()
+            if pid == 0:
+                become(**what)
+                sys.stdout.flush()
+                sys.exit(0)
+            answer = {"pid": pid}
+        else:
+            done, status = os.waitpid(what, os.WNOHANG)
+            answer = {"code": os.waitstatus_to_exitcode(status) if done else None}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
