@@ -32,6 +32,7 @@ class Member:
         self._nonce = os.urandom(16).hex()
         self._channel: Channel | None = None
         self._welcome = False
+        self._stopping: str | None = None  # what was asked for, by us or by others
         self._held_back: list[dict[str, Any]] = []  # what was to be said before we were welcome
         self._over = False
         self._why = "it does not answer"
@@ -58,6 +59,7 @@ class Member:
 
     def stop(self, state: str) -> None:
         self._say(kind="stop", state=state)
+        self._stopping = self._stopping or state
         if not self._welcome:
             self._settle(Verdict(state, EXIT_RESUMABLE, "launcher", None, "left on request before training began"))
 
@@ -134,13 +136,16 @@ class Member:
         elif kind == "start" and self._welcome:
             self._listener.start(World(**message))
         elif kind == "stop" and self._welcome:
+            self._stopping = message["state"]
             self._listener.stop(message["state"])
 
     def _closed(self, why: str) -> None:
         self._channel = None
         if self._over:
             return
-        if self._welcome:
+        if self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
+            self._settle(Verdict(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
+        elif self._welcome:
             self._settle(Verdict("LOST", None, "launcher", None, f"node 0 was lost: {why}"))
         else:
             self._why = why

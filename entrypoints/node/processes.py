@@ -178,31 +178,25 @@ def marked(**wanted: str) -> list[int]:
     return found
 
 
-def reap() -> list[tuple[int, int]]:
-    """Collect every child that has ended and return (pid, exit code); a signal is 128 + its number."""
+def reap() -> tuple[list[tuple[int, int]], bool]:
+    """Collect every child that has ended: (pid, exit code) of each, and whether any child is left.
+
+    A signal is 128 + its number. For a subreaper no child left means no descendant left.
+    """
     ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
+            return ended, False
         if pid == 0:
-            return ended
+            return ended, True
         ended.append((pid, exit_code(status)))
 
 
 def exit_code(status: int) -> int:
     """Return the exit code that a wait status stands for; a signal is 128 + its number."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def has_children() -> bool:
-    """Return whether this process has children left; being a subreaper, no child means no descendant."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list[tuple[int, int]]:
@@ -212,12 +206,12 @@ def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list
     same becomes our own child when its parent dies, and our own children can be listed faster than anybody forks.
     `groups` are the process groups to kill where descendants cannot be listed.
     """
-    ended = reap()
+    ended, left = reap()
     for group in groups:
         kill_group(group, signal.SIGKILL)
     deadline = time.monotonic() + limit_s
     list_again = 0.0
-    while has_children() and (now := time.monotonic()) < deadline:
+    while left and (now := time.monotonic()) < deadline:
         if now >= list_again:
             family = descendants(os.getpid())
             for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -226,8 +220,10 @@ def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list
             list_again = now + 0.1
         for pid in children():
             kill(pid, signal.SIGKILL)
-        ended += reap()
-        time.sleep(0.0005)
+        more, left = reap()
+        ended += more
+        if left:
+            time.sleep(0.0005)
     return ended
 
 

@@ -54,6 +54,7 @@ class Supervisor:
         self._guard_died = False
         self._stopping: str | None = None
         self._asked_at: float | None = None  # when the first request to stop came
+        self._cancelled = False  # a person asked
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime is over
         self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
@@ -158,7 +159,7 @@ class Supervisor:
             if due:
                 beat = now
                 self.log.flush()
-                if self.status.cancelled and self._stopping is None:
+                if self.status.cancelled and not self._cancelled:
                     self._request()
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
@@ -225,10 +226,12 @@ class Supervisor:
     def _request(self) -> None:
         """Somebody asks this node to stop: a signal, or the cancel mark. A second request ends the patience."""
         now = time.monotonic()
-        if self._asked_at is None:
-            self._asked_at = now
-            state = "CANCELLED" if self.status.cancelled else "PREEMPTED"
-            self._gang.stop(state)
+        first, self._asked_at = self._asked_at is None, self._asked_at or now
+        if self.status.cancelled and not self._cancelled:
+            self._cancelled = True  # a person's word, be it after a machine's
+            self._gang.stop("CANCELLED")
+        elif first:
+            self._gang.stop("PREEMPTED")
         elif now - self._asked_at >= SECOND_REQUEST_S:
             self._kill_at = now
 
@@ -259,7 +262,7 @@ class Supervisor:
             self._request()  # first: ranks that got the same signal may have died of it
         if signal.SIGCHLD in numbers and self._prepared is not None:
             # Not before: until then children belong to the preparing thread, which waits for them itself.
-            self._ranks.reap(processes.reap())
+            self._ranks.reap(processes.reap()[0])
 
     def _guard_gone(self) -> None:
         self._guard_died = True

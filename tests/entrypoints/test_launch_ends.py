@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from node import processes
 
 from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt
@@ -87,10 +88,14 @@ def test_both_halves_killed_together_leave_only_what_bears_the_mark(tmp_path: Pa
         attempt.wait()
         assert len(ranks) >= 1
         wait_for(lambda: not set(ranks) & set(attempt.left()), "the end of the rank")
-        assert attempt.left()  # the guards of the test's own environment end these
-        for pid in attempt.left():
-            os.kill(pid, signal.SIGKILL)
-        nothing_left(attempt)
+        assert attempt.left()  # what fled into a session of its own
+
+        def swept() -> bool:
+            for pid in attempt.left():
+                processes.kill(pid, signal.SIGKILL)
+            return not attempt.left()
+
+        wait_for(swept, "the end of every process")
 
 
 def test_processes_that_are_never_the_same_are_ended(tmp_path: Path):
@@ -161,6 +166,17 @@ def test_a_cancel_mark_is_seen_without_any_signal(tmp_path: Path):
         (attempt.folders[0] / "cancel").touch()
         assert attempt.run() == [75]
         assert attempt.status()["state"] == "CANCELLED" and not attempt.texts(0)
+
+
+def test_a_cancel_mark_during_a_preemption_still_counts(tmp_path: Path):
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    with Attempt(tmp_path, script, grace_s=3) as attempt:
+        started(attempt, "up")
+        attempt.launchers[0].send_signal(signal.SIGTERM)
+        wait_for(lambda: attempt.status()["state"] == "STOPPING", "STOPPING")
+        (attempt.folders[0] / "cancel").touch()
+        assert attempt.wait() == [75]
+        assert attempt.status()["state"] == "CANCELLED"
 
 
 def test_max_runtime_ends_a_run(tmp_path: Path):
@@ -262,8 +278,6 @@ def test_as_the_first_process_of_a_container_it_reaps_and_obeys(tmp_path: Path):
 
 
 def attempt_family(root: int) -> list[int]:
-    from node import processes
-
     return list(processes.descendants(root))
 
 

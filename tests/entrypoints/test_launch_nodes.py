@@ -136,6 +136,19 @@ def test_a_request_to_one_node_stops_all(tmp_path: Path, node: int):
         assert agreed(attempt)["state"] == "PREEMPTED"
 
 
+def test_node_0_may_be_taken_away_first_after_a_request(tmp_path: Path):
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    with Attempt(tmp_path, script, nodes=2, grace_s=600) as attempt:
+        attempt.start()
+        for each in (0, 1):
+            attempt.heard("up", each)
+        attempt.launchers[0].send_signal(signal.SIGTERM)
+        wait_for(lambda: attempt.status(1)["state"] == "STOPPING", "STOPPING")
+        os.kill(attempt.supervisor(0), signal.SIGKILL)
+        assert attempt.wait() == [69, 75]
+        assert attempt.status(1)["state"] == "PREEMPTED"
+
+
 def test_cancelling_one_node_cancels_all(tmp_path: Path):
     with Attempt(tmp_path, UP, nodes=2) as attempt:
         attempt.start()
