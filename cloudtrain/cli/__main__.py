@@ -1,3 +1,5 @@
+"""`python -m cloudtrain.cli`: the command line."""
+
 import sys
 
 from cloudtrain.cli import main

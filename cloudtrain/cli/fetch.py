@@ -11,6 +11,12 @@ from cloudtrain.backend import FETCHABLE
 from cloudtrain.cli import options, runs, terminal
 from cloudtrain.errors import BadRequest
 
+PLACES = {
+    "model": "$CLOUDTRAIN_MODEL_DIR",
+    "outputs": "$CLOUDTRAIN_OUTPUT_DIR",
+    "checkpoints": "$CLOUDTRAIN_CHECKPOINT_DIR",
+}
+
 
 @options.command()
 @options.run_or_newest
@@ -50,6 +56,7 @@ def command(run: str | None, output: str, what: tuple[str, ...], as_json: bool) 
             terminal.say(f"{into / name}  {files} file{'s' * (files != 1)}, {runs.size(size)}")
     if not any(files for files, _ in got.values()):
         terminal.note(f"{found.run_id} has left no {' or '.join(got)}" + ("" if status.state.final else " yet"))
+        terminal.note(f"  a script leaves them in {', '.join(PLACES[name] for name in got)}")
     elif not status.state.final:
         terminal.note(f"{found.run_id} is still {status.state}: this is what there was")
     return 0

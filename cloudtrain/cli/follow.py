@@ -75,7 +75,9 @@ def to_the_end(run: Run, *, follow: bool, as_json: bool = False, after: str | No
     """Stay with a run until it is final, say how it ended, and return its exit code; blocking."""
     memory = Memory()
     if follow:
+        terminal.say(*[] if as_json else [""])
         print_log(run, Screen(run.attempts[-1], as_json=as_json), follow=True, after=after, memory=memory)
+        terminal.say(*[] if as_json else [""])
     return tell_end(run, quietly(run), memory if follow else None, as_json=as_json)
 
 

@@ -18,7 +18,7 @@ def of_plan(plan: Plan, *, head: str = "") -> None:
     terminal.pairs(
         [
             ("world", world(plan)),
-            ("limit", f"{limit(plan)} for an attempt, {_attempts(plan)} (limits.max_runtime, retry.max_attempts)"),
+            ("limit", f"{limit(plan)} (limits.max_runtime), {_attempts(plan)} (retry.max_attempts)"),
             ("runs", words(plan)),
             ("source", source(plan)),
             ("price", _price(plan)),

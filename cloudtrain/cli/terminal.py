@@ -111,13 +111,9 @@ def show_json(text: str) -> None:
     """Print JSON text for a person: coloured on a terminal."""
     if is_terminal():
         from rich.console import Console
-        from rich.syntax import Syntax
+        from rich.json import JSON
 
-        Console().print(
-            Syntax(
-                "\n".join(map(clean, text.rstrip("\n").split("\n"))), "json", background_color="default", word_wrap=True
-            )
-        )
+        Console().print(JSON("".join(map(clean, text.split("\n"))), ensure_ascii=True), soft_wrap=True)
     else:
         sys.stdout.write(text)
 

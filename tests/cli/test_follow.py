@@ -66,9 +66,15 @@ def test_on_interrupt_cancel_ends_the_run(project, how, signum):
     assert Run.find(run_id).record.status.state is State.CANCELLED
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "moment", ["bundles/*.tar.gz", "history.sqlite3", "runs/*/a1", "runs/*/a1/node-0/started", "runs/*/watch.log"]
+    ("moment", "signum"),
+    [
+        ("bundles/*.tar.gz", signal.SIGTERM),
+        ("history.sqlite3", signal.SIGINT),
+        ("runs/*/a1", signal.SIGINT),
+        ("runs/*/a1/node-0/started", signal.SIGTERM),
+        ("runs/*/watch.log", signal.SIGINT),
+    ],
 )
 def test_on_interrupt_cancel_at_any_moment_of_a_submit(project, shell, home, moment, signum):
     process = start("submit", "train.py", "--wait", "--on-interrupt", "cancel", "--", "--gate", "/nowhere")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import click
 import pytest
 
 from cloudtrain import __version__
 from cloudtrain.cli import COMMANDS, SECTIONS, main, program
+from tests.conftest import WAIT_S
 
 DESIGN = ["init", "plan", "submit", "ls", "show", "logs", "metrics", "wait", "cancel", "fetch", "resume", "rerun"]
 DESIGN += ["watch", "doctor", "schema", "package"]
@@ -57,6 +62,12 @@ def test_version(cli):
     assert cli("--version").out == f"cloudtrain {__version__}\n"
 
 
+@pytest.mark.parametrize("module", ["cloudtrain", "cloudtrain.cli"])
+def test_the_package_is_a_program_too(module):
+    done = subprocess.run([sys.executable, "-m", module, "nope"], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 2 and "there is no command" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("sumbit", "submit?"), ("log", "logs?"), ("cancle", "cancel?"), ("train.py", "submit train.py?")],
@@ -76,8 +87,6 @@ def test_completion_knows_commands_runs_and_targets(shell, project, tmp_path):
     run_id = shell("submit", "train.py", "--json").json["run_id"]
 
     def complete(*words: str) -> list[str]:
-        import os
-
         env = os.environ | {
             "_CLOUDTRAIN_COMPLETE": "bash_complete",
             "COMP_WORDS": " ".join(["cloudtrain", *words]),
@@ -93,8 +102,6 @@ def test_completion_knows_commands_runs_and_targets(shell, project, tmp_path):
 
 
 def test_completion_survives_a_history_that_cannot_be_used(shell, home):
-    import os
-
     home.mkdir()
     (home / "history.sqlite3").mkdir()
     env = os.environ | {"_CLOUDTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "cloudtrain show x", "COMP_CWORD": "2"}

@@ -58,7 +58,7 @@ def test_follow_prints_lines_then_the_end(shell, project, home):
     assert shown.code == 0
     assert lines.index("args []") < lines.index("rank 0 of 1") < lines.index("done")
     assert "::cloudtrain::" not in shown.out
-    end = lines[lines.index("done") + 1 :]
+    end = [line for line in lines[lines.index("done") + 1 :] if line]
     assert end[0].startswith(f"{run_id}  SUCCEEDED")
     assert str(home / "runs" / run_id / "model") in end[1]
     assert f"cloudtrain fetch {run_id} -o out/" in shown.out
