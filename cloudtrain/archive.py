@@ -24,6 +24,7 @@ _MAX_PAX = 1 << 20
 _MAX_OCTAL = 8**11 - 1
 _TAIL = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)  # magic, no owner's names, no device, no prefix
 END = _ZEROS * 2
+FORMAT = b"cloudtrain archive 1\n"  # another one as soon as the same files give other bytes
 
 
 class Entry(NamedTuple):

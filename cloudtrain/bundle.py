@@ -2,6 +2,7 @@
 
     <folder>/<sha256>.tar.gz     the user's files, and under .cloudtrain/ the files that run them
     <folder>/<sha256>.json       what is known about it
+    <folder>/.cache/             what need not be read or packed again: statcache.py, and digests by a survey's key
 
 The digest is that of the tar before compression, since compressors differ between machines. The same files give the
 same digest on any of them, so that unchanged source is neither packed nor uploaded again.
@@ -9,22 +10,23 @@ same digest on any of them, so that unchanged source is neither packed nor uploa
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
-from cloudtrain import archive, guard
-from cloudtrain.archive import LINK, PIECE, Entry
+from cloudtrain import archive, guard, sizes, survey
+from cloudtrain.archive import LINK, Entry
 from cloudtrain.errors import BadSource, StoreError
 from cloudtrain.source import RESERVED, File, Source, list_files, refusal, shown, why
+from cloudtrain.statcache import FOLDER, StatCache
+from cloudtrain.survey import Changed, Member, opened, pieces
+from cloudtrain.writing import explained, new_file, temporary
 
 __all__ = ["Bundle", "File", "list_files", "why"]
 _RUNTIME = f"{RESERVED}/runtime.py"
@@ -46,30 +48,48 @@ class Bundle:
 
     @classmethod
     def make(
-        cls, source: Path, into: Path, *, allow_secrets: Sequence[str] = (), must_have: Sequence[str] = ()
+        cls,
+        source: Path,
+        into: Path,
+        *,
+        allow_secrets: Sequence[str] = (),
+        allow_large: Sequence[str] = (),
+        allow_pointers: Sequence[str] = (),
+        must_have: Sequence[str] = (),
     ) -> Bundle:
         """Package a directory into a folder of bundles, or find the bundle there that already holds the same files.
 
-        `must_have` names files that the job relies on; `allow_secrets` are patterns, as in .gitignore, of files that
-        may hold credentials. Raises BadSource with every problem, and StoreError when the folder cannot be written.
+        `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
+        credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
+        Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
+        StoreError when the folder cannot be written.
         """
+        cache = None
         for _ in range(3):
             found = Source.of(source)
             _require(found, must_have)
+            sizes.check(found.files, allow_large)
             members = _members(found)
+            cache = cache or StatCache(into, found.root, guard.rules())
             try:
-                sha256, source_sha256 = _survey(members, allow_secrets)
-                path = into / f"{sha256}.tar.gz"
-                known = cls.stored(into, sha256)
-                size = known.size_bytes if known else _pack(members, path, sha256)
-            except _Changed as change:
-                changed = change
+                seen = survey.take(members, cache)
+                guard.refuse(seen.findings, allow_secrets, allow_pointers)
+                known = _known(into, seen.key, seen.source_sha256)
+                sha256, size = (known.sha256, known.size_bytes) if known else _pack(members, seen.digests, into)
+            except Changed as change:
+                cache.drop(change.path)
+                changed = change.path
                 continue
-            bundle = cls(path, sha256, source_sha256, size, found.files, found.commit, found.dirty, str(found.root))
+            bundle = cls(into / f"{sha256}.tar.gz", sha256, seen.source_sha256, size, found.files, found.commit,
+                         found.dirty, str(found.root))  # fmt: skip
             if known != bundle:
                 bundle._remember()
+            if not known:
+                with new_file(into / FOLDER / seen.key) as stream:
+                    stream.write(sha256.encode())
+            cache.save()
             return bundle
-        raise BadSource(f"{shown(str(changed))} keeps changing while it is packaged", "name it in .cloudtrainignore")
+        raise BadSource(f"{shown(changed)} keeps changing while it is packaged", "name it in .cloudtrainignore")
 
     @classmethod
     def stored(cls, into: Path, sha256: str) -> Bundle | None:
@@ -104,7 +124,7 @@ class Bundle:
         temporary = into.with_name(f".{into.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp")
         digest = hashlib.sha256()
         try:
-            with _writing(into):
+            with explained(into):
                 temporary.mkdir(parents=True)
                 with open(self.path, "rb", buffering=0) as stream:
                     archive.extract(stream, temporary, digest.update)
@@ -120,19 +140,8 @@ class Bundle:
     def _remember(self) -> None:
         facts = {name: getattr(self, name) for name in ("source_sha256", "size_bytes", "files", "commit", "dirty",
                                                         "source")}  # fmt: skip
-        with _new_file(self.path.with_name(f"{self.sha256}.json")) as stream:
+        with new_file(self.path.with_name(f"{self.sha256}.json")) as stream:
             stream.write(json.dumps(facts, separators=(",", ":")).encode("utf-8", "surrogateescape"))
-
-
-class Member(NamedTuple):
-    """A member of the archive, and the file that its bytes come from."""
-
-    entry: Entry
-    origin: str
-
-
-class _Changed(Exception):
-    """A file is not what it was a moment ago."""
 
 
 def runtime_files() -> list[tuple[str, Path]]:
@@ -153,10 +162,14 @@ def runtime_files() -> list[tuple[str, Path]]:
 
 def _members(source: Source) -> list[Member]:
     root = str(source.root)
-    members = [Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}") for file in source.files]
+    members = [
+        Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", found)
+        for file, found in zip(source.files, source.found, strict=True)
+    ]
     for path, file in runtime_files():
-        members.append(Member(Entry(path, file.stat().st_size, 0o644), str(file)))
-    return sorted(members)
+        found = file.stat()
+        members.append(Member(Entry(path, found.st_size, 0o644), str(file), found))
+    return sorted(members, key=lambda member: member.entry.path)
 
 
 def _require(source: Source, names: Sequence[str]) -> None:
@@ -177,114 +190,46 @@ def _require(source: Source, names: Sequence[str]) -> None:
         raise refusal(f"{source.root} lacks what the job needs", problems)
 
 
-def _survey(members: Sequence[Member], allow_secrets: Sequence[str]) -> tuple[str, str]:
-    """Read everything once: return the digests of the archive and of the user's files, refuse credentials."""
-    whole, users = hashlib.sha256(), hashlib.sha256()
-    findings: list[guard.Finding] = []
-    problems: list[str] = []
-    for entry, origin in members:
-        ours = entry.path.startswith(f"{RESERVED}/")
-        own = hashlib.sha256(entry.target.encode())
-        whole.update(archive.header(entry))
-        if not ours and (kind := guard.suspicious_name(entry.path)):
-            findings.append(guard.Finding(entry.path, 0, kind))
-        try:
-            for piece in _pieces(entry, origin):
-                whole.update(piece)
-                if not ours:
-                    own.update(piece)
-                    if entry.size <= guard.MAX_BYTES:
-                        findings += [guard.Finding(entry.path, *at) for at in guard.search(piece)]
-        except OSError as error:
-            problems.append(f"{shown(entry.path)} cannot be read: {error.strerror}")
-        if entry.mode != LINK:
-            whole.update(archive.padding(entry.size))
-        if not ours:
-            users.update(b"%o %b %b\0" % (entry.mode, own.hexdigest().encode(), entry.path.encode()))
-    if problems:
-        raise refusal("the source cannot be packaged", problems)
-    guard.refuse(findings, allow_secrets)
-    whole.update(archive.END)
-    return whole.hexdigest(), users.hexdigest()
-
-
-def _pack(members: Sequence[Member], path: Path, sha256: str) -> int:
-    """Write the archive, and return its size; raises _Changed when it would not have the digest expected."""
+def _pack(members: Sequence[Member], digests: Sequence[str], into: Path) -> tuple[str, int]:
+    """Write the archive, and return its digest and size; raises Changed when a file is not of its digest."""
     from isal import isal_zlib
 
-    digest = hashlib.sha256()
+    whole = hashlib.sha256()
     deflate = isal_zlib.compressobj(LEVEL, wbits=31)
-    with _new_file(path) as stream:
+    with temporary(into, "bundle") as (stream, path):
 
         def write(piece: bytes) -> None:
-            digest.update(piece)
+            whole.update(piece)
             stream.write(deflate.compress(piece))
 
-        for entry, origin in members:
+        for member, digest in zip(members, digests, strict=True):
+            entry = member.entry
             write(archive.header(entry))
-            for piece in _pieces(entry, origin):
-                write(piece)
-            if entry.mode != LINK:
-                write(archive.padding(entry.size))
+            if entry.mode == LINK:
+                continue
+            own = hashlib.sha256()
+            with opened(member) as fd:
+                for piece in pieces(fd, entry):
+                    own.update(piece)
+                    write(piece)
+            write(archive.padding(entry.size))
+            if own.hexdigest() != digest:
+                raise Changed(entry.path)
         write(archive.END)
         stream.write(deflate.flush())
-        if digest.hexdigest() != sha256:
-            raise _Changed("a file")
-        return stream.tell()
+        size = stream.tell()
+        stream.close()
+        path.replace(into / f"{whole.hexdigest()}.tar.gz")
+        return whole.hexdigest(), size
 
 
-def _pieces(entry: Entry, origin: str) -> Iterator[bytes]:
-    """Yield exactly `entry.size` bytes: what a log gains meanwhile belongs to the next bundle."""
-    if entry.mode == LINK:
-        return
+def _known(into: Path, key: str, source_sha256: str) -> Bundle | None:
+    """Return the bundle that is stored under a survey's key, or None."""
     try:
-        fd = os.open(origin, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-            raise
-        raise _Changed(entry.path) from None
-    most = guard.MAX_BYTES if entry.size <= guard.MAX_BYTES else PIECE  # the guard sees whole files
-    try:
-        left = entry.size
-        while left:
-            piece = os.read(fd, min(left, most))
-            if not piece:
-                raise _Changed(entry.path)
-            left -= len(piece)
-            yield piece
-    except IsADirectoryError:
-        raise _Changed(entry.path) from None
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name when the block ends well, and leaves nothing behind otherwise."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp")
-    try:
-        with _writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "xb", opener=_private) as stream:
-                yield stream
-            temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn the file system's complaints into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error.strerror}", "make room, or set CLOUDTRAIN_HOME") from None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        made = Bundle.stored(into, (into / FOLDER / key).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return made if made and made.source_sha256 == source_sha256 else None
 
 
 def _remove_tree(folder: Path) -> None:

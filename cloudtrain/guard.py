@@ -7,15 +7,18 @@ among the first 8,192); passed over are the issuers' own example values (EXAMPLE
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from cloudtrain.source import refusal, shown
+from cloudtrain import sizes
+from cloudtrain.errors import BadSource
+from cloudtrain.source import SHOWN, shown
 
 MAX_BYTES = 4 << 20  # a larger file is judged by its name alone
-MAX_LINES = 10  # named of one file
+VERSION = 1  # of how `search` works, beside the patterns
 _BINARY = 8192  # bytes in which a zero marks a file as binary
 _PLACEHOLDER = rb"EXAMPLE|x{8}|X{8}"
 
@@ -118,26 +121,42 @@ def search(data: bytes) -> list[tuple[int, str]]:
     return sorted(found.items())
 
 
-def refuse(findings: Iterable[Finding], allowed: Sequence[str] = ()) -> None:
-    """Raise BadSource naming every finding in a file that no pattern of `allowed` (as in .gitignore) matches."""
-    by_file: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_file.setdefault(finding.path, []).append(finding)
-    if by_file and allowed:
-        from pathspec import GitIgnoreSpec
-
-        spec = GitIgnoreSpec.from_lines(allowed)
-        by_file = {path: found for path, found in by_file.items() if not spec.match_file(path)}
-    if by_file:
-        raise refusal("the source holds what looks like credentials",
-                      [_sentence(path, found) for path, found in by_file.items()],
-                      "leave the files out in .cloudtrainignore and use secrets: in the job; allow_secrets: lists the "
-                      "files in which they are meant", limit=None)  # fmt: skip
+def rules() -> str:
+    """Return a digest of everything that decides what `search` finds: another one means that files are read again."""
+    return hashlib.sha256(repr((VERSION, PATTERNS, MAX_BYTES, _BINARY, _PLACEHOLDER)).encode()).hexdigest()
 
 
-def _sentence(path: str, findings: Sequence[Finding]) -> str:
-    named = [finding for finding in findings if finding.line][:MAX_LINES]
-    parts = [f"{finding.kind} (by its name)" for finding in findings if not finding.line]
-    parts += [f"line {finding.line}: {finding.kind}" for finding in named]
-    more = sum(1 for finding in findings if finding.line) - len(named)
-    return f"{shown(path)}: " + ", ".join(parts) + (f", and {more} more" if more else "")
+def refuse(findings: Iterable[Finding], allow_secrets: Sequence[str] = (), allow_pointers: Sequence[str] = ()) -> None:
+    """Raise BadSource for every finding in a file that no pattern (as in .gitignore) allows, in one screen."""
+    every = list(findings)
+    secrets = _left([finding for finding in every if finding.kind != sizes.POINTER], allow_secrets)
+    pointers = _left([finding for finding in every if finding.kind == sizes.POINTER], allow_pointers)
+    parts: list[str] = []
+    hints: list[str] = []
+    if secrets:
+        parts += _part("what looks like credentials", secrets)
+        hints.append("leave the files out in .cloudtrainignore and use secrets: in the job; allow_secrets: lists the "
+                     "files in which they are meant")  # fmt: skip
+    if pointers:
+        parts += _part("Git-LFS pointers instead of the files", pointers)
+        hints.append("git lfs pull fetches the files; allow_pointers: lists those that are meant")
+    if parts:
+        raise BadSource("the source holds " + "\nand ".join(parts), "; ".join(hints))
+
+
+def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
+    if not findings or not allowed:
+        return list(findings)
+    from pathspec import GitIgnoreSpec
+
+    spec = GitIgnoreSpec.from_lines(allowed)
+    return [finding for finding in findings if not spec.match_file(finding.path)]
+
+
+def _part(what: str, findings: Sequence[Finding]) -> list[str]:
+    files = len({finding.path for finding in findings})
+    places = [f"{shown(path)}{f':{line}' * bool(line)}  {kind}{' (by its name)' * (not line)}"
+              for path, line, kind in findings]  # fmt: skip
+    more = [f"and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
+    head = f"{what} in {files} file{'s' * (files != 1)}:"
+    return ["\n  ".join([head, *places[:SHOWN], *more])]

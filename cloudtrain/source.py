@@ -45,6 +45,7 @@ class Source:
     links: Mapping[str, str]  # path -> target
     commit: str | None
     dirty: bool  # some file is not as in the commit
+    found: Sequence[os.stat_result]  # how each file was, in the order of `files`
 
     @classmethod
     def of(cls, root: Path) -> Source:
@@ -53,13 +54,13 @@ class Source:
         query = git.HeadQuery(root) if git.is_near(root) else None
         try:
             chosen = _Choice.of(root)
-            files, links = chosen.check()
+            files, links, found = chosen.check()
             head = query.answer() if query and chosen.from_git else git.Head(None, False)
         finally:
             if query:
                 query.close()
         dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
-        return cls(root, tuple(files), links, head.commit, dirty)
+        return cls(root, tuple(files), links, head.commit, dirty, found)
 
 
 def list_files(root: Path) -> tuple[File, ...]:
@@ -170,13 +171,14 @@ class _Choice:
             return f"git ignores it ({line})" if line else ""
         return next((self.left_out[str(up)] for up in Path(path).parents if str(up) in self.left_out), "")
 
-    def check(self) -> tuple[list[File], dict[str, str]]:
-        """Return the files that exist, sorted, and the links among them; raises BadSource with every problem."""
+    def check(self) -> tuple[list[File], dict[str, str], list[os.stat_result]]:
+        """Return the files that exist, sorted, the links among them, and how each was; raises BadSource."""
         problems = [f"{shown(path)} is a git repository of its own; make it a submodule, or name it in {IGNORE_FILE}"
                     for path in self.nested]  # fmt: skip
         problems += [f"{shown(path)} is a submodule that is not checked out; git submodule update --init fetches it"
                      for path in self.absent_submodules]  # fmt: skip
         files: list[File] = []
+        stats: list[os.stat_result] = []
         links: dict[str, str] = {}
         folders = _Folders(self.root)
         for path in sorted(self.tracked):
@@ -195,6 +197,8 @@ class _Choice:
                 else:
                     kind = _kind(found.st_mode)
                     problems.append(f"{shown(path)} is a {kind}; remove it, or name it in {IGNORE_FILE}")
+                if len(files) > len(stats):
+                    stats.append(found)
             except UnicodeError:
                 problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
             except OSError as error:
@@ -206,7 +210,7 @@ class _Choice:
         if not files:
             text = "git ignores every file in it" if self.from_git and any(self.root.iterdir()) else "it has no files"
             raise BadSource(f"{self.root} cannot be packaged: {text}", f"a line !NAME in {IGNORE_FILE} takes a file in")
-        return files, links
+        return files, links, stats
 
 
 class _Folders:

@@ -237,7 +237,9 @@ def test_many_at_once_make_one_whole_bundle(source, into):
     for thread in threads:
         thread.join()
     assert len(found) == 6 and len(set(found)) == 1
-    assert sorted(path.name for path in into.iterdir()) == sorted([f"{found[0].sha256}.json", f"{found[0].sha256}.tar.gz"])
+    there = [".cache", f"{found[0].sha256}.json", f"{found[0].sha256}.tar.gz"]
+    assert sorted(path.name for path in into.iterdir()) == sorted(there)
+    assert leftovers(into) == []
     found[0].extract(into.parent / "x")
 
 
@@ -286,7 +288,7 @@ def test_credentials_are_refused_and_nothing_of_them_is_shown(source, into):
     with pytest.raises(BadSource) as caught:
         Bundle.make(source, into)
     text = str(caught.value)
-    assert "a.py: line 2: GitHub token" in text and "conf/.env: environment file (by its name)" in text
+    assert "in 2 files:\n  a.py:2  GitHub token\n  conf/.env  environment file (by its name)" in text
     assert secret not in text + caught.value.hint and secret[4:12] not in text
     assert "b.bin" not in text and "c:" not in text  # binary, and over the bound that guard.py states
     assert not into.exists()

@@ -14,6 +14,7 @@ import pytest
 from cloudtrain import guard
 from cloudtrain.errors import BadSource
 from cloudtrain.guard import Finding
+from cloudtrain.sizes import POINTER
 
 DICE = random.Random(7)
 ALNUM = string.ascii_letters + string.digits
@@ -132,21 +133,42 @@ def test_names_that_pass(path):
     assert guard.suspicious_name(path) == ""
 
 
-def refused(findings, allowed=()) -> BadSource:
+def refused(findings, *allowed) -> BadSource:
     with pytest.raises(BadSource) as caught:
-        guard.refuse(findings, allowed)
+        guard.refuse(findings, *allowed)
     return caught.value
 
 
-def test_a_refusal_lists_every_file_line_and_kind_at_once():
+def test_a_refusal_is_a_count_the_first_places_and_what_to_do():
     findings = [Finding("a.py", 3, "GitHub token"), Finding("a.py", 9, "npm token"), Finding("odd\nname", 0, "private SSH key")]
-    findings += [Finding(f"f{number}", 1, "GitHub token") for number in range(40)]
     error = refused(findings)
-    lines = str(error).split("\n  ")
-    assert lines[1:3] == ["a.py: line 3: GitHub token, line 9: npm token", "'odd\\nname': private SSH key (by its name)"]
-    assert len(lines) == 43
-    assert "allow_secrets" in error.hint and ".cloudtrainignore" in error.hint
-    assert "and 5 more" in str(refused([Finding("many", line, "npm token") for line in range(1, 16)]))
+    assert str(error).split("\n  ") == [
+        "the source holds what looks like credentials in 2 files:",
+        "a.py:3  GitHub token",
+        "a.py:9  npm token",
+        "'odd\\nname'  private SSH key (by its name)",
+    ]
+    assert "allow_secrets" in error.hint and ".cloudtrainignore" in error.hint and "secrets:" in error.hint
+    lines = str(refused([Finding(f"f{number:02}", 1, "GitHub token") for number in range(40)])).splitlines()
+    assert "in 40 files" in lines[0] and len(lines) == 22 and lines[-1] == "  and 20 more"
+
+
+def test_pointers_are_told_apart_and_together_with_credentials():
+    findings = [Finding("a.py", 3, "npm token"), Finding("w.bin", 1, POINTER)]
+    error = refused(findings)
+    assert "credentials in 1 file:\n  a.py:3  npm token\nand Git-LFS pointers" in str(error)
+    assert "w.bin:1  Git-LFS pointer" in str(error) and "git lfs pull" in error.hint and "allow_secrets" in error.hint
+    alone = refused(findings, ["a.py"])
+    assert "credentials" not in str(alone) and "allow_secrets" not in alone.hint
+    assert "w.bin" in str(refused(findings, ["*"])) and "w.bin" not in str(refused(findings, [], ["*"]))
+    guard.refuse(findings, ["a.py"], ["*.bin"])
+
+
+def test_other_rules_are_another_digest(monkeypatch):
+    before = guard.rules()
+    assert before == guard.rules()
+    monkeypatch.setattr(guard, "PATTERNS", guard.PATTERNS[:-1])
+    assert guard.rules() != before
 
 
 def test_exceptions_are_patterns_as_in_gitignore():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,19 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Path:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
     root.mkdir(parents=True, exist_ok=True)
     return root
+
+
+def tick(root: Path) -> None:
+    """Wait until the file system's clock has moved on from every change below a folder (some milliseconds)."""
+    last = max(path.lstat().st_ctime_ns for path in (root, *root.rglob("*")))
+    probe = root.parent / f".{root.name}.tick"
+    deadline = time.monotonic() + 60
+    while True:
+        probe.write_text("")
+        if probe.stat().st_ctime_ns > last:
+            break
+        assert time.monotonic() < deadline
+    probe.unlink()
 
 
 def git(root: Path, *arguments: str) -> str:

