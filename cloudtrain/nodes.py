@@ -18,7 +18,6 @@ import heapq
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -27,7 +26,7 @@ from typing import IO, Any
 
 from cloudtrain.backend import LogLine
 from cloudtrain.errors import BackendError, BadRequest
-from cloudtrain.process import boot_id, start_time
+from cloudtrain.process import boot_id, detach, start_time
 from cloudtrain.state import State, Status
 
 CHUNK = 1 << 20  # bytes read of a log at a time
@@ -47,21 +46,9 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
         if (node / "status.json").exists() or (node / "cancel").exists():
             return False
         (node / "started").touch()
-        # The shell puts the supervisor into the background and ends, so that its parent is init and it never is our zombie.
-        detach = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *argv]
+        given = json.dumps(secrets).encode()
         try:
-            with (node / "launcher.out").open("ab") as out:
-                shell = subprocess.Popen(
-                    detach,
-                    cwd=node / "source",
-                    env=dict(env),
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                    pass_fds=(lock.fileno(),),
-                )
-            shell.communicate(json.dumps(secrets).encode())
+            detach(argv, given=given, log=node / "launcher.out", env=env, cwd=node / "source", keep=[lock.fileno()])
         except OSError as error:
             raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
     return True

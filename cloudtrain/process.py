@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,29 @@ class Process:
         if self.boot_id != boot_id():
             return False
         return start_time(self.pid) == self.started
+
+
+def detach(
+    argv: Sequence[str], *, given: bytes, log: Path, env: Mapping[str, str], cwd: Path, keep: Sequence[int] = ()
+) -> None:
+    """Start a process that outlives this one and its terminal, with `given` on its standard input; returns at once.
+
+    Its output is appended to `log`; `keep` are descriptors that it inherits. Raises OSError. A shell puts it into the
+    background and ends, so that its parent is init and it never is a zombie of ours.
+    """
+    command = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *argv]
+    with log.open("ab") as out:
+        shell = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            pass_fds=tuple(keep),
+        )
+    shell.communicate(given)
 
 
 @cache

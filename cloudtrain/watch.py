@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from cloudtrain.backend import Backend, LogLine, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
-from cloudtrain.process import Process
+from cloudtrain.process import Process, detach
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, RunRecord, Store, now
 
@@ -226,19 +225,8 @@ def spawn(store: Store, plan: Plan) -> None:
     hidden = sources | set(plan.manifest["secrets"])
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
-    # The shell puts it into the background and ends: its parent is init, and it is never a zombie of ours.
-    detach = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh"]
-    with (folder / "watch.log").open("ab") as log:
-        shell = subprocess.Popen(
-            [*detach, sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environ,
-            start_new_session=True,
-            cwd="/",
-        )
-    shell.communicate(json.dumps(secrets).encode())
+    command = [sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
+    detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
 
 
 def _points(event: Event) -> list[tuple[int, str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,8 +91,7 @@ def test_the_plan_is_what_is_sent(submitter, job):
 
 def test_a_plan_of_another_source_is_refused(submitter, job, source, home):
     plan = submitter.plan(job)
-    for path in (home / "bundles").iterdir():
-        path.unlink()
+    shutil.rmtree(home / "bundles")
     (source / "train.py").write_text("print(2)\n")
     with pytest.raises(BadRequest, match="source has changed"):
         submitter.submit_plan(plan)
