@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -126,8 +127,7 @@ def test_a_plan_file_is_sent_as_it_is_and_once(shell, project):
 def test_a_plan_whose_source_has_changed_is_refused(shell, project, home):
     shell("plan", "train.py", "-o", "plan.json")
     (project / "train.py").write_text("print('changed')\n")
-    for bundle in (home / "bundles").iterdir():
-        bundle.unlink()
+    shutil.rmtree(home / "bundles")
     shown = shell("submit", "plan.json")
     assert shown.code == 2
     assert "changed since the plan was made" in shown.err
