@@ -151,9 +151,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _help(item: Field[Any]) -> str:
-    default = item.default if item.default is not MISSING else ""
+    default: Any = item.default if item.default is not MISSING else ""
     shown = f" (default {default})" if default not in ("", -1, -1.0, False) else ""
-    return (item.metadata["help"] + shown).replace("%", "%%")
+    return f"{item.metadata['help']}{shown}".replace("%", "%%")
 
 
 def _unknown(text: str, known: Sequence[str] | dict[str, Any]) -> str:

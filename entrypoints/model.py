@@ -19,7 +19,7 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
     """Return the model in float32 on the CPU; raises Refused when it cannot be had or made."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    auto = AutoModelForCausalLM if arguments.task == "causal-lm" else AutoModelForSequenceClassification
+    auto: Any = AutoModelForCausalLM if arguments.task == "causal-lm" else AutoModelForSequenceClassification
     names: dict[str, Any] = {}
     if labels:
         names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
@@ -38,7 +38,7 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training
     if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return model  # type: ignore[no-any-return]
 
 

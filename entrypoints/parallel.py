@@ -57,7 +57,9 @@ def accelerator(mixed_precision: str, world_size: int, **options: Any) -> Accele
     from accelerate.utils import DistributedDataParallelKwargs
 
     if not torch.cuda.is_available():
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # without it every rank would train alone
+        # Without it every rank would train alone.
+        if os.environ.setdefault("ACCELERATE_USE_CPU", "true").lower() not in ("1", "true", "yes", "on"):
+            raise Refused("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
         if mixed_precision == "fp16":
             raise Refused("--fp16 needs a GPU; on CPU there is --bf16")
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():

@@ -95,11 +95,11 @@ class Keeper:
 
 def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     """Write the state below a folder; on one rank alone."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
-        dcp.save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
+        save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
     scaler = training.scaler.state_dict() if training.scaler is not None else {}
     torch.save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
     for rank, mine in enumerate(ranks):
@@ -108,15 +108,15 @@ def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict
 
 def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Put model, optimizer, schedule and scaler back and return (loop, each rank's own); collective."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     state = _tensors(training)
 
     def on_rank_0() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(state, checkpoint_id=path / "state", no_dist=True)
+            load(state, checkpoint_id=path / "state", no_dist=True)
         loop = torch.load(path / "loop.pt", weights_only=True)
         return loop, [torch.load(file, weights_only=True) for file in sorted(path.glob("rank-*.pt"))]
 

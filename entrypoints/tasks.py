@@ -6,7 +6,7 @@ sequence-classification   one text with one label a sample, padded to the longes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ class Task:
     tokenizer: Any
     train: Blocks | Rows
     held_out: Blocks | Rows | None
-    collate: Callable[[Sequence[Item]], Item]
+    collate: Callable[[list[Item]], Item]
     labels: list[str] = field(default_factory=list)
     described: str = ""
 

@@ -37,20 +37,21 @@ def _trained(name: str, texts: Iterable[str]) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+    fast: Any = PreTrainedTokenizerFast
     size = name.removeprefix(BPE)
     if not size.isdecimal() or int(size) < 257:
         raise Refused(f"--tokenizer {name}: the size is a whole number from 257 on (256 bytes and the end of text)")
     # Trained once and handed on, rather than on every rank: nothing then rests on threads that count alike.
     text = parallel.from_rank_0(lambda: _train_bpe(texts, int(size)).to_str())
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), eos_token=END, bos_token=END)
+    return fast(tokenizer_object=Tokenizer.from_str(text), eos_token=END, bos_token=END)
 
 
 def _train_bpe(texts: Iterable[str], size: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END],

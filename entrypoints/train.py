@@ -47,7 +47,7 @@ def main() -> int:
         traceback.print_exc()
         return parallel.leave(1)  # while the frames of the traceback still hold the process group
     except SystemExit as refusal:
-        return parallel.leave(refusal.code)
+        return parallel.leave(int(refusal.code or 0))
 
 
 def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> int:
@@ -56,7 +56,9 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     import publish
     import tasks
     import torch
+    import trackers
     from accelerate.utils import set_seed
+    from evaluation import evaluate, said
     from generate import sample
     from progress import Meter, Teller
     from samples import GlobalBatches, loader
@@ -67,12 +69,12 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     # Setup
     if arguments.push_to_hub:
         publish.check_token()
-    disable_progress_bar()  # a log has no use for one
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a log has no use for one
     teller = Teller(main=context.rank == 0)
     accelerator = parallel.accelerator(
         arguments.mixed_precision,
         context.world_size,
-        log_with=trackers(arguments) or None,
+        log_with=trackers.chosen(arguments.report_to) or None,
         project_dir=context.output_dir,
     )
     world = accelerator.num_processes
@@ -107,7 +109,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     if total_steps < 0:
         total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
     teller.total_steps = total_steps
-    bare = models.build(arguments, task.tokenizer, task.labels)
+    bare: Any = models.build(arguments, task.tokenizer, task.labels)
     optimizer = models.optimizer(bare, arguments)
     schedule = models.schedule(optimizer, arguments, total_steps)
     model, stepper = accelerator.prepare(bare, optimizer)
@@ -139,7 +141,8 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         first_loss = evaluate(accelerator, model, held_out)["eval_loss"]
         teller.say(f"held-out loss {first_loss:.3f} before training")
         teller.metrics(0, eval_loss=first_loss)
-    set_up_trackers(accelerator, teller, arguments, context)
+    if trackers.begin(accelerator, arguments, context):
+        teller.accelerator = accelerator
     if resumed is not None:
         parallel.settle_buckets(model, lambda: one_loss(accelerator, model, task))
         stepper.zero_grad()
@@ -213,7 +216,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
 
     if stop and step < total_steps:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
-        finish(accelerator)
+        trackers.finish(accelerator)
         return parallel.leave(runtime.EXIT_RESUMABLE)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -235,42 +238,8 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         teller.say(f"model saved in {folder}")
         if arguments.push_to_hub:
             teller.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
-    finish(accelerator)
+    trackers.finish(accelerator)
     return parallel.leave(0)
-
-
-def finish(accelerator: Any) -> None:
-    """Let the trackers write what they have, and wait for the other ranks."""
-    for tracker in accelerator.trackers:
-        tracker.finish()
-    accelerator.wait_for_everyone()
-
-
-def evaluate(accelerator: Any, model: Any, batches: Any) -> dict[str, float]:
-    """Return the mean loss over held-out samples, each counted once whatever the world is; collective."""
-    import model as models
-    import torch
-
-    model.eval()
-    rows = []
-    with torch.no_grad():
-        for batch in batches:
-            logits, labels = model(**models.inputs(batch)).logits, batch["labels"]
-            right = models.hits(logits, labels)
-            each = torch.stack([models.losses(logits, labels), models.counted(labels), right], dim=1)  # (B, 3)
-            rows.append(accelerator.gather_for_metrics(each.double()))
-    model.train()
-    loss, count, right = torch.cat(rows).sum(0).tolist()
-    found = {"eval_loss": loss / max(count, 1)}
-    if labels.dim() == 1:
-        found["eval_accuracy"] = right / max(count, 1)
-    return found
-
-
-def said(found: dict[str, float]) -> str:
-    """Return an evaluation for people."""
-    accuracy = f"  accuracy {found['eval_accuracy']:.3f}" if "eval_accuracy" in found else ""
-    return f"loss {found['eval_loss']:.3f}{accuracy}"
 
 
 def one_loss(accelerator: Any, model: Any, task: Any) -> Any:
@@ -301,35 +270,6 @@ def intervals(arguments: Arguments, context: runtime.RunContext) -> tuple[int | 
     if context.checkpoint_every_steps is None and context.checkpoint_every_s is None:
         return None, 900.0
     return context.checkpoint_every_steps, context.checkpoint_every_s
-
-
-def trackers(arguments: Arguments) -> list[str]:
-    """Return the trackers to report to; raises Refused for one that is not installed."""
-    from importlib.util import find_spec
-
-    names = [name for name in arguments.report_to if name != "none"]
-    for name in names:
-        if name != "all" and find_spec(name) is None:
-            raise Refused(f"--report_to {name}: the package {name} is not installed (pip install {name})")
-    return names
-
-
-def set_up_trackers(accelerator: Any, teller: Any, arguments: Arguments, context: runtime.RunContext) -> None:
-    """Begin reporting to the trackers, under the run's name; a resumed attempt goes on in the same place."""
-    if not accelerator.log_with:
-        return
-    config = {
-        name: value if isinstance(value, int | float | str) else " ".join(value)
-        for name, value in vars(arguments).items()
-    }
-    wandb = {
-        "name": arguments.run_name or context.run_id,
-        "id": context.run_id,
-        "resume": "allow",
-        "dir": context.output_dir,
-    }
-    accelerator.init_trackers("cloudtrain", config=config, init_kwargs={"wandb": wandb})
-    teller.accelerator = accelerator
 
 
 if __name__ == "__main__":

@@ -56,6 +56,20 @@ def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
     assert start in unbroken.output() and start in resumed.output()
 
 
+def test_three_ranks_sum_in_the_same_order_again(tmp_path: Path):
+    """Of three numbers the sum depends on the order, and that on DDP's buckets, which the first step rearranges."""
+    sizes = ["--hidden_size", "192", "--num_hidden_layers", "5", "--max_steps", "8", "--eval_strategy", "no"]
+    args = [*arguments(tmp_path / "texts", "--per_device_train_batch_size", "2"), *sizes]
+    run = tmp_path / "run"
+    env = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3", "CLOUDTRAIN_CHECKPOINT_KEEP": "9"}
+    unbroken = train(run, args, 3, **env)
+    for step in (6, 8):
+        (run / "checkpoints" / f"step-{step:08d}.a1" / "COMPLETE").unlink()
+    resumed = train(run, args, 3, attempt=2, **env)
+    assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step > 3}
+    assert len(resumed.losses()) == 5
+
+
 def test_the_sums_between_two_lines_survive(tmp_path: Path):
     """A checkpoint between two lines of progress: the next line's mean covers the steps of both attempts."""
     args = [*arguments(tmp_path / "texts", "--per_device_train_batch_size", "2"), "--logging_steps", "5"]
@@ -99,3 +113,22 @@ def test_a_finished_run_started_again_ends_at_once_with_the_same_model(tmp_path:
     assert second.held_out() == {STEPS: first.held_out()[STEPS]}
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == model
     assert second.output().splitlines()[-2:] == first.output().splitlines()[-2:]
+
+
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path):
+    """On both ranks alike, though only rank 0 reads; and the losses are still those of the unbroken run."""
+    args = arguments(tmp_path / "texts", "--per_device_train_batch_size", "2")
+    env = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3", "CLOUDTRAIN_CHECKPOINT_KEEP": "4"}
+    unbroken = train(tmp_path / "run", args, 2, **env)
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}.a1" for step in (6, 9, 12, 14)]
+    (folder / "step-00000014.a1" / "COMPLETE").unlink()
+    part = folder / "step-00000012.a1" / "rank-00001.pt"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    resumed = train(tmp_path / "run", args, 2, attempt=2)
+    assert "checkpoint step-00000014.a1 is passed over: it was not finished" in resumed.output()
+    assert "step-00000012.a1 is passed over: rank-00001.pt is not what was written" in resumed.output()
+    assert f"resumed from {folder}/step-00000009.a1" in resumed.output()
+    assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step > 9}
