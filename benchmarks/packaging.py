@@ -38,7 +38,9 @@ def main() -> None:
         large = repository(make_tree(work / "large", options.files, options.megabytes * 1_000_000 // options.files))
         small = repository(make_tree(work / "small", 3, 4000))
         rows = measure(work, large, small, options.rounds)
-        print(f"{options.files:,} files, {options.megabytes} MB and 3 files, 12 kB; medians of {options.rounds} rounds\n")
+        print(
+            f"{options.files:,} files, {options.megabytes} MB and 3 files, 12 kB; medians of {options.rounds} rounds\n"
+        )
         print(f"{'':<46}{'CPU s':>9}{'wall s':>9}{'MB':>9}")
         for name, (cpu, wall, size) in rows.items():
             print(f"{name:<46}{cpu:>9.4f}{wall:>9.4f}{size / 1e6:>9.2f}")

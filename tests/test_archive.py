@@ -83,7 +83,13 @@ def test_headers_say_what_they_were_told(path, target, data):
 
 
 def test_extracting_gives_back_content_modes_and_links(tmp_path):
-    members = [plain("a", b"1" * 3_000_000, 0o755), plain("d/e/é", b"2"), plain(LONG, b""), link("d/l", "../a"), link("m", "d/e")]
+    members = [
+        plain("a", b"1" * 3_000_000, 0o755),
+        plain("d/e/é", b"2"),
+        plain(LONG, b""),
+        link("d/l", "../a"),
+        link("m", "d/e"),
+    ]
     before = os.umask(0o077)
     try:
         digest = unpack(gzip.compress(packed(*members)), tmp_path / "x")

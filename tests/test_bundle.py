@@ -273,7 +273,9 @@ def test_a_folder_that_cannot_be_made(source, tmp_path):
 
 def test_what_the_job_needs_must_be_there(source, into):
     write(source, {".gitignore": "*.log\n", "x.log": ""})
-    text = refusal(source, into, must_have=["tain.py", "requirements.txt", "x.log", "./pkg/__init__.py", ".cloudtrain/train.py"])
+    text = refusal(
+        source, into, must_have=["tain.py", "requirements.txt", "x.log", "./pkg/__init__.py", ".cloudtrain/train.py"]
+    )
     assert "tain.py is not there; there is train.py" in text
     assert "requirements.txt is not there\n" in text + "\n"
     assert "x.log is out: git ignores it (.gitignore:1: *.log)" in text
@@ -360,7 +362,9 @@ def test_a_file_that_keeps_changing_is_refused(source, into, monkeypatch, how):
             write(source, {"train.py": f"print({n:04})\n" if how == "content" else "x" * (10 - n)})
 
     def again(*arguments):
-        write(source, {"train.py": "print('hi')\n"}) if not (source / "train.py").is_fifo() else os.unlink(source / "train.py")
+        write(source, {"train.py": "print('hi')\n"}) if not (source / "train.py").is_fifo() else os.unlink(
+            source / "train.py"
+        )
         write(source, {"train.py": "print('hi')\n"})
         return members(*arguments)
 

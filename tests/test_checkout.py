@@ -89,7 +89,9 @@ def test_a_failure_leaves_no_half_checkout(remote, tmp_path):
 
 def test_many_at_once(remote, tmp_path):
     found = []
-    threads = [threading.Thread(target=lambda: found.append(fetch_git(url(remote), tmp_path / "cache"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(fetch_git(url(remote), tmp_path / "cache"))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,7 +136,9 @@ def test_addresses_that_are_refused(address, tmp_path):
     assert "git+https://host/repo@rev" in refusal(address, tmp_path)
 
 
-@pytest.mark.parametrize("address", ["git+https://user:hunter2@h/a@v1", "git+https://hunter2@h/a", "git+ssh://git:hunter2@h/a"])
+@pytest.mark.parametrize(
+    "address", ["git+https://user:hunter2@h/a@v1", "git+https://hunter2@h/a", "git+ssh://git:hunter2@h/a"]
+)
 def test_credentials_in_an_address_are_refused_and_never_repeated(address, tmp_path):
     text = refusal(address, tmp_path)
     assert "hunter2" not in text and "holds credentials" in text

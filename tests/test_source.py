@@ -309,7 +309,9 @@ def test_a_submodule_that_is_not_checked_out_is_refused(tmp_path):
     nest(tmp_path)
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(tmp_path / "repo"), str(clone))
-    assert "'third party'" not in problem(clone) and "third party is a submodule that is not checked out" in problem(clone)
+    assert "'third party'" not in problem(clone) and "third party is a submodule that is not checked out" in problem(
+        clone
+    )
     write(clone, {".cloudtrainignore": "third party/\n"})
     assert "a.py" in names(clone)
 
@@ -337,7 +339,9 @@ def test_an_ignored_repository_inside_does_not_matter(tmp_path):
 
 
 def test_outside_of_git_a_few_customs_apply(tmp_path):
-    root = write(tmp_path / "plain", {"a.py": "", "__pycache__/a.pyc": "", ".venv/bin/python": "", "b/c.pyc": "", ".hidden": ""})
+    root = write(
+        tmp_path / "plain", {"a.py": "", "__pycache__/a.pyc": "", ".venv/bin/python": "", "b/c.pyc": "", ".hidden": ""}
+    )
     assert names(root) == [".hidden", "a.py"]
     found = Source.of(root)
     assert (found.commit, found.dirty) == (None, False)
@@ -403,7 +407,14 @@ def test_modes_are_those_of_the_owners_execute_bit(tmp_path):
 @pytest.mark.parametrize("repo", [True, False])
 def test_links_inside_are_kept_also_those_that_dangle_or_turn_in_a_ring(tmp_path, repo):
     root = write(tmp_path / "repo", {"d/file": "", "e/": ""})
-    links = {"a": "d/file", "d/up": "../a", "folder": "d", "gone": "nothing", "ring": "ring", "e/over": "../d/../d/file"}
+    links = {
+        "a": "d/file",
+        "d/up": "../a",
+        "folder": "d",
+        "gone": "nothing",
+        "ring": "ring",
+        "e/over": "../d/../d/file",
+    }
     for name, target in links.items():
         (root / name).symlink_to(target)
     if repo:
@@ -467,7 +478,9 @@ def test_a_tracked_file_that_became_a_pipe_is_refused(tmp_path):
 
 
 def test_our_own_folder_in_the_source_is_refused(tmp_path):
-    assert ".cloudtrain/x has a name that bundles keep" in problem(write(tmp_path / "s", {".cloudtrain/x": "", "a": ""}))
+    assert ".cloudtrain/x has a name that bundles keep" in problem(
+        write(tmp_path / "s", {".cloudtrain/x": "", "a": ""})
+    )
 
 
 def test_a_source_that_is_no_directory(tmp_path):
@@ -487,7 +500,9 @@ def test_many_problems_are_cut_to_a_screenful(tmp_path):
 
 
 def test_why_in_a_repository(tmp_path):
-    root = repository(tmp_path / "repo", {"a.py": "", "d/.gitignore": "\n*.log\n", ".cloudtrainignore": "*.csv\n!/d/y.log\n"})
+    root = repository(
+        tmp_path / "repo", {"a.py": "", "d/.gitignore": "\n*.log\n", ".cloudtrainignore": "*.csv\n!/d/y.log\n"}
+    )
     write(root, {"new.py": "", "d/x.log": "", "d/y.log": "", "big.csv": "", "d/z.txt": ""})
     repository(root / "nested", {"q": ""})
     os.mkfifo(root / "pipe")

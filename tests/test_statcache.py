@@ -225,7 +225,9 @@ def test_packers_at_once_leave_a_whole_cache_and_agree(source, into, later, read
     write(source, {f"f{number}": os.urandom(3000) for number in range(30)})
     later(5)
     found: list[Bundle] = []
-    threads = [threading.Thread(target=lambda: found.extend(Bundle.make(source, into) for _ in range(4))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.extend(Bundle.make(source, into) for _ in range(4))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -258,13 +260,19 @@ def test_a_commit_reads_nothing(source, into, read, later):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["write", "append", "chmod", "remove", "swap", "back"]), st.sampled_from("abc"), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["write", "append", "chmod", "remove", "swap", "back"]),
+        st.sampled_from("abc"),
+        st.integers(0, 3),
+    ),
     min_size=1,
     max_size=6,
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=STEPS, wait=st.booleans())
 def test_whatever_happens_the_digest_is_that_of_no_cache(tmp_path_factory, monkeypatch, steps, wait):
     folder = tmp_path_factory.mktemp("steps")
