@@ -49,6 +49,16 @@ def sagemaker_file(name: str) -> str:
         return ""
 
 
+def starter_died() -> bool:
+    """Return whether standard input was closed before a word came: who started this was killed in the middle of it.
+
+    Nothing was begun then, so that whoever comes next may start it anew, secrets included.
+    """
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(STDIN_S * 1000))
+
+
 def standard_input() -> dict[str, Any]:
     """Return the JSON object on standard input, and leave nothing there; raises Refused."""
     text = b""

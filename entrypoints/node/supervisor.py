@@ -18,9 +18,9 @@ from . import cluster as clusters
 from . import orders as manifests
 from . import processes
 from .channel import JOIN_S, Listener, World
-from .gang import EXIT_REFUSED, Verdict, launcher_code, refusal
+from .gang import EXIT_LOST, EXIT_REFUSED, Verdict, launcher_code, refusal
 from .hub import Hub
-from .intake import alone, check_world, sagemaker_file, standard_input
+from .intake import alone, check_world, sagemaker_file, standard_input, starter_died
 from .loop import Loop
 from .member import Member
 from .orders import Refused
@@ -308,6 +308,9 @@ def manner(code: int) -> str:
 def main(source: str, guard: int, lifeline: int) -> int:
     """Run the supervisor of this node and return its exit code."""
     processes.adopt_orphans()
+    if os.environ.get("CLOUDTRAIN_STDIN") == "1" and starter_died():
+        print("who started this supervisor died before giving it its secrets", file=sys.stderr)
+        return EXIT_LOST
     try:
         supervisor = Supervisor(os.environ, source, guard, lifeline)
     except OSError as error:

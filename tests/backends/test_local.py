@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import nodes
 from cloudtrain.backends.local import LocalBackend
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob
 from cloudtrain.job import Job
+from cloudtrain.process import detach
 from cloudtrain.state import State
 from cloudtrain.testing.contract import BackendContract
 from tests.conftest import processes_of, wait_for
@@ -59,6 +61,24 @@ class TestLocal(BackendContract):
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 137)
         self.gone(handle)
+
+    def test_a_starter_killed_before_it_gave_the_secrets(self, backend, prepare, start, monkeypatch) -> None:
+        monkeypatch.setenv("PLANTED", "given-the-second-time")
+        plan, bundle = prepare("import os; print(len(os.environ['TOKEN']))", secrets={"TOKEN": ["env:PLANTED"]})
+
+        def half(node, argv, env, secrets):
+            (node / "started").touch()
+            detach(argv, given=b"", log=node / "launcher.out", env=env, cwd=node / "source")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(nodes, "start", half)
+            handle = backend.submit(plan, bundle)
+        node = Path(handle) / "node-0"
+        wait_for(lambda: "died before" in (node / "launcher.out").read_text(), "its end")
+        assert backend.find(plan.attempt_id) is None and not (node / "status.json").exists()
+        assert backend.submit(plan, bundle) == handle == backend.find(plan.attempt_id)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED
+        assert [line.text for line in self.said(backend, handle)] == ["21"]
 
     def test_killed_node_ends_the_others(self, backend, start) -> None:
         handle = start(self.SLEEPER, num_nodes=2)
