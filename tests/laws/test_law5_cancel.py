@@ -1,0 +1,139 @@
+"""Law 5: cancel is not success, and ends everything, at whatever moment it comes.
+
+Every run has processes that are hard to find: in a session of their own, deaf to SIGTERM, with an empty environment. None
+lives longer than LIFE_S, whatever happens. After every cancel the processes of the whole machine are looked through.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.run import Run
+from cloudtrain.state import State
+from cloudtrain.store import Store
+from cloudtrain.submitter import Submitter
+from tests.conftest import WAIT_S, wait_for
+
+LIFE_S = 180
+SHARDS, EACH = 4, 25
+LATEST_S = 1.2  # a moment is between the intent and so much later; a run is up after about a third of it
+SCRIPT = f"""
+import os, signal, subprocess, sys, time
+token, deaf = sys.argv[1:]
+subprocess.Popen(["setsid", "env", "-i", "sleep", token])  # its mark is on its command line alone
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep({LIFE_S})
+    os._exit(0)
+if deaf == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep({LIFE_S})
+"""
+
+
+def left(*marks: str) -> list[str]:
+    """Return the processes of this machine whose environment or command line holds one of the marks, ours excepted."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            words = command + b"\0" + (entry / "environ").read_bytes()
+            state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
+        except OSError:
+            continue
+        if int(entry.name) != os.getpid() and state not in b"ZX" and any(mark.encode() in words for mark in marks):
+            found.append(f"{entry.name}: {command.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return found
+
+
+class Victim:
+    """A run that is submitted by a thread, or by the real command line, and cancelled while that goes on."""
+
+    def __init__(self, folder: Path, choose: random.Random, *, by_hand: bool) -> None:
+        self.home = folder / "home"
+        self.token = f"{LIFE_S}.{choose.getrandbits(60):019d}"  # seconds that nobody else sleeps
+        self.delay_s = LATEST_S * choose.random() ** 1.5
+        self.source = folder / "source"
+        self.source.mkdir(parents=True)
+        (self.source / "victim.py").write_text(SCRIPT)
+        world = {"num_nodes": choose.choice((1, 1, 2)), "processes_per_node": choose.choice((1, 2))}
+        self.job = world | {
+            "source": str(self.source),
+            "entrypoint": "victim.py",
+            "args": [self.token, choose.choice(("deaf", "hears"))],
+            "limits": {"grace": "1s"},
+            "retry": {"max_attempts": choose.choice((1, 3))},
+        }
+        self.by_hand = by_hand
+        self.error: list[BaseException] = []
+
+    def submit(self) -> None:
+        try:
+            if not self.by_hand:
+                Submitter(home=self.home, watch=False).submit(self.job)
+                return
+            words = [f"--set={key}={self.job[key]}" for key in ("num_nodes", "processes_per_node")]
+            words += [f"--set=retry.max_attempts={self.job['retry']['max_attempts']}", "--set=limits.grace=1s"]
+            subprocess.run(
+                [sys.executable, "-m", "cloudtrain.cli", "submit", "victim.py", *words, "--", *self.job["args"]],
+                cwd=self.source,
+                env={**os.environ, "CLOUDTRAIN_HOME": str(self.home)},
+                capture_output=True,
+                timeout=WAIT_S,
+            )
+        except BaseException as error:
+            self.error.append(error)
+
+    def go(self) -> str:
+        """Submit, cancel, and look at what is left; return how far the run had come."""
+        submitting = threading.Thread(target=self.submit)
+        submitting.start()
+        store = Store(self.home)
+        record = wait_for(lambda: self.error or store.runs(), "a run")[0]
+        assert not self.error, self.error
+        time.sleep(self.delay_s)
+        run = Run(record.run_id, store, watch=self.by_hand)
+        far = "accepted" if run.attempts[-1].handle else "intended"
+        if far == "accepted" and any(line.text == "up" for line in run.logs()):
+            far = "running"
+        run.cancel()
+        status = run.wait(WAIT_S)
+        assert status.state is State.CANCELLED, (status, [line.text for line in run.logs()][-10:])
+        submitting.join(WAIT_S)
+        assert not submitting.is_alive() and not self.error, self.error
+        wait_for(lambda: not left(str(self.home), self.token), f"the end of {left(str(self.home), self.token)}")
+        assert [attempt.status.state for attempt in run.attempts] == [State.CANCELLED], "no attempt follows a cancel"
+        return far
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_cancelled_at_random_moments(tmp_path, figure, shard):
+    number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
+    print(f"CLOUDTRAIN_SEED={number}")
+    choose = random.Random(number)
+    victims = [Victim(tmp_path / str(n), choose, by_hand=n % 10 == shard) for n in range(EACH)]
+    with ThreadPoolExecutor(4) as pool:
+        reached = list(pool.map(Victim.go, victims))
+    figure("runs cancelled, no process left after any", len(reached))
+    for far in ("intended", "accepted", "running"):
+        figure(f"of them when the run was {far}", reached.count(far))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_cancelled_at_many_more_moments(tmp_path, figure, shard):
+    for n in range(10):
+        test_cancelled_at_random_moments(tmp_path / str(n), figure, shard)
