@@ -38,14 +38,14 @@ def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
     unbroken = train(tmp_path / "unbroken", args, world)
     assert sorted(unbroken.losses()) == list(range(1, STEPS + 1))
 
-    with Trainer(tmp_path / "broken", args, world, {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3"}) as broken:
-        broken.wait_for_step(11)  # beyond the checkpoint of step 9, where an epoch ends, or that of step 12
+    with Trainer(tmp_path / "broken", args, world, {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "4"}) as broken:
+        broken.wait_for_step(11)  # after the checkpoint of step 8, perhaps that of 12: both in the midst of an epoch
         broken.kill()
-    resumed = train(tmp_path / "broken", args, world, attempt=2, CLOUDTRAIN_CHECKPOINT_EVERY_STEPS="3")
+    resumed = train(tmp_path / "broken", args, world, attempt=2, CLOUDTRAIN_CHECKPOINT_EVERY_STEPS="4")
 
     assert "resumed from" in resumed.output()
     again = resumed.losses()
-    assert min(again) > 3, "it began anew"
+    assert min(again) in (9, 13), "it began elsewhere"
     assert again == {step: loss for step, loss in unbroken.losses().items() if step in again}
     assert broken.losses() == {step: loss for step, loss in unbroken.losses().items() if step in broken.losses()}
     assert resumed.norms() == {step: norm for step, norm in unbroken.norms().items() if step in again}
