@@ -14,16 +14,20 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cloudtrain import archive, guard, sizes, survey
 from cloudtrain.archive import LINK, Entry
 from cloudtrain.errors import BadSource, StoreError
-from cloudtrain.source import RESERVED, File, Source, list_files, refusal, shown, why
+from cloudtrain.ignore import matches
+from cloudtrain.source import RESERVED, File, Source, list_files, refusal, shown
+from cloudtrain.source import why as verdict
 from cloudtrain.statcache import FOLDER, StatCache
 from cloudtrain.survey import Changed, Member, opened, pieces
 from cloudtrain.writing import explained, new_file, temporary
@@ -144,6 +148,32 @@ class Bundle:
             stream.write(json.dumps(facts, separators=(",", ":")).encode("utf-8", "surrogateescape"))
 
 
+def why(
+    root: Path,
+    name: str,
+    *,
+    allow_secrets: Sequence[str] = (),
+    allow_large: Sequence[str] = (),
+    allow_pointers: Sequence[str] = (),
+) -> str:
+    """Return one sentence on why a file (relative to the source) is packaged, left out or refused; raises BadSource."""
+    found = verdict(root, name)
+    origin = Path(os.path.abspath(root), found.path)  # noqa: PTH100
+    if not found.inside or not stat.S_ISREG((at := origin.lstat()).st_mode):
+        return found.said
+    reasons = []
+    if at.st_size > sizes.MAX_FILE and not matches(allow_large, found.path):
+        reasons.append(f"it has {sizes.said(at.st_size)}, and {sizes.said(sizes.MAX_FILE)} are the most")
+    try:
+        seen = survey.look(Member(Entry(found.path, at.st_size, 0o644), str(origin), at))
+    except (OSError, Changed):
+        return f"{found.said}; but it cannot be read"
+    for finding in chain(*guard.refused(seen, allow_secrets, allow_pointers)):
+        place = f"line {finding.line}" if finding.line else "by its name"
+        reasons.append("it is a Git-LFS pointer" if finding.kind == sizes.POINTER else f"{place}: {finding.kind}")
+    return found.said + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
+
+
 def runtime_files() -> list[tuple[str, Path]]:
     """Return the files that run a job on a node: path in the bundle, file of this installation."""
     package = Path(__file__).parent
@@ -180,7 +210,7 @@ def _require(source: Source, names: Sequence[str]) -> None:
         if path in paths or path.startswith(f"{RESERVED}/"):
             continue
         if (source.root / path).is_file():
-            problems.append(why(source.root, path))
+            problems.append(verdict(source.root, path).said)
             continue
         from difflib import get_close_matches
 

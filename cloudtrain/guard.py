@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from cloudtrain import sizes
 from cloudtrain.errors import BadSource
+from cloudtrain.ignore import matches
 from cloudtrain.source import SHOWN, shown
 
 MAX_BYTES = 4 << 20  # a larger file is judged by its name alone
@@ -191,9 +192,7 @@ def rules() -> str:
 
 def refuse(findings: Iterable[Finding], allow_secrets: Sequence[str] = (), allow_pointers: Sequence[str] = ()) -> None:
     """Raise BadSource for every finding in a file that no pattern (as in .gitignore) allows, in one screen."""
-    every = list(findings)
-    secrets = _left([finding for finding in every if finding.kind != sizes.POINTER], allow_secrets)
-    pointers = _left([finding for finding in every if finding.kind == sizes.POINTER], allow_pointers)
+    secrets, pointers = refused(findings, allow_secrets, allow_pointers)
     parts: list[str] = []
     hints: list[str] = []
     if secrets:
@@ -207,13 +206,17 @@ def refuse(findings: Iterable[Finding], allow_secrets: Sequence[str] = (), allow
         raise BadSource("the source holds " + "\nand ".join(parts), "; ".join(hints))
 
 
-def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
-    if not findings or not allowed:
-        return list(findings)
-    from pathspec import GitIgnoreSpec
+def refused(
+    findings: Iterable[Finding], allow_secrets: Sequence[str] = (), allow_pointers: Sequence[str] = ()
+) -> tuple[list[Finding], list[Finding]]:
+    """Return the credentials and the Git-LFS pointers among the findings that no pattern allows."""
+    every = list(findings)
+    secrets = [finding for finding in every if finding.kind != sizes.POINTER]
+    return _left(secrets, allow_secrets), _left([one for one in every if one.kind == sizes.POINTER], allow_pointers)
 
-    spec = GitIgnoreSpec.from_lines(allowed)
-    return [finding for finding in findings if not spec.match_file(finding.path)]
+
+def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
+    return [finding for finding in findings if not matches(allowed, finding.path)]
 
 
 def _part(what: str, findings: Sequence[Finding]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,18 @@ from cloudtrain.errors import BadSource
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+
+
+def matches(lines: Sequence[str], path: str) -> bool:
+    """Return whether a file is among those that such lines name; raises ValueError for a line that is no pattern."""
+    return bool(lines) and bool(_spec(tuple(lines)).match_file(path))
+
+
+@cache
+def _spec(lines: tuple[str, ...]) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec
+
+    return GitIgnoreSpec.from_lines(lines)
 
 
 class Rules:

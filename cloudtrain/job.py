@@ -28,7 +28,7 @@ from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.problems import explain, located, said, unsendable, wrong
 from cloudtrain.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
-from cloudtrain.spec import Count, Hyperparameters, Name, Pattern, Place, Sources, Spec, Text, inside, place
+from cloudtrain.spec import Count, Files, Hyperparameters, Name, Pattern, Place, Sources, Spec, Text, inside, place
 
 __all__ = [
     "Checkpoint",
@@ -55,6 +55,15 @@ class Job(Spec):
     )
     source: str = Field(
         default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
+    )
+    allow_secrets: Files = Field(
+        default_factory=list, description="Files that may hold credentials, as in .gitignore; others are refused."
+    )
+    allow_large: Files = Field(
+        default_factory=list, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
+    )
+    allow_pointers: Files = Field(
+        default_factory=list, description="Files that may be Git-LFS pointers, as in .gitignore; others are refused."
     )
     entrypoint: str | None = Field(
         default=None, description="A script in the source, or -m package.module; left out: the shared trainer."
@@ -183,6 +192,15 @@ class Job(Spec):
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems that others found with the job, with the file and line of their paths."""
         return [located(problem, self._document) for problem in problems]
+
+    @property
+    def exceptions(self) -> dict[str, list[str]]:
+        """What its source may hold although packaging refuses it, by the name of the argument of Bundle.make."""
+        return {
+            "allow_secrets": self.allow_secrets,
+            "allow_large": self.allow_large,
+            "allow_pointers": self.allow_pointers,
+        }
 
     @property
     def processes(self) -> int:

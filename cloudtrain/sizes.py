@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from cloudtrain.errors import BadSource
+from cloudtrain.ignore import matches
 from cloudtrain.source import IGNORE_FILE, File, refusal, shown
 
 MAX_FILE = 500_000_000
@@ -25,16 +26,11 @@ def is_pointer(data: bytes) -> bool:
 
 def check(files: Sequence[File], allowed: Sequence[str] = ()) -> None:
     """Raise BadSource when a file, or all together, are too large; files that `allowed` matches do not count."""
-    counted: Sequence[File] = files
     total = sum(file.size for file in files)
     if max((file.size for file in files), default=0) <= MAX_FILE and total <= MAX_TREE:
         return
-    if allowed:
-        from pathspec import GitIgnoreSpec
-
-        spec = GitIgnoreSpec.from_lines(allowed)
-        counted = [file for file in files if not spec.match_file(file.path)]
-        total = sum(file.size for file in counted)
+    counted = [file for file in files if not matches(allowed, file.path)]
+    total = sum(file.size for file in counted)
     hint = f"leave them out in {IGNORE_FILE} and use inputs: in the job; allow_large: lists the files that are meant"
     if over := [file for file in counted if file.size > MAX_FILE]:
         head = f"the source has {_count(len(over))} over {said(MAX_FILE)}"

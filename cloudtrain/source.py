@@ -68,31 +68,41 @@ def list_files(root: Path) -> tuple[File, ...]:
     return Source.of(root).files
 
 
-def why(root: Path, name: str) -> str:
-    """Return one sentence on why a file (relative to the source) is packaged or not."""
+class Verdict(NamedTuple):
+    """Whether a file is in the source, and one sentence on why."""
+
+    path: str
+    inside: bool
+    said: str
+
+
+def why(root: Path, name: str) -> Verdict:
+    """Return why a file (relative to the source) is packaged or not; raises BadSource."""
     root = _directory(root)
     path = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
     if path.startswith("../") or path == "..":
-        return f"{name} is out: it is not below {root}"
+        return Verdict(path, False, f"{name} is out: it is not below {root}")
+    if not os.path.lexists(root / path):
+        return Verdict(path, False, f"{path} is out: it does not exist")
     chosen = _Choice.of(root)
     if path in chosen.tracked:
         if line := chosen.rules.line(path):
-            return f"{path} is in: {line} takes it in"
+            return Verdict(path, True, f"{path} is in: {line} takes it in")
         if not chosen.from_git:
-            return f"{path} is in: no rule leaves it out"
-        return f"{path} is in: " + ("git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it")
-    if not os.path.lexists(root / path):
-        return f"{path} is out: it does not exist"
+            return Verdict(path, True, f"{path} is in: no rule leaves it out")
+        reason = "git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it"
+        return Verdict(path, True, f"{path} is in: {reason}")
     if path in chosen.left_out:
-        return f"{path} is out: {chosen.left_out[path]}"
+        return Verdict(path, False, f"{path} is out: {chosen.left_out[path]}")
     for folder in (path, *map(str, Path(path).parents)):
         if folder in chosen.nested:
-            return f"{path} is out: {folder} is a repository of its own"
+            return Verdict(path, False, f"{path} is out: {folder} is a repository of its own")
     if (root / path).is_dir() and not (root / path).is_symlink():
-        return f"{path} is out: it is a folder; only files are packaged"
+        return Verdict(path, False, f"{path} is out: it is a folder; only files are packaged")
     if line := chosen.rules.line(path):
-        return f"{path} is out: {line} leaves it out"
-    return f"{path} is out: " + (chosen.explain(path) or "it is no regular file, or in no place where git looks")
+        return Verdict(path, False, f"{path} is out: {line} leaves it out")
+    reason = chosen.explain(path) or "it is no regular file, or in no place where git looks"
+    return Verdict(path, False, f"{path} is out: {reason}")
 
 
 @dataclass

@@ -103,6 +103,19 @@ def _source_of_secret(value: str) -> str:
     return value
 
 
+def _files(value: list[str]) -> list[str]:
+    from pathspec import GitIgnoreSpec
+
+    for line in value:
+        try:
+            spec = GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            spec = GitIgnoreSpec([])
+        if "\n" in line or not any(pattern.include is not None for pattern in spec.patterns):
+            raise wrong(f"has a line that names no files: {said(line)}", "write patterns as in .gitignore: tests/keys/")
+    return value
+
+
 def _metric(value: str) -> str:
     try:
         groups = re.compile(value).groups
@@ -143,6 +156,7 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 Size = Annotated[str, BeforeValidator(_size)]
 Inside = Annotated[str, AfterValidator(inside)]
 Place = Annotated[str, AfterValidator(place)]
+Files = Annotated[list[str], AfterValidator(_files)]
 Pattern = Annotated[str, AfterValidator(_metric)]
 Sources = Annotated[
     list[Annotated[str, AfterValidator(_source_of_secret)]],

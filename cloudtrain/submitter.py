@@ -124,7 +124,7 @@ class Submitter:
         job = resolved.job
         needed = [name for name in (_script(job.entrypoint), job.environment.requirements) if name]
         folder = checkout.fetch_git(job.source, self.home / "sources")[0] if _remote(job) else Path(job.source)
-        return Bundle.make(folder, self.home / "bundles", must_have=needed)
+        return Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
 
     def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
         """Return the plan of a job over a bundle, under a new run id or the one of `key`."""

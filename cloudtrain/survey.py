@@ -62,9 +62,7 @@ def take(members: Sequence[Member], cache: StatCache) -> Survey:
         key.update(b"%d " % entry.size + line)
         if not member.ours:
             users.update(line)
-            if kind := guard.suspicious_name(path):
-                findings.append(guard.Finding(path, 0, kind))
-            findings += [guard.Finding(path, *at) for at in seen]
+            findings += _findings(path, seen)
     if problems:
         raise refusal("the source cannot be packaged", problems)
     return Survey(digests, key.hexdigest(), users.hexdigest(), findings)
@@ -77,19 +75,35 @@ def _facts(member: Member, cache: StatCache) -> tuple[str, Findings]:
         return hashlib.sha256(entry.target.encode()).hexdigest(), []
     if known := cache.get(entry.path, found):
         return known
+    began = statcache.clock_ns()
+    own, seen, after = _read(member)
+    if signature(after) == signature(found):
+        cache.put(entry.path, found, began, own, seen)
+    return own, seen
+
+
+def look(member: Member) -> list[guard.Finding]:
+    """Return what is suspicious in one member of the user's; raises Changed and OSError."""
+    return _findings(member.entry.path, [] if member.entry.mode == LINK else _read(member)[1])
+
+
+def _findings(path: str, seen: Findings) -> list[guard.Finding]:
+    kind = guard.suspicious_name(path)
+    return [guard.Finding(path, 0, kind)] * bool(kind) + [guard.Finding(path, *at) for at in seen]
+
+
+def _read(member: Member) -> tuple[str, Findings, os.stat_result]:
+    """Read a file: return its digest, what is suspicious in it, and how it was afterwards."""
     own = hashlib.sha256()
     seen: Findings = []
-    began = statcache.clock_ns()
     with opened(member) as fd:
-        for piece in pieces(fd, entry):
+        for piece in pieces(fd, member.entry):
             own.update(piece)
-            if not member.ours and entry.size <= guard.MAX_BYTES:
+            if not member.ours and member.entry.size <= guard.MAX_BYTES:
                 seen += guard.search(piece)
                 if sizes.is_pointer(piece):
                     seen.append((1, sizes.POINTER))
-        if signature(os.fstat(fd)) == signature(found):
-            cache.put(entry.path, found, began, own.hexdigest(), seen)
-    return own.hexdigest(), seen
+        return own.hexdigest(), seen, os.fstat(fd)
 
 
 @contextmanager

@@ -497,3 +497,22 @@ def test_importing_the_job_brings_nothing_heavy():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+# -- what packaging may let pass --------------------------------------------------------------------------------------
+
+
+def test_exceptions_of_packaging_are_patterns_and_survive_the_round_trip():
+    made = job("allow_secrets: [tests/keys/, '*.pem', '!prod.pem']\nallow_large: [data/]\nallow_pointers: [x]")
+    assert made.exceptions == {
+        "allow_secrets": ["tests/keys/", "*.pem", "!prod.pem"], "allow_large": ["data/"], "allow_pointers": ["x"],
+    }  # fmt: skip
+    assert Job.from_dict(json.loads(json.dumps(made.to_dict()))).exceptions == made.exceptions
+    assert job("").exceptions == {"allow_secrets": [], "allow_large": [], "allow_pointers": []}
+    assert "allow_secrets" not in job("").to_dict(given=True)
+
+
+@pytest.mark.parametrize("line", ["''", "'# no'", "'!'", "' '", '"a\\nb"'])
+def test_exceptions_that_name_no_files_are_wrong(line):
+    with pytest.raises(BadJob, match="allow_secrets.*names no files"):
+        job(f"allow_secrets: [a, {line}]")

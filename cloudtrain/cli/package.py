@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.backend import Plan
 from cloudtrain.cli import options, runs, terminal
 from cloudtrain.cli.jobs import JOB_FILES, wanted
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, BadSource
+
+if TYPE_CHECKING:
+    from cloudtrain.source import File
 
 
 @options.command()
@@ -21,25 +26,31 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     """Show which files of a source would be packaged, and why.
 
     DIR is a folder, or a job file or script whose source is meant; left out, the job.yaml here or else this folder.
-    Packaged is what git would list, tracked or not ignored, without what .cloudtrainignore names.
+    Packaged is what git would list, tracked or not ignored, without what .cloudtrainignore names. Credentials, Git-LFS
+    pointers and files that are too large are refused, but for those that the job allows.
 
     \b
     cloudtrain package --list
     cloudtrain package src --why data/big.bin
     """
     from cloudtrain import config
-    from cloudtrain.bundle import Bundle
+    from cloudtrain.bundle import Bundle, list_files
     from cloudtrain.bundle import why as reason
 
-    folder = _source(source)
+    folder, allowed = _source(source)
     if why is not None:
-        said = reason(folder, why)
+        said = reason(folder, why, **allowed)
         if as_json:
             terminal.print_json({"path": why, "why": said})
         else:
             terminal.say(said)
         return 0
-    bundle = Bundle.make(folder, config.home() / "bundles")
+    try:
+        bundle = Bundle.make(folder, config.home() / "bundles", **allowed)
+    except BadSource:
+        if as_list and not as_json:  # what is refused is easier to mend when all is seen
+            _list(list_files(folder))
+        raise
     size = sum(file.size for file in bundle.files)
     if as_json:
         files = [{"path": file.path, "size": file.size} for file in bundle.files]
@@ -48,8 +59,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
         )
         return 0
     if as_list:
-        for file in bundle.files:
-            terminal.say(f"{file.size:>12,}  {file.path}")
+        _list(bundle.files)
     count = f"{len(bundle.files)} file{'s' * (len(bundle.files) != 1)}"
     terminal.say(f"{bundle.source}  {count}, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed")
     commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
@@ -57,17 +67,23 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     return 0
 
 
-def _source(text: str | None) -> Path:
-    """Return the folder that is meant; raises BadRequest where there is none."""
+def _list(files: Sequence[File]) -> None:
+    for file in files:
+        terminal.say(f"{file.size:>12,}  {file.path}")
+
+
+def _source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
+    """Return the folder that is meant and what its job allows; raises BadRequest where there is none."""
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
-        return path
+        return path, {}
     found = wanted(text)
     if isinstance(found, Plan):
         raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
     from cloudtrain import config, registry
 
-    chosen = config.resolve(found.job, backends=registry.names()).job.source
+    job = config.resolve(found.job, found.sets, backends=registry.names()).job
+    chosen = job.source
     if "://" in chosen:
         raise BadRequest(f"the source is no folder: {chosen}", "cloudtrain plan shows its commit and its files")
-    return Path(chosen)
+    return Path(chosen), job.exceptions

@@ -168,6 +168,49 @@ def test_package_of_a_job_is_its_source(cli, project, tmp_path):
         assert [file["path"] for file in cli("package", *words, "--list", "--json").json["files"]] == ["train.py"]
 
 
+TOKEN = "hf_" + "aB3" * 12
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 5\n"
+
+
+def test_package_refuses_credentials_in_one_screen_and_the_list_is_still_shown(cli, project):
+    (project / "conf.py").write_text(f"\ntoken = '{TOKEN}'\n")
+    (project / "model.bin").write_text(POINTER)
+    for words in (["package"], ["plan", "train.py"], ["submit", "train.py"], ["package", "--list"]):
+        shown = cli(*words)
+        assert shown.code == 2
+        assert "credentials in 1 file:\n  conf.py:2  Hugging Face token" in shown.err
+        assert "Git-LFS pointers instead of the files in 1 file:\n  model.bin:1" in shown.err
+        assert "allow_secrets:" in shown.err and "git lfs pull" in shown.err
+        assert TOKEN not in shown.out + shown.err
+        assert ("       " in shown.out and "model.bin" in shown.out) is ("--list" in words)
+    assert "conf.py:2" in cli("package", "--list", "--json").json["error"]
+    assert "refused: line 2: Hugging Face token" in cli("package", "--why", "conf.py").out
+    assert "refused: it is a Git-LFS pointer" in cli("package", "--why", "model.bin").out
+
+
+def test_what_the_job_allows_is_packaged(cli, project):
+    (project / "conf.py").write_text(f"\ntoken = '{TOKEN}'\n")
+    (project / "model.bin").write_text(POINTER)
+    text = "entrypoint: train.py\nallow_secrets: [conf.py]\nallow_pointers: ['*.bin']\n"
+    (project / "job.yaml").write_text(text)
+    assert cli("package", "--list").code == 0
+    assert "refused" not in cli("package", "--why", "conf.py").out
+    plan = cli("plan", "--json").json
+    assert plan["job"]["allow_secrets"] == ["conf.py"] and plan["job"]["allow_pointers"] == ["*.bin"]
+    assert cli("plan", "--set", "allow_secrets=[nothing]").code == 2
+    wrong = cli("plan", "--set", "allow_secrets=['#']")
+    assert wrong.code == 2 and "allow_secrets" in wrong.err and "names no files" in wrong.err
+
+
+def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, project, monkeypatch):
+    monkeypatch.setattr("cloudtrain.sizes.MAX_FILE", 2_000_000)
+    (project / "weights.bin").write_bytes(b"\0" * 2_500_000)
+    shown = cli("plan", "train.py")
+    assert shown.code == 2 and "1 file over 2 MB:\n     2.5 MB  weights.bin" in shown.err
+    assert "it has 2.5 MB, and 2 MB are the most" in cli("package", "--why", "weights.bin").out
+    assert cli("plan", "train.py", "--set", "allow_large=[weights.bin]").code == 0
+
+
 # -- schema and doctor ------------------------------------------------------------------------------------------------
 
 
