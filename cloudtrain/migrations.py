@@ -64,4 +64,10 @@ _FIRST = (
     "CREATE TABLE leases (run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires_at REAL NOT NULL)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+# What `ls` asks for at every start, and `ls --state` and `--name`: without these it reads every run there ever was.
+_SECOND = (
+    "CREATE INDEX runs_by_state ON runs (state, created_at DESC, run_id DESC)",
+    "CREATE INDEX runs_by_name ON runs (name, created_at DESC, run_id DESC)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)

@@ -161,9 +161,10 @@ class Store:
 
     def unsettled(self) -> list[AttemptRecord]:
         """Return the attempts that were wished for and whose submit was never seen to its end."""
-        query = (
-            _ATTEMPTS + " JOIN runs USING (run_id) WHERE attempts.handle IS NULL AND attempts.state NOT IN"
-            f" ({_marks(_FINAL)}) OR runs.acked_at IS NULL AND attempts.number = 1 ORDER BY attempts.created_at"
+        query = (  # two questions, each with an index of its own: joined by OR they would read every attempt
+            _ATTEMPTS + f" WHERE handle IS NULL AND state NOT IN ({_marks(_FINAL)})"
+            " UNION " + _ATTEMPTS + " JOIN runs USING (run_id) WHERE runs.acked_at IS NULL AND attempts.number = 1"
+            " ORDER BY created_at"
         )
         with self.database.read() as db:
             return [_attempt(row) for row in db.execute(query, _FINAL)]
@@ -268,14 +269,15 @@ class Store:
 
     def runs(self, *, limit: int = 50, states: Sequence[State] = (), name: str | None = None) -> list[RunRecord]:
         """Return the newest runs first."""
-        wheres, values = ["1"], []
-        if states:
-            wheres.append(f"state IN ({_marks(states)})")
-            values += [state.value for state in states]
-        if name:
-            wheres.append("name = ?")
-            values.append(name)
-        query = f"{_RUNS} WHERE {' AND '.join(wheres)} ORDER BY created_at DESC, run_id DESC LIMIT ?"
+        order = "ORDER BY created_at DESC, run_id DESC LIMIT ?"
+        parts, values = [], []
+        for state in states or (None,):  # the newest of each state: an index has them in this order
+            wheres = {"state": state and state.value, "name": name}
+            given = {column: value for column, value in wheres.items() if value}
+            where = " AND ".join(f"{column} = ?" for column in given) or "1"
+            parts.append(f"SELECT * FROM ({_RUNS} WHERE {where} {order})")
+            values += [*given.values(), limit]
+        query = f"{' UNION ALL '.join(parts)} {order}"
         with self.database.read() as db:
             return [_run(row) for row in db.execute(query, (*values, limit))]
 
