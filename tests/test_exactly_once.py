@@ -78,20 +78,21 @@ def kill_and_run_again(project: Path, home: Path, step: int) -> None:
         )
 
 
-def shard(project: Path, tmp_path: Path, number: int, stride: int) -> None:
+def shard(project: Path, tmp_path: Path, number: int, stride: int) -> int:
     chosen = range(1 + number * stride, steps(project, tmp_path) + 1, stride * SHARDS)
     assert len(chosen) > 5
     for step in chosen:
         kill_and_run_again(project, tmp_path / "home" / f"step-{step}", step)
+    return len(chosen)
 
 
 @pytest.mark.parametrize("number", range(SHARDS))
-def test_killed_at_some_steps(project, tmp_path, number):
-    shard(project, tmp_path, number, STRIDE)
+def test_killed_at_some_steps(project, tmp_path, number, figure):
+    figure("steps at which a submit was killed", shard(project, tmp_path, number, STRIDE))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(SHARDS))
-def test_killed_at_every_step(project, tmp_path, number):
-    shard(project, tmp_path, number, 1)
+def test_killed_at_every_step(project, tmp_path, number, figure):
+    figure("steps at which a submit was killed", shard(project, tmp_path, number, 1))
