@@ -163,7 +163,7 @@ class Store:
         """Return the attempts that were wished for and whose submit was never seen to its end."""
         query = (  # two questions, each with an index of its own: joined by OR they would read every attempt
             _ATTEMPTS + f" WHERE handle IS NULL AND state NOT IN ({_marks(_FINAL)})"
-            " UNION " + _ATTEMPTS + " JOIN runs USING (run_id) WHERE runs.acked_at IS NULL AND attempts.number = 1"
+            f" UNION {_ATTEMPTS} WHERE number = 1 AND run_id IN (SELECT run_id FROM runs WHERE acked_at IS NULL)"
             " ORDER BY created_at"
         )
         with self.database.read() as db:
