@@ -87,12 +87,12 @@ def _said(error: BaseException, words: Sequence[str]) -> tuple[str, str, int, di
 
 
 def _print(message: str, hint: str, as_json: bool, code: int, more: dict[str, Any] | None = None) -> None:
-    if as_json:
-        print_json({"error": message, "hint": hint, "phase": "client", "exit_code": code, **(more or {})})
     first, *others = message.splitlines() or ["failed"]
     note(first, head="error: ", style="bold red")
     for line in [*others, *([f"  hint: {hint}"] if hint else [])]:
         note(line)
+    if as_json:
+        print_json({"error": message, "hint": hint, "phase": "client", "exit_code": code, **(more or {})})
 
 
 def _quiet() -> int:

@@ -191,7 +191,7 @@ def _terminated_as_interrupt(wanted: bool) -> Iterator[None]:
 def _read(run: Run) -> Memory:
     """Read the newest attempt's log for what its ranks said last; blocking."""
     memory = Memory()
-    for line in run.logs(after=f"{run.attempts[-1].number}/"):
+    for line in run.logs(after=f"{run.attempts[-1].number}/", raw=True):
         memory.add(line)
     return memory
 

@@ -60,15 +60,15 @@ def script_job(path: Path, args: Sequence[str] = ()) -> dict[str, Any]:
     """Return the job of a bare script.
 
     Its source is the folder one stands in when that holds the script and belongs to the same git work tree, else the
-    root of the script's work tree; outside git it is the script's own folder. The script runs in its source.
+    root of the script's work tree; outside git the script's own folder. The script runs in its source.
     """
     from cloudtrain.job import fit_name
 
     script = Path(os.path.abspath(path))  # noqa: PTH100 - a link stays in the tree that it was named in
     here = Path.cwd()
     root = _work_tree(script.parent)
-    if root is None:
-        source = script.parent
+    if root is None:  # never a whole home, because somebody stood there
+        source = here if here in script.parents and here not in (Path.home(), Path("/")) else script.parent
     else:
         source = here if here in script.parents and _work_tree(here) == root else root
     entrypoint = str(script.relative_to(source))

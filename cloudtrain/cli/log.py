@@ -142,7 +142,7 @@ def print_log(
     with Lines() as out:
         if tail is not None:
             last: deque[str] = deque(maxlen=tail)
-            for line in run.logs(after=cursor):
+            for line in run.logs(after=cursor, raw=True):
                 cursor = line.cursor
                 if (text := screen.show(line)) is not None:
                     last.append(text)
@@ -152,7 +152,7 @@ def print_log(
                 return cursor
         show, add = screen.show, out.add
         try:
-            for line in run.logs(follow=follow, after=cursor):
+            for line in run.logs(follow=follow, after=cursor, raw=True):
                 cursor = line.cursor
                 if memory:
                     memory.add(line)

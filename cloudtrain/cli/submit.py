@@ -36,8 +36,8 @@ def command(
 ) -> int:
     """Submit a job file, a script or a plan.
 
-    Without JOB it is the job.yaml here. A script needs no job file: its source is the folder that you stand in, or the
-    root of its git work tree, or outside git its own folder. What follows -- goes to the script.
+    Without JOB it is the job.yaml here. A script needs no job file: its source is the folder that you stand in when the
+    script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script.
 
     The run goes on when this command ends: Ctrl-C while following only detaches and exits with 130.
 

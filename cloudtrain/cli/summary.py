@@ -44,6 +44,7 @@ def next_commands(run_id: str, *names: str) -> None:
         "fetch": f"cloudtrain fetch {run_id} -o out/",
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
+        "mended": f"cloudtrain rerun {run_id} --source .",
         "rerun": f"cloudtrain rerun {run_id} --set limits.max_runtime=48h",
     }
     terminal.pairs([("next" if not number else "", lines[name]) for number, name in enumerate(names)])
@@ -66,7 +67,7 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
     elif status.state is State.TIMED_OUT:
         next_commands(run.run_id, "logs", "resume", "rerun")
     else:
-        next_commands(run.run_id, "logs", "resume")
+        next_commands(run.run_id, "logs", "mended" if status.state is State.FAILED else "resume")
 
 
 def world(plan: Plan) -> str:

@@ -147,10 +147,9 @@ class Lines:
     def add(self, line: str) -> None:
         """Take one line, without its end."""
         self._waiting.append(line)
-        waiting = len(self._waiting)
-        if waiting == 1:
+        if not self._some.is_set():
             self._some.set()
-        elif waiting >= BATCH:
+        if len(self._waiting) >= BATCH:
             self.flush()
 
     def flush(self) -> None:
@@ -164,8 +163,6 @@ class Lines:
                 lines.append("")
                 self._out.write("\n".join(lines))
                 self._out.flush()
-            if self._waiting:
-                self._some.set()
 
     def _serve(self) -> None:
         done = threading.Event()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,15 +101,28 @@ def test_ls_on_a_terminal_is_coloured_unless_told_otherwise(ids):
     )
 
 
-def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, census):
-    run_id = shell("submit", "train.py", "--json").json["run_id"]
+def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, tmp_path, census):
+    run_id = shell("submit", "train.py", "--json", "--", "--gate", tmp_path / "gate").json["run_id"]
+    wait_for(lambda: watchers(run_id), "a watcher")
+    for pid in watchers(run_id):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not watchers(run_id), "the watcher's end")
+    (tmp_path / "gate").touch()
+    status = home / "runs" / run_id / "a1" / "node-0" / "status.json"
+    wait_for(lambda: json.loads(status.read_text())["state"] == "SUCCEEDED", "the end")
+    assert shell("ls", "--json").json[0]["state"] == "SUCCEEDED"
+
+
+def watchers(run_id: str) -> list[int]:
+    found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"cloudtrain.watch" in entry.read_bytes() and run_id.encode() in entry.read_bytes():
-                os.kill(int(entry.parent.name), 9)
+            words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-    wait_for(lambda: shell("ls", "--json").json[0]["state"] == "SUCCEEDED", "the end")
+        if b"cloudtrain.watch" in words and run_id.encode() in words:
+            found.append(int(entry.parent.name))
+    return found
 
 
 # -- show -------------------------------------------------------------------------------------------------------------

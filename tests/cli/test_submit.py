@@ -12,6 +12,7 @@ from cloudtrain.run import Run
 from tests.cli.conftest import start
 from tests.cli.test_jobs import HOSTILE
 from tests.conftest import WAIT_S
+from tests.trees import git, repository
 
 pytestmark = pytest.mark.usefixtures("census")
 
@@ -161,3 +162,17 @@ def test_the_environment_of_the_job_has_no_history(shell, project):
     """What a job sees of its submitter is its own: no variable of ours leads it to the history."""
     (project / "look.py").write_text("import os; print('home', os.environ.get('CLOUDTRAIN_HOME'))\n")
     assert "home None" in shell("submit", "look.py", "-f", env=os.environ).out
+
+
+def test_a_source_in_a_git_repository_is_fetched_and_runs_as_its_commit(shell, project, tmp_path):
+    remote = repository(
+        tmp_path / "remote repo", {"job/train.py": "import lib; print('from', lib.NAME)", "job/lib.py": "NAME = 'git'"}
+    )
+    commit = git(remote, "rev-parse", "HEAD").strip()
+    (project / "job.yaml").write_text(f"source: git+file://{remote}@main#subdirectory=job\nentrypoint: train.py\n")
+    shown = shell("submit", "job.yaml", "--wait")
+    assert shown.code == 0, shown
+    assert "from git" in shell("logs").out
+    record = Run.find(shell("ls", "--json").json[0]["run_id"]).record
+    assert record.plan.job["source"] == f"git+file://{remote}@{commit}#subdirectory=job"
+    assert (record.plan.bundle["commit"], record.plan.bundle["dirty"]) == (commit, False)
