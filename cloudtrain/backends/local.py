@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -42,6 +43,7 @@ FOREIGN = (
     "TF_CONFIG",
     "JOB_COMPLETION_INDEX",
 )
+_STORED = re.compile(r"(s3|gs)://[^/]+(/|$)")
 FOREIGN_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
 
 
@@ -51,7 +53,14 @@ class LocalBackend:
     name = "local"
     poll_s = 0.05  # a look costs 0.15 ms
     features = frozenset(
-        {Feature.MULTI_NODE, Feature.MIN_NODES, Feature.ENV_SECRETS, Feature.FILE_SECRETS, Feature.LOCAL_PATHS}
+        {
+            Feature.MULTI_NODE,
+            Feature.MIN_NODES,
+            Feature.ENV_SECRETS,
+            Feature.FILE_SECRETS,
+            Feature.LOCAL_PATHS,
+            Feature.OBJECT_STORES,
+        }
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
@@ -75,6 +84,7 @@ class LocalBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         manifest = Manifest.of(job, run_id, attempt)
         output, problems = _path(job.output)
+        problems += _inputs(job)
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
@@ -215,10 +225,31 @@ def _path(output: str | None) -> tuple[Path | None, list[Problem]]:
     """Return the folder that an output names, or the problem with it."""
     if output is None:
         return None, []
+    if _STORED.match(output):
+        return None, []  # the launcher brings the run's folder there
     text = output.removeprefix("file://")
     if "://" in text or not Path(text).is_absolute():
-        return None, [Problem(f"{output!r} is no absolute path of this machine", "output", "leave it out on local")]
+        return None, [
+            Problem(f"{output!r} is neither an absolute path nor s3://bucket/... or gs://bucket/...", "output")
+        ]
     return Path(text), []
+
+
+def _inputs(job: Job) -> list[Problem]:
+    """Return what this machine cannot do with the job's inputs."""
+    problems = []
+    for name, item in job.inputs.items():
+        if "://" not in item.uri or item.uri.startswith("file://") or item.mode == "stream":
+            continue
+        if item.mode == "mount":
+            problems.append(
+                Problem("nothing mounts an object store on this machine", f"inputs.{name}.mode", "write copy or stream")
+            )
+        elif not _STORED.match(item.uri):
+            problems.append(
+                Problem(f"{item.uri!r} names no bucket that can be copied from", f"inputs.{name}.uri", "s3:// or gs://")
+            )
+    return problems
 
 
 def _ship(bundle: Bundle, node: Path) -> None:

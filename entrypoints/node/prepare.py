@@ -15,6 +15,10 @@ from .orders import Orders, Refused
 from .output import Log
 from .ranks import Prepared
 
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from .sync import Sync
+
 INTERFACES = "/sys/class/net"
 
 
@@ -36,13 +40,20 @@ def prepare(
 
             gpus.check(orders.gpus_per_node, cluster.gpus, environ)
         interface = find_interface(orders, cluster, environ)
+        if is_remote(orders.output) or any(is_remote(item["uri"]) for item in orders.inputs.values()):
+            from . import store
+
+            store.lend({**orders.env, **secrets})
         folders = make_folders(cluster, environ, source)
+        sync = open_output(orders, cluster, environ, folders, log)
         inputs: dict[str, str] = {}
         if orders.inputs:
             from . import inputs as rooms
 
             inputs = rooms.resolve(
-                orders.inputs, os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or source, "inputs"), log
+                orders.inputs,
+                os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or os.path.dirname(source), "inputs"),
+                log,
             )
         python, accelerate = sys.executable, {}
         if orders.requirements:
@@ -54,18 +65,39 @@ def prepare(
 
             path = os.path.join(source, str(orders.parallelism["accelerate_config"]))
             accelerate = accelerate_config.environment(python, path, orders)
-        return Prepared(python, secrets, inputs, folders, accelerate, interface)
+        return Prepared(python, secrets, inputs, folders, accelerate, interface, sync)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Refused(f"the disk is full: {error}") from None
         raise Refused(f"the node cannot be prepared: {error}") from None
 
 
+def open_output(
+    orders: Orders, cluster: Cluster, environ: Mapping[str, str], folders: dict[str, str], log: Log
+) -> Sync | None:
+    """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does."""
+    if not is_remote(orders.output):
+        return None
+    shared = environ.get("CLOUDTRAIN_RUN_DIR_SHARED") == "1" or cluster.control_host == LOOPBACK
+    if shared and cluster.node_rank > 0:
+        return None
+    from .sync import Sync
+
+    sync = Sync(orders, folders, log)
+    sync.open(cluster.node_rank)
+    return sync
+
+
+def is_remote(uri: str | None) -> bool:
+    return bool(uri) and "://" in str(uri) and not str(uri).startswith("file://")
+
+
 def check_output(output: str | None) -> None:
-    """Refuse an output in an object store: nothing would bring the files there yet."""
-    if output and "://" in output and not output.startswith("file://"):
-        hint = "leave output out or give a path"
-        raise Refused(f"output {output} is in an object store, which is not supported yet; {hint}")
+    """Refuse an output in a store that no client is known for."""
+    from .store import CLIENTS, scheme
+
+    if is_remote(output) and scheme(str(output)) not in CLIENTS:
+        raise Refused(f"output {output} is in no store that this node can reach: s3:// and gs:// are")
 
 
 def check_script(argv: list[str], source: str) -> None:

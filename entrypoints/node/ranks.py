@@ -30,15 +30,16 @@ HIDDEN = (
 )
 HIDDEN_PREFIXES = ("CLOUDTRAIN_MANIFEST_", "TORCHELASTIC_", "SM_HP_CT_MANIFEST_")
 
-Prepared = namedtuple("Prepared", "python secrets inputs folders accelerate interface", defaults=("",))
+Prepared = namedtuple("Prepared", "python secrets inputs folders accelerate interface sync", defaults=("", None))
 Prepared.__doc__ = """What was found before training.
 
 python      interpreter of the ranks
 secrets     name -> value
-inputs      name -> path
+inputs      name -> path or URI
 folders     checkpoints, outputs, model -> path
 accelerate  environment that an Accelerate configuration file stands for
 interface   network interface for the collectives, or ""
+sync        what brings the folders to an object store, or None
 """
 
 

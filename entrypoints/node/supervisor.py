@@ -18,7 +18,7 @@ from . import cluster as clusters
 from . import orders as manifests
 from . import processes
 from .channel import JOIN_S, Listener, World
-from .gang import EXIT_LOST, EXIT_REFUSED, Verdict, launcher_code, refusal
+from .gang import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, Verdict, launcher_code, refusal
 from .hub import Hub
 from .intake import alone, check_world, sagemaker_file, standard_input, starter_died
 from .loop import Loop
@@ -34,6 +34,7 @@ TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
 EXIT_BROKEN = 70  # an error of the launcher itself
+EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
 class Supervisor:
@@ -210,6 +211,8 @@ class Supervisor:
         except OSError as error:
             self._gang.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
+        if prepared.sync is not None:
+            prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
         self.log.event("state", state="RUNNING")
 
@@ -272,6 +275,7 @@ class Supervisor:
         """End every descendant, read what they left in their pipes, and say how it ended."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
+        verdict = self._bring_home(verdict)
         reason = self.log.masked(verdict.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
         if verdict.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
@@ -292,6 +296,19 @@ class Supervisor:
         if hasattr(self, "_gang"):
             self._gang.close()
         return code
+
+    def _bring_home(self, verdict: Verdict) -> Verdict:
+        """Bring the run's folders to its output; a run whose results are not there has not succeeded."""
+        if self._prepared is None or self._prepared.sync is None or self._guard_died:
+            return verdict
+        problem = self._prepared.sync.finish(lambda: self.status.cancelled and not self._cancelled)
+        if not problem:
+            return verdict
+        if verdict.state != "SUCCEEDED":
+            return verdict._replace(reason=f"{verdict.reason}; the output is not complete: {problem}")
+        if self.status.cancelled:
+            return Verdict("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
+        return Verdict("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
 
 
 def manner(code: int) -> str:

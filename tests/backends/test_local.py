@@ -125,9 +125,28 @@ class TestLocal(BackendContract):
         plan, _ = prepare("print(1)", num_nodes=2, resources={"accelerators": "A100-80GB:2"})
         assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3"]
 
-    def test_output_must_be_a_path_of_this_machine(self, prepare) -> None:
-        with pytest.raises(BadJob, match="no absolute path"):
-            prepare("print(1)", output="s3://bucket/x")
+    def test_places_that_this_machine_cannot_reach(self, prepare) -> None:
+        inputs = {
+            "mounted": {"uri": "s3://bucket/x", "mode": "mount"},
+            "web": "https://host/x",
+            "nowhere": "gs:///x",
+            "fine": "gs://bucket",
+            "streamed": {"uri": "hf://datasets/x", "mode": "stream"},
+        }
+        with pytest.raises(BadJob) as caught:
+            prepare("print(1)", output="s3:///x", inputs=inputs)
+        assert {problem.path for problem in caught.value.problems} == {
+            "output",
+            "inputs.mounted.mode",
+            "inputs.web.uri",
+            "inputs.nowhere.uri",
+        }
+
+    def test_output_in_a_store_leaves_the_runs_folder_here(self, prepare, home: Path) -> None:
+        plan, _ = prepare("print(1)", output="s3://bucket/x")
+        env = plan.request["nodes"][0]["env"]
+        assert env["CLOUDTRAIN_RUN_DIR"] == str(home / "runs" / plan.run_id)
+        assert plan.manifest["output"] == "s3://bucket/x"
 
     def test_output_holds_the_runs_files(self, backend, start, tmp_path: Path) -> None:
         script = (

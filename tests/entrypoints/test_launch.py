@@ -219,12 +219,12 @@ REFUSED = {
     ),
     "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were asked for, this node may use none of 0"),
     "cloud output": (
-        {"output": "s3://b/p"},
-        "output s3://b/p is in an object store, which is not supported yet; leave output out or give a path",
+        {"output": "ftp://b/p"},
+        "output ftp://b/p is in no store that this node can reach: s3:// and gs:// are",
     ),
     "cloud input": (
-        {"inputs": {"x": {"uri": "s3://b/x", "mode": "copy"}}},
-        "the input x (s3://b/x) needs s3fs on the node: pip install s3fs",
+        {"inputs": {"x": {"uri": "ftp://b/x", "mode": "copy"}}},
+        "the input x is at ftp://b/x, which this node cannot reach",
     ),
     "cloud secret": (
         {"secrets": {"T": ["gcp-secretmanager:t"]}},

@@ -122,27 +122,6 @@ def test_inputs_that_are_missing_are_told_all_at_once(tmp_path: Path):
     )
 
 
-def test_objects_are_downloaded_by_fsspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Against fsspec's own store in memory, under the name of a scheme that we send there."""
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    memory.pipe({"/bucket/train/a.txt": b"A", "/bucket/train/sub/b.txt": b"B", "/bucket/one.txt": b"1"})
-    monkeypatch.setitem(inputs.STORES, "memory", "fsspec")
-
-    class Quiet:
-        def say(self, text: str) -> None:
-            assert "is at" in text
-
-    found = inputs.resolve(
-        {"train": {"uri": "memory://bucket/train/"}, "one": {"uri": "memory://bucket/one.txt"}}, str(tmp_path), Quiet()
-    )
-    assert Path(found["train"], "a.txt").read_text() == "A" and Path(found["train"], "sub", "b.txt").read_text() == "B"
-    assert Path(found["one"]).name == "one.txt" and Path(found["one"]).read_text() == "1"
-    with pytest.raises(Refused, match="the input x cannot be read from memory://bucket/absent"):
-        inputs.resolve({"x": {"uri": "memory://bucket/absent"}}, str(tmp_path), Quiet())
-
-
 def test_names_of_inputs_become_variables():
     assert [input_variable(name) for name in ("train", "my-data.v2", "ä b")] == [
         "CLOUDTRAIN_INPUT_TRAIN",

@@ -1,0 +1,208 @@
+"""The run's folders in an object store: `output` is <URI>/<run id>/{checkpoints,outputs,model}.
+
+At the start checkpoints of earlier attempts are brought back; during the run what has changed is uploaded; at the end
+everything is. COMPLETE, which says that a checkpoint is whole, is uploaded after all that lies in and below its folder,
+and deleted before anything there is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from . import store
+from .inputs import check_names, in_words
+from .orders import Orders, Refused
+from .output import Log
+from .status import now
+
+MARKER = "COMPLETE"
+EVERY_S = 15.0
+TRIES = 3  # of the last upload; the clients have tried each request several times by then
+
+State = tuple[int, int]  # size and time of change of a file that was uploaded
+
+
+class Sync:
+    """Uploads this node's folders (name -> path) below <output>/<run id>."""
+
+    def __init__(self, orders: Orders, folders: Mapping[str, str], log: Log) -> None:
+        self._store = store.Store(f"{str(orders.output).rstrip('/')}/{orders.run_id}", "the output")
+        self._attempt_id = orders.attempt_id
+        self._folders, self._log = folders, log
+        self._known: dict[str, State] = {}  # what is in the store as it is here
+        self._failing = ""
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._interval_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
+
+    def open(self, node_rank: int) -> None:
+        """Bring checkpoints back and show that the output can be written; blocking. Raises Refused, OSError."""
+        try:
+            self._bring_back()
+            text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
+            self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
+        except store.Failed as error:
+            raise Refused(f"the output cannot be used: {error}") from None
+
+    def start(self) -> None:
+        """Upload in the background from now on."""
+        self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
+        self._thread.start()
+
+    def finish(self, broken_off: Callable[[], bool]) -> str:
+        """Upload what is left; return "" or why the store does not have everything. Blocking, until `broken_off`."""
+        if self._thread is None:
+            return ""
+        self._end.set()
+        words: list[str] = []
+        last = threading.Thread(target=lambda: words.append(self._last()), daemon=True)
+        last.start()
+        while last.is_alive():
+            last.join(0.2)
+            if last.is_alive() and broken_off():
+                return f"the upload to {self._store.uri} was broken off"
+        return words[0] if words else f"the upload to {self._store.uri} failed"
+
+    def _bring_back(self) -> None:
+        """Copy checkpoints from the store that this node does not have, COMPLETE last in each."""
+        folder = self._folders["checkpoints"]
+        found = self._store.list("checkpoints")
+        try:
+            check_names("checkpoints", list(found))
+        except Refused:
+            raise Refused(f"{self._store.uri}/checkpoints holds an object whose name cannot be a file's") from None
+        wanted = [name for name in found if self._is_wanted(folder, name, found)]
+        if not wanted:
+            return
+        size = in_words(sum(found[name][0] for name in wanted))
+        self._log.say(f"output: bringing {len(wanted)} files of checkpoints, {size}, back from {self._store.uri}")
+
+        def fetch(name: str) -> None:
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._store.get(f"checkpoints/{name}", path)
+            self._known[f"checkpoints/{name}"] = _state(path)
+
+        for marks in (False, True):
+            batch = [name for name in wanted if _is_mark(name) is marks]
+            errors = store.all_at_once([lambda name=name: fetch(name) for name in batch])  # type: ignore[misc]
+            if errors:
+                raise errors[0]
+
+    def _is_wanted(self, folder: str, name: str, found: Mapping[str, object]) -> bool:
+        """What is here stays, but for a checkpoint that is whole in the store and not here."""
+        place = os.path.dirname(name)
+        mark = f"{place}/{MARKER}" if place else MARKER
+        if mark in found and not os.path.exists(os.path.join(folder, mark)):
+            return True
+        return not os.path.exists(os.path.join(folder, name))
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval_s):
+            try:
+                problem = self._pass()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            if problem and problem != self._failing:
+                self._log.say(f"output: {problem}; it is tried again")
+            self._failing = problem
+
+    def _last(self) -> str:
+        if self._thread is not None:
+            self._thread.join()
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(2.0**attempt)
+            try:
+                problem = self._pass()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            if not problem:
+                self._log.say(f"output: {len(self._known)} files are at {self._store.uri}")
+                return ""
+        return problem
+
+    def _pass(self) -> str:
+        """Upload what has changed since the last pass, and return "" or the first thing that went wrong."""
+        here = self._files()
+        changed = {name for name, path in here.items() if self._known.get(name) != _state(path)}
+        gone = {name for name in self._known if name.startswith("checkpoints/") and name not in here}
+        problems: list[str] = []
+
+        def attempt(call: Callable[[], object]) -> Callable[[], object]:
+            def guarded() -> None:
+                try:
+                    call()
+                except FileNotFoundError:
+                    pass  # the script has removed it meanwhile
+                except Exception as error:
+                    problems.append(str(error))
+
+            return guarded
+
+        # A mark in the store must not stand over files that are being replaced or removed.
+        broken = [name for name in self._known if _is_mark(name) and (name in gone or _holds_any(name, changed | gone))]
+        store.all_at_once([attempt(lambda name=name: self._delete(name)) for name in broken])  # type: ignore[misc]
+        if problems:
+            return problems[0]
+        files = sorted(name for name in changed if not _is_mark(name))
+        store.all_at_once([attempt(lambda name=name: self._put(name, here[name])) for name in files])  # type: ignore[misc]
+        removals = sorted(gone - set(broken))
+        store.all_at_once([attempt(lambda name=name: self._delete(name)) for name in removals])  # type: ignore[misc]
+        marks = [name for name in here if _is_mark(name) and (name in changed or name in broken)]
+        for name in sorted(marks, key=lambda mark: -mark.count("/")):
+            below = self._files(os.path.dirname(name))
+            if all(self._known.get(other) == _state(path) for other, path in below.items() if other != name):
+                attempt(lambda name=name: self._put(name, here[name]))()  # type: ignore[misc]
+        return problems[0] if problems else ""
+
+    def _put(self, name: str, path: str) -> None:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise store.Failed(f"{name!r} cannot be named in an object store") from None
+        before = _state(path)
+        self._store.put(path, name)
+        if _state(path) == before:  # else it was written to meanwhile, and goes again
+            self._known[name] = before
+
+    def _delete(self, name: str) -> None:
+        self._store.delete(name)
+        self._known.pop(name, None)
+
+    def _files(self, below: str = "") -> dict[str, str]:
+        """Return name in the store -> path of all regular files (links to files count), below one folder of it."""
+        found = {}
+        for top, folder in self._folders.items():
+            if below and below != top and not below.startswith(f"{top}/"):
+                continue
+            for place, _, names in os.walk(os.path.join(folder, below[len(top) + 1 :]) if below else folder):
+                inner = os.path.relpath(place, folder).replace(os.sep, "/")
+                for name in names:
+                    path = os.path.join(place, name)
+                    if os.path.isfile(path) and not name.startswith(store.PARTIAL):
+                        found["/".join(part for part in (top, inner if inner != "." else "", name) if part)] = path
+        return found
+
+
+def _is_mark(name: str) -> bool:
+    return name.rpartition("/")[2] == MARKER
+
+
+def _holds_any(mark: str, names: set[str]) -> bool:
+    folder = mark[: -len(MARKER)]
+    return any(name.startswith(folder) for name in names if name != mark)
+
+
+def _state(path: str) -> State | None:
+    """Return size and time of change, None for a file that is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
