@@ -55,39 +55,58 @@ def format(kind: str, data: Mapping[str, Any]) -> str:
 class MetricParser:
     """Finds metrics in ordinary lines: the Trainer's dictionaries and the user's own regular expressions.
 
-    A regular expression's first group is the value (the form that SageMaker uses). A line that carries no step gets
-    the number of times its metric was seen before on that node.
+    The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
+    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
+    several ranks print the same metric, the first one heard is listened to.
     """
 
-    def __init__(self, patterns: Mapping[str, str]) -> None:
+    def __init__(self, patterns: Mapping[str, str], seen: Mapping[str, int] | None = None) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, int] = dict(seen or {})
+        self._speaker: dict[str, int] = {}
 
-    def metrics(self, text: str) -> Iterator[tuple[int, str, float]]:
-        """Yield (step, name, value) for every metric in one line of log."""
+    def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
+        """Yield (step, name, value) for every metric in one line of a rank's log."""
         if "{'" in text and (found := _TRAINER_LINE.match(text)):
-            yield from self._trainer(found[1])
+            yield from self._trainer(found[1], rank)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):
-                value = _number(match[1] if pattern.groups else match[0])
-                if value is not None:
-                    yield self._next(name), name, value
+                groups = match.groupdict()
+                value = _number(groups["value"] if "value" in groups else _first(match, pattern))
+                if value is not None and self._heard(name, rank):
+                    yield self._step(name, groups.get("step")), name, value
 
-    def _trainer(self, literal: str) -> Iterator[tuple[int, str, float]]:
+    def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
         try:
             row = literal_eval(literal)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return
         if not isinstance(row, dict):
             return
+        step = row.get("step", row.get("global_step"))
         for name, raw in row.items():
             value = _number(raw)
-            if isinstance(name, str) and value is not None and name != "epoch":
-                yield self._next(name), name, value
+            named = isinstance(name, str) and name not in ("epoch", "step", "global_step")
+            if named and value is not None and self._heard(name, rank):
+                yield self._step(name, step), name, value
 
-    def _next(self, name: str) -> int:
-        self._seen[name] = self._seen.get(name, 0) + 1
+    def _heard(self, name: str, rank: int) -> bool:
+        return self._speaker.setdefault(name, rank) == rank
+
+    def _step(self, name: str, said: Any) -> int:
+        number = _number(said)
+        if number is not None and math.isfinite(number):
+            self._seen[name] = int(number)
+        else:
+            self._seen[name] = self._seen.get(name, 0) + 1
         return self._seen[name]
+
+
+def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:
+    """Return the first group that is not the step, or the whole match where there is none."""
+    step = pattern.groupindex.get("step")
+    numbers = [number for number in range(1, pattern.groups + 1) if number != step]
+    return match[numbers[0]] if numbers else match[0]
 
 
 def _number(raw: Any) -> float | None:

@@ -112,9 +112,9 @@ def node_status(node: Path) -> Status | None:
             return Status(
                 State.LOST, None, f"the supervisor of {node.name} died", status.get("started_at"), status.get("at")
             )
-    return Status(
-        state, status.get("exit_code"), status.get("reason") or "", status.get("started_at"), status.get("ended_at")
-    )
+    # 75 is the launcher's word for "left on request", not the script's
+    code = None if state in (State.CANCELLED, State.TIMED_OUT, State.PREEMPTED) else status.get("exit_code")
+    return Status(state, code, status.get("reason") or "", status.get("started_at"), status.get("ended_at"))
 
 
 def _unborn(node: Path) -> Status | None:

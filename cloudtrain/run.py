@@ -10,10 +10,12 @@ from pathlib import Path
 from cloudtrain import config, watch
 from cloudtrain.backend import FETCHABLE, LogLine
 from cloudtrain.errors import BadRequest, RunFailed
+from cloudtrain.events import MARK
 from cloudtrain.process import Process
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, MetricRow, RunRecord, Store
 
+FETCHED = ".cloudtrain-run"  # in a fetched folder: whose it is
 LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
 
 
@@ -91,8 +93,10 @@ class Run:
             raise RunFailed(self.run_id, status)
         return status
 
-    def logs(self, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+    def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:
         """Yield the lines of all attempts and nodes; with `follow` until the run is final.
+
+        Marked lines (metrics, states) are events and left out, unless `raw`.
 
         `after` is the cursor of a line that was seen: reading goes on behind it, neither repeating nor skipping.
         """
@@ -106,7 +110,8 @@ class Run:
             if attempt is not None and attempt.handle is not None:
                 backend = watch.backend_of(attempt.plan, self.store.home)
                 for line in backend.logs(attempt.handle, follow=follow, after=cursor):
-                    yield line._replace(cursor=f"{number}/{line.cursor}")
+                    if raw or not line.text.startswith(MARK):
+                        yield line._replace(cursor=f"{number}/{line.cursor}")
                 number, cursor = number + 1, None
                 continue
             if not follow or (self.refresh().state.final and len(self.attempts) < number):
@@ -136,7 +141,11 @@ class Run:
             return self.record.status
 
     def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
-        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking."""
+        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking.
+
+        The folder belongs to this run from then on: another run's is refused, and git and cloudtrain leave it out of
+        what they package. Raises BadRequest.
+        """
         unknown = set(what) - set(FETCHABLE)
         if unknown:
             raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
@@ -145,7 +154,25 @@ class Run:
             raise BadRequest(f"{self.run_id} was never accepted by {self.record.backend}: there is nothing to fetch")
         newest = accepted[-1]
         assert newest.handle is not None
-        return watch.backend_of(newest.plan, self.store.home).fetch(newest.handle, Path(into), tuple(what))
+        folder = Path(into)
+        self._own(folder)
+        return watch.backend_of(newest.plan, self.store.home).fetch(newest.handle, folder, tuple(what))
+
+    def _own(self, folder: Path) -> None:
+        """Mark a folder as this run's; raises BadRequest when it is another's."""
+        mark = folder / FETCHED
+        owner = mark.read_text("utf-8").strip() if mark.is_file() else None
+        if owner not in (None, self.run_id):
+            raise BadRequest(f"{folder} holds what was fetched from {owner}", "name another folder")
+        taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
+        if taken:
+            raise BadRequest(f"{folder} holds {taken[0]}/ already, and not from this run", "name another folder")
+        if owner is None:
+            new = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            if new:
+                (folder / ".gitignore").write_text("*\n")
+            mark.write_text(self.run_id + "\n", "utf-8")
 
     def resume(self) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.

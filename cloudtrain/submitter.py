@@ -90,6 +90,13 @@ class Submitter:
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
         """Store the intent, submit the plan, store the handle and start the watcher."""
         me = Process.here()
+        if missing := watch.missing_secrets(plan):
+            sources = ", ".join(plan.manifest["secrets"][missing[0]])
+            raise BadRequest(
+                f"the secret {missing[0]} cannot be had: {sources} is not in the environment"
+                + (f" (nor are those of {', '.join(missing[1:])})" if missing[1:] else ""),
+                "export it and try again",
+            )
         if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent):
             return self._settled(plan.run_id)
         backend = watch.backend_of(plan, self.home)

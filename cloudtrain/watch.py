@@ -37,7 +37,7 @@ class Watcher:
         self.store = store
         self.run_id = run_id
         self.me = me or Process.here()
-        self._parsers: dict[tuple[str, int], MetricParser] = {}
+        self._parsers: dict[str, MetricParser] = {}
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
 
@@ -74,9 +74,7 @@ class Watcher:
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
-            status = Status(
-                State.CANCELLED, status.exit_code, "cancelled", status.started_at, status.ended_at, status.url
-            )
+            status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
         if status.state.final:
             return self._end(run, attempt, status, backend)
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
@@ -87,18 +85,25 @@ class Watcher:
     def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
         assert attempt.handle is not None
         lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
-        patterns = dict(attempt.plan.job.get("metrics") or {})
         while batch := list(islice(lines, BATCH)):
             found = [event for line in batch if (event := self._event(attempt, line))]
             points = [(e, s, n, v) for e in found if e.kind == "metric" for s, n, v in _points(e)]
             for line in batch:
                 if not line.text.startswith(events.MARK):
-                    parser = self._parsers.setdefault((attempt.attempt_id, line.node), MetricParser(patterns))
                     plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
-                    points += [(plain, step, name, value) for step, name, value in parser.metrics(line.text)]
+                    heard = self._parser(attempt).metrics(line.text, line.rank)
+                    points += [(plain, step, name, value) for step, name, value in heard]
             others = [event for event in found if event.kind != "metric"]
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
+
+    def _parser(self, attempt: AttemptRecord) -> MetricParser:
+        """Return what listens to an attempt's ordinary lines; a new watcher goes on counting where the last one was."""
+        if attempt.attempt_id not in self._parsers:
+            rows = self.store.metrics(attempt.run_id)
+            seen = {row.name: row.step for row in rows if row.attempt == attempt.number}
+            self._parsers[attempt.attempt_id] = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen)
+        return self._parsers[attempt.attempt_id]
 
     def _event(self, attempt: AttemptRecord, line: LogLine) -> Event | None:
         parsed = events.parse(line.text)

@@ -31,6 +31,7 @@ and the newest run is meant. Every command that reads takes `--json`, whose shap
 | 2 | the request cannot be done as it is: usage, job, source, target, run id, history, a full disk |
 | 5 | the platform refused, or could not be reached |
 | 69, 75, 124 | the run was LOST, PREEMPTED, TIMED_OUT |
+| 78 | the run was refused on its node before a script began: wrong world, missing input, bad secret, requirements |
 | 130 | the run was CANCELLED; or Ctrl-C: a run that was being followed goes on |
 | 141 | whoever read the output has left |
 
@@ -48,7 +49,7 @@ Completion for bash: `eval "$(_CLOUDTRAIN_COMPLETE=bash_source cloudtrain)"` (`z
 SPEC_HEAD = """\
 # The job file
 
-YAML 1.2 or JSON. Unknown keys are errors, and all problems are told at once, each with its line. `cloudtrain schema` prints
+YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are told at once, each with its line. `cloudtrain schema` prints
 the JSON schema, and `cloudtrain init` writes a job file whose first line points an editor at it. Any value can be set on
 the command line: `--set resources.use_spot=true`. Hyperparameters, arguments and environment values arrive as the text
 that was written.

@@ -129,7 +129,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
     keeper = Keeper(Path(context.checkpoint_dir), context.attempt, keep, teller.event, teller.say)
     meter = Meter(accelerator.device)
-    step, first_loss = 0, None
+    step, saved_step, first_loss = 0, 0, None
     resumed = keeper.resume(training)
     if resumed is not None:
         loop, mine = resumed
@@ -151,6 +151,8 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         set_random_state(mine["random"])  # the last thing before the first step: nothing may draw in between
 
     def save() -> None:
+        nonlocal saved_step
+        saved_step = step
         place = {"epoch": batches.epoch, "samples": batches.samples}
         keeper.save(step, training, {"step": step, "first_loss": first_loss, **place}, {"meter": meter.state()})
 
@@ -189,6 +191,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
             last = step == total_steps
             due = every_s is not None and context.rank == 0 and time.monotonic() - keeper.saved_at >= every_s
             stop, due = agreement.settle(runtime.stop_requested(), due)
+            due = due and step - saved_step > 1  # said before the last checkpoint, heard after it
             if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
                 values = {**meter.read(accelerator), "learning_rate": rate}
                 if norm is not None:

@@ -69,3 +69,31 @@ def test_the_users_own_expressions():
     assert found[:2] == [(1, "loss", 2.5), (1, "acc", 0.1)]
     assert found[2][:2] == (2, "loss") and math.isnan(found[2][2])
     assert len(found) == 3
+
+
+def test_steps_that_are_said_are_the_steps():
+    found = metrics(
+        "{'loss': 2.0, 'step': 50}",
+        "step=60 loss=1.5",
+        "loss=1.0",
+        loss=r"(?:step=(?P<step>\d+) )?loss=(?P<value>[0-9.]+)",
+    )
+    assert found == [(50, "loss", 2.0), (60, "loss", 1.5), (61, "loss", 1.0)]
+    assert metrics("5: 0.25", acc=r"(?P<step>\d+): ([0-9.]+)") == [(5, "acc", 0.25)]
+
+
+def test_of_several_ranks_one_is_heard():
+    parser = events.MetricParser({})
+    lines = [
+        (0, "{'loss': 3.0}"),
+        (1, "{'loss': 3.0}"),
+        (1, "{'other': 1.0}"),
+        (0, "{'loss': 2.0}"),
+        (1, "{'loss': 2.0}"),
+    ]
+    found = [point for rank, line in lines for point in parser.metrics(line, rank)]
+    assert found == [(1, "loss", 3.0), (1, "other", 1.0), (2, "loss", 2.0)]
+
+
+def test_counting_goes_on_where_another_watcher_was():
+    assert list(events.MetricParser({}, {"loss": 7}).metrics("{'loss': 1.0}")) == [(8, "loss", 1.0)]

@@ -260,7 +260,7 @@ def test_the_log_becomes_events_and_metrics(submitter, job):
     assert [(row.step, row.name, row.value) for row in run.metrics()] == [
         (1, "loss", 2.0),
         (1, "acc", 0.5),
-        (1, "loss", 1.5),
+        (2, "loss", 1.5),
     ]
     assert [event.data for event in run.store.events(run.run_id, "world")] == [{"world_size": 1}]
 
@@ -311,6 +311,13 @@ def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
     watch(run)
     assert run.state is State.PREEMPTED and len(run.attempts) == 1
     assert "no new attempt: T is not in the watcher's environment" in run.record.status.reason
+
+
+def test_a_secret_that_is_nowhere_is_told_before_anything_is_stored(submitter, job, monkeypatch):
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    with pytest.raises(BadRequest, match="the secret T cannot be had: env:MY_TOKEN is not in the environment"):
+        submitter.submit(job.replace(secrets={"T": "env:MY_TOKEN"}))
+    assert submitter.store.runs() == [] and MemoryBackend.attempts == {}
 
 
 def test_a_lost_attempt_is_ended_before_the_next(submitter, job):
@@ -415,6 +422,31 @@ def test_logs_of_all_attempts_with_cursors(submitter, job):
     assert list(run.logs(follow=True)) == lines
     with pytest.raises(BadRequest, match="no cursor"):
         list(run.logs(after="junk"))
+
+
+def test_events_are_no_lines_unless_raw(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), "one", events.format("metric", {"step": 1, "loss": 2.0}), "two")
+    MemoryBackend.finish(newest(run))
+    assert [line.text for line in run.logs()] == ["one", "two"]
+    assert len(list(run.logs(raw=True))) == 3
+    (first, _) = run.logs()
+    assert [line.text for line in run.logs(after=first.cursor)] == ["two"]
+
+
+def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path):
+    first, second = submitter.submit(job), submitter.submit(job, new=True)
+    out = tmp_path / "out"
+    assert first.fetch(out) == first.fetch(out) == out
+    with pytest.raises(BadRequest, match=f"holds what was fetched from {first.run_id}"):
+        second.fetch(out)
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    with pytest.raises(BadRequest, match="holds model/ already"):
+        second.fetch(tmp_path / "mine")
+    assert not (tmp_path / "mine" / ".gitignore").exists()
+    before = submitter.plan(job).bundle["source_sha256"]
+    first.fetch(Path(job.source) / "out")
+    assert submitter.plan(job).bundle["source_sha256"] == before, "what is fetched into the source is not packaged"
 
 
 def test_find_a_run_by_prefix(submitter, job):

@@ -22,7 +22,11 @@ def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
     known = {str(number) for number in range(len(present))} | set(present)
     absent = [name for name in names if name not in known and not any(gpu.startswith(name) for gpu in present)]
     if len(names) != asked or absent:
-        raise Refused(f"{asked} GPUs per node were asked for, this node may use {chosen or 'none'} of {len(present)}")
+        if not present:
+            raise Refused(f"{asked} GPUs per node were asked for, this machine shows none (nvidia-smi)")
+        raise Refused(
+            f"{asked} GPUs per node were asked for; this node may use {chosen or 'none'}, the machine has {len(present)}"
+        )
 
 
 def visible() -> list[str]:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--learning_rate", type=float, default=0.1)
+    parser.add_argument("--learning_rate", type=float, default=0.02)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
@@ -25,11 +25,12 @@ def main() -> None:
     torch.manual_seed(1 + rank)  # other samples on every rank
     for step in range(1, args.steps + 1):
         inputs = torch.randn(32, 16)
-        loss = torch.nn.functional.mse_loss(model(inputs), inputs @ target)
+        noise = 0.1 * torch.randn(32, 1)
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs @ target + noise)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if rank == 0 and (step % 50 == 0 or args.verbose):
+        if rank == 0 and (step % 20 == 0 or args.verbose):
             print(f"step={step} loss={loss.item():.6f}")
 
     if rank == 0:
