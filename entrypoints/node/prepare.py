@@ -59,7 +59,9 @@ def prepare(
         if orders.requirements:
             from . import requirements
 
-            python = requirements.layer(os.path.join(source, orders.requirements), environ, log)
+            python = requirements.layer(
+                os.path.join(source, orders.requirements), requirements.for_pip(environ, {**orders.env, **secrets}), log
+            )
         if orders.parallelism.get("accelerate_config"):
             from . import accelerate_config
 

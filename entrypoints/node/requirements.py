@@ -50,6 +50,14 @@ def layer(path: str, environ: Mapping[str, str], log: Log) -> str:
     return python
 
 
+def for_pip(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
+    """Return the node's environment with what the job's env and secrets tell pip: PIP_INDEX_URL, NETRC and the like.
+
+    An index with a password in its address is so known to pip alone, not to the requirements file or a command line.
+    """
+    return {**environ, **{name: value for name, value in job.items() if name.startswith("PIP_") or name == "NETRC"}}
+
+
 def read(path: str) -> str:
     """Return the text of a requirements file with the files that it includes; raises Refused when one is missing."""
     try:
@@ -69,7 +77,23 @@ def digest(wanted: str, source: str) -> str:
         parts += [place, *sorted(name for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info")))]
     if any(map(is_local, wanted.splitlines())):
         parts.append(source)  # a package within the source: nobody knows whether it has changed
+    parts += wheels(wanted, source)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def wheels(wanted: str, source: str) -> list[str]:
+    """Return names and digests of the files in folders of the source that `--find-links` names."""
+    found = []
+    for name in re.findall(r"^\s*(?:-f|--find-links)[\s=]*(\S+)", wanted, re.M):
+        folder = os.path.join(source, name)
+        if "://" in name or os.path.isabs(name) or not os.path.isdir(folder):
+            continue
+        for file in sorted(os.listdir(folder)):
+            path = os.path.join(folder, file)
+            if os.path.isfile(path):
+                with open(path, "rb") as stream:
+                    found += [file, hashlib.sha256(stream.read()).hexdigest()]
+    return found
 
 
 def is_local(line: str) -> bool:

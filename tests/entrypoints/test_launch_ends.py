@@ -8,22 +8,23 @@ import time
 from pathlib import Path
 
 import pytest
-from node import processes
+from node import guard, processes, status
 
 from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt
 
-# A rank that leaves behind every kind of process that is hard to find, and says so.
+# A rank that leaves behind every kind of process that is hard to find, and says so: in one write each, as they share a pipe.
 ESCAPES = """
 import os, signal, subprocess, sys, time
-deaf = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('deaf', flush=True); time.sleep(600)"
+deaf = "import os, signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+deaf += "os.write(1, b'deaf' + bytes([10])); time.sleep(600)"
 subprocess.Popen(["setsid", "nohup", sys.executable, "-c", deaf])
 subprocess.Popen(["sh", "-c", "setsid sleep 601 & setsid sleep 602 & echo shell"])
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("daemon", flush=True)
+        os.write(1, b"daemon\\n")
         time.sleep(603)
     os._exit(0)
 """
@@ -220,19 +221,52 @@ def test_a_signal_to_every_process_at_once_is_a_request_too(tmp_path: Path):
             assert attempt.status()["state"] == "PREEMPTED"
 
 
+def test_guard_and_supervisor_signalled_together_are_one_request(tmp_path: Path):
+    """The guard passes its own on; that must not look like a second request, which would end the grace."""
+    script = SAVES.format(code=0).replace('print("saved"', 'time.sleep(0.3); print("saved"')
+    with Attempt(tmp_path, script, grace_s=600) as attempt:
+        started(attempt, "up")
+        for pid in (attempt.supervisor(), attempt.guard()):
+            os.kill(pid, signal.SIGTERM)
+        assert attempt.wait() == [75]
+        assert attempt.texts(0)[-1] == "saved"
+
+
 def test_a_rank_is_asked_and_its_children_are_not(tmp_path: Path):
     """A data loader's worker that is terminated would take the rank down before it can save."""
-    script = (
-        SAVES.format(code=0)
-        .replace("import os,", "import subprocess, os,")
-        .replace('print("up"', "child = subprocess.Popen(['sleep', '600'])\nprint(\"up\"")
-        .replace('print("saved"', 'print("child", child.poll()')
-    )
+    script = """
+import signal, subprocess, sys, time
+def leave(*_):
+    try:
+        print("child ended with", child.wait(0.5), flush=True)
+    except subprocess.TimeoutExpired:
+        print("child lives", flush=True)
+    sys.exit(0)
+child = subprocess.Popen(["sleep", "600"])
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+while True: time.sleep(0.05)
+"""
     with Attempt(tmp_path, script) as attempt:
         started(attempt, "up")
         attempt.launchers[0].send_signal(signal.SIGTERM)
         assert attempt.wait() == [75]
-        assert attempt.texts(0)[-1] == "child None"
+        assert attempt.texts(0)[-1] == "child lives"
+
+
+def test_a_shell_script_passes_nothing_on_so_its_children_are_asked_too(tmp_path: Path):
+    files = {"job.sh": "python3 -c 'import time; print(1, flush=True); time.sleep(600)'\necho not reached in time\n"}
+    with Attempt(tmp_path, argv=("job.sh",), files=files, grace_s=600) as attempt:
+        started(attempt, "1")
+        attempt.launchers[0].send_signal(signal.SIGTERM)
+        assert attempt.wait() == [75]
+
+
+def test_a_last_word_is_not_taken_back(tmp_path: Path):
+    """The supervisor may be killed between its last word and its exit."""
+    status.Status(str(tmp_path), os.getpid()).set(state="FAILED", exit_code=3, reason="rank 0 exited with code 3")
+    assert guard.record_loss(str(tmp_path), os.getpid(), 9) == 3
+    assert status.read(str(tmp_path))["reason"] == "rank 0 exited with code 3"
 
 
 def test_a_request_while_requirements_are_installed_ends_that_too(tmp_path: Path):

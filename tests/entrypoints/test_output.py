@@ -168,6 +168,15 @@ raise SystemExit("failed with " + value)
         assert "url https://user:***@host" in attempt.texts(0)
 
 
+def test_a_reason_holds_no_secret(tmp_path: Path):
+    inputs = {"train": {"uri": "/absent/hunter2hunter2/data", "mode": "copy"}}
+    secrets = {"TOKEN": ["env:T"]}
+    with Attempt(tmp_path, secrets=secrets, inputs=inputs, stdin={"secrets": {"env:T": "hunter2hunter2"}}) as attempt:
+        assert attempt.run() == [78]
+        assert attempt.status()["reason"] == "the input train does not exist on this node: /absent/***/data"
+        assert "hunter2" not in (attempt.folders[0] / "log").read_text()
+
+
 def test_the_supervisors_own_environment_holds_no_secret(tmp_path: Path):
     with Attempt(
         tmp_path,

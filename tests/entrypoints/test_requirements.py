@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import shutil
 import sys
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -156,6 +160,79 @@ def test_the_digest_changes_with_included_files(tmp_path: Path):
         "",
     ):
         assert not requirements.is_local(line), line
+
+
+def test_a_folder_of_wheels_in_the_source_needs_no_index(tmp_path: Path):
+    """The layer follows the wheels: the same requirements with another wheel make another one."""
+    files = {"requirements.txt": "--no-index\n--find-links wheels\nspam-of-a-test\n"}
+    for version in ("1.0", "2.0"):
+        wheel(tmp_path / version, "spam_of_a_test", version)
+    for number, version in enumerate(("1.0", "2.0", "2.0")):
+        with Attempt(
+            tmp_path / str(number),
+            "import spam_of_a_test; print(spam_of_a_test.version)",
+            files=files,
+            requirements="requirements.txt",
+            environ={"CLOUDTRAIN_CACHE": str(tmp_path / "cache")},
+        ) as attempt:
+            shutil.copytree(tmp_path / version, attempt.folders[0] / "source" / "wheels")
+            assert attempt.run() == [0], attempt.texts(-1)
+            assert attempt.texts(0) == [version]
+    assert len(list((tmp_path / "cache" / "layers").glob("*/COMPLETE"))) == 2
+
+
+class PrivateIndex(BaseHTTPRequestHandler):
+    """A simple index that wants a name and a password."""
+
+    def do_GET(self) -> None:
+        wanted = "Basic " + base64.b64encode(b"reader:planted-word-of-a-test").decode()
+        folder: Path = self.server.folder
+        if self.headers.get("Authorization") != wanted:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="wheels"')
+            body = b""
+        elif self.path == "/simple/spam-of-a-test/":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            body = "".join(f'<a href="/{path.name}">{path.name}</a>' for path in folder.iterdir()).encode()
+        elif (folder / self.path[1:]).is_file():
+            self.send_response(200)
+            body = (folder / self.path[1:]).read_bytes()
+        else:
+            self.send_response(404)
+            body = b""
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("word", ["planted-word-of-a-test", "another-word-of-a-test"])
+def test_a_private_index_is_told_to_pip_by_a_secret_that_nobody_sees(tmp_path: Path, word: str):
+    wheel(tmp_path / "wheels", "spam_of_a_test", "1.0")
+    with ThreadingHTTPServer(("127.0.0.1", 0), PrivateIndex) as server:
+        server.folder = tmp_path / "wheels"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://reader:{word}@127.0.0.1:{server.server_port}/simple/"
+        with Attempt(
+            tmp_path / "a",
+            "import spam_of_a_test; print(spam_of_a_test.version)",
+            files={"requirements.txt": "spam-of-a-test\n"},
+            requirements="requirements.txt",
+            secrets={"PIP_INDEX_URL": ["env:INDEX"]},
+            stdin={"secrets": {"env:INDEX": url}, "token": ""},
+            environ={"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""},
+        ) as attempt:
+            if word.startswith("planted"):
+                assert attempt.run() == [0], attempt.texts(-1)
+                assert attempt.texts(0) == ["1.0"]
+            else:
+                assert attempt.run() == [78]
+                assert attempt.status()["reason"].startswith("requirements.txt cannot be installed: ")
+            server.shutdown()
+            for path in [*attempt.folders[0].rglob("*"), *(tmp_path / "a" / "cache").rglob("*")]:
+                assert not path.is_file() or word.encode() not in path.read_bytes(), path
 
 
 def test_a_failure_is_told_in_pips_words():

@@ -30,6 +30,7 @@ def test_sources_are_tried_in_order(tmp_path: Path):
 
 def test_our_own_environment_is_no_source(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TOKEN", "leaked")
+    assert resolve({"TOKEN": ["env:TOKEN"]}, {"env:TOKEN": "the client's"}) == {"TOKEN": "the client's"}
     with pytest.raises(Refused, match=r"the secret TOKEN was not found \(env:TOKEN: not sent by the client\)"):
         resolve({"TOKEN": ["env:TOKEN"]}, {})
 
