@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from cloudtrain.run import Run
+from cloudtrain.store import Store
 from tests.cli.conftest import start
 from tests.cli.test_jobs import HOSTILE
 from tests.conftest import WAIT_S
@@ -164,7 +165,7 @@ def test_the_environment_of_the_job_has_no_history(shell, project):
     assert "home None" in shell("submit", "look.py", "-f", env=os.environ).out
 
 
-def test_a_source_in_a_git_repository_is_fetched_and_runs_as_its_commit(shell, project, tmp_path):
+def test_a_source_in_a_git_repository_is_fetched_and_runs_as_its_commit(shell, project, home, tmp_path):
     remote = repository(
         tmp_path / "remote repo", {"job/train.py": "import lib; print('from', lib.NAME)", "job/lib.py": "NAME = 'git'"}
     )
@@ -173,6 +174,6 @@ def test_a_source_in_a_git_repository_is_fetched_and_runs_as_its_commit(shell, p
     shown = shell("submit", "job.yaml", "--wait")
     assert shown.code == 0, shown
     assert "from git" in shell("logs").out
-    record = Run.find(shell("ls", "--json").json[0]["run_id"]).record
-    assert record.plan.job["source"] == f"git+file://{remote}@{commit}#subdirectory=job"
-    assert (record.plan.bundle["commit"], record.plan.bundle["dirty"]) == (commit, False)
+    plan = Store(home).attempts(Run.find(shown.out.split()[0]).run_id)[-1].plan
+    assert plan.job["source"] == f"git+file://{remote}@{commit}#subdirectory=job"
+    assert (plan.bundle["commit"], plan.bundle["dirty"]) == (commit, False)
