@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup demo test test-long lint types format docs bench clean
+.PHONY: help setup demo test test-long promises lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -27,6 +27,9 @@ test: $(STAMP) ## all tests but the long ones
 
 test-long: $(STAMP) ## the long forms too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
+
+promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
+	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

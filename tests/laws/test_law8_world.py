@@ -116,6 +116,6 @@ def test_as_many_gpus_must_be_visible(tmp_path, monkeypatch, chosen, figure):
             if asked == real:
                 assert attempt.run() == [0]
             else:
-                assert refused(attempt).startswith(f"{asked} GPUs per node were asked for, ")
+                assert refused(attempt).startswith(f"{asked} GPUs per node were asked for")
                 wrong += 1
     figure("wrong numbers of GPUs refused with 78", wrong)
