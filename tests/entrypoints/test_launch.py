@@ -217,7 +217,7 @@ REFUSED = {
         {"secrets": {"PIN": ["env:PIN"]}},
         "the secret PIN has fewer than 4 characters and cannot be masked in the log",
     ),
-    "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were asked for, this node may use none of 0"),
+    "gpus": ({"gpus_per_node": 2}, "2 GPUs per node were asked for, this machine shows none (nvidia-smi)"),
     "cloud output": (
         {"output": "ftp://b/p"},
         "output ftp://b/p is in no store that this node can reach: s3:// and gs:// are",
