@@ -96,9 +96,11 @@ def is_remote(uri: str | None) -> bool:
 
 def check_output(output: str | None) -> None:
     """Refuse an output in a store that no client is known for."""
-    from .store import CLIENTS, scheme
+    if not is_remote(output):
+        return
+    from .store import CLIENTS, scheme  # only here: it costs every job some milliseconds
 
-    if is_remote(output) and scheme(str(output)) not in CLIENTS:
+    if scheme(str(output)) not in CLIENTS:
         raise Refused(f"output {output} is in no store that this node can reach: s3:// and gs:// are")
 
 
