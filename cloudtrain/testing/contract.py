@@ -142,7 +142,7 @@ class BackendContract:
 
     def until_line(self, backend: Backend, handle: str, word: str, times: int = 1) -> None:
         deadline = time.monotonic() + WAIT_S
-        while sum(word in line.text for line in backend.logs(handle)) < times:
+        while sum(word in line.text for line in self.said(backend, handle)) < times:
             assert time.monotonic() < deadline, f"{word!r} was not seen in {WAIT_S} s"
             time.sleep(0.05)
 
