@@ -194,7 +194,7 @@ class _Choice:
         for path in sorted(self.tracked):
             try:
                 found = folders.lstat(path)
-                if found is None:
+                if found is None or stat.S_ISDIR(found.st_mode):  # a folder in its place: the file is gone
                     continue
                 path.encode()
                 if path == RESERVED or path.startswith(RESERVED + "/"):
@@ -279,7 +279,7 @@ def _fs(root: Path, path: str) -> bytes:
 
 
 def _kind(mode: int) -> str:
-    for test, name in ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISDIR, "folder now")):
+    for test, name in ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket")):
         if test(mode):
             return name
     return "device"

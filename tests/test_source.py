@@ -58,6 +58,13 @@ def test_a_file_that_is_gone_is_left_out(tmp_path):
     assert names(root) == ["a"]
 
 
+def test_a_file_with_a_folder_in_its_place_is_gone(tmp_path):
+    root = repository(tmp_path / "repo", {"a": "", "b": ""})
+    (root / "b").unlink()
+    write(root, {"b/c": ""})
+    assert names(root) == ["a", "b/c"]
+
+
 def test_files_of_a_sparse_checkout_are_those_that_are_there(tmp_path):
     root = repository(tmp_path / "repo", {"a/x": "", "b/y": "", "top": ""})
     git(root, "sparse-checkout", "set", "a")
