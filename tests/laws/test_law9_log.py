@@ -47,7 +47,7 @@ def prove(tmp_path: Path, home: Path, figure, lines: int) -> None:
     while not ended:
         ended = True
         limit = int(10 ** choose.uniform(0, 4.3))  # from one line to twenty thousand
-        for count, line in enumerate(run.logs(follow=True, after=cursor), start=1):
+        for count, line in enumerate(run.logs(follow=True, after=cursor, raw=True), start=1):
             seqs[line.node].append(line.seq)
             if line.rank >= 0:
                 seen[line.node].append(line.text)
@@ -64,7 +64,7 @@ def prove(tmp_path: Path, home: Path, figure, lines: int) -> None:
         assert seqs[node] == list(range(len(seqs[node])))
     # From a cursor anywhere, now that all is said: nothing twice, nothing left out.
     for at, had in choose.sample(cursors, min(20, len(cursors))):
-        for line in islice(run.logs(after=at), 3000):
+        for line in islice(run.logs(after=at, raw=True), 3000):
             assert line.seq == had[line.node], "the next one of its node"
             had[line.node] += 1
     figure(f"lines of {NODES} nodes, each once and in order", NODES * each)
