@@ -84,7 +84,7 @@ class Run:
                 self.refresh()
                 looked = moment
             time.sleep(pause)
-            pause = min(pause * 1.2, 0.05)  # one row of a local file
+            pause = min(pause * 1.2, 0.02)  # one row of a local file
 
     def result(self, timeout_s: float | None = None) -> Status:
         """Block until the run is final; raises RunFailed unless it SUCCEEDED."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import checkout, config, registry, watch
+from cloudtrain import config, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
@@ -117,7 +117,7 @@ class Submitter:
 
     def resolve(self, job: Job | Mapping[str, Any] | str | os.PathLike[str], sets: Sequence[str] = ()) -> Resolved:
         """Return the job with its target's options merged in and validated; raises BadJob with all problems."""
-        found = config.resolve(job, sets, target=self.target, backends=registry.names())
+        found = config.resolve(job, sets, target=self.target, backends=registry.Names())
         kind = registry.backend_class(found.backend)
         options = {**found.options, **self.overrides}
         problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend)]
@@ -130,7 +130,11 @@ class Submitter:
         """Return the bundle of a job's source, made or found below the home."""
         job = resolved.job
         needed = [name for name in (_script(job.entrypoint), job.environment.requirements) if name]
-        folder = checkout.fetch_git(job.source, self.home / "sources")[0] if _remote(job) else Path(job.source)
+        folder = Path(job.source)
+        if _remote(job):
+            from cloudtrain import checkout
+
+            folder, _ = checkout.fetch_git(job.source, self.home / "sources")
         return Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
 
     def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
@@ -140,6 +144,8 @@ class Submitter:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
         changes: dict[str, Any] = {"labels": labels}
         if _remote(resolved.job) and bundle.commit:
+            from cloudtrain import checkout
+
             changes["source"] = checkout.pin(resolved.job.source, bundle.commit)
         job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update=changes)
         backend = self.backend(resolved)

@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain import events, registry
 from cloudtrain.backend import Backend, LogLine, Plan
-from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.process import Process, detach
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, RunRecord, Store, now
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle import Bundle
 
 LEASE_S = 30.0
 FIRST_POLL_S = 0.02  # a short job is noticed at once; the pause grows to the backend's own
@@ -180,12 +182,15 @@ def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
     """Bring an attempt that was only intended to its handle: find it on the platform, or send the same plan again."""
     handle = backend.find(attempt.attempt_id)
     if handle is None:
-        bundle = Bundle.stored(store.home / "bundles", str(attempt.plan.bundle["sha256"]))
-        if bundle is None:
+        try:
+            bundle = stored_bundle(attempt.plan, store.home)
+        except BackendError:
             status = Status(State.FAILED, None, "its submit was interrupted and its bundle is gone", ended_at=now())
             store.record(attempt.attempt_id, status=status)
             store.set_status(attempt.run_id, status)
-            raise BackendError(f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again")
+            raise BackendError(
+                f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again"
+            ) from None
         handle = backend.submit(attempt.plan, bundle)
     store.accept(attempt.attempt_id, handle)
     return handle
@@ -204,6 +209,8 @@ def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan,
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:
     """Return the bundle that a plan was made with; raises BackendError when it is gone."""
+    from cloudtrain.bundle import Bundle  # needed for another attempt only
+
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     if bundle is None:
         raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
@@ -230,7 +237,8 @@ def spawn(store: Store, plan: Plan) -> None:
     hidden = sources | set(plan.manifest["secrets"])
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
-    command = [sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
+    # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
+    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
     detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
 
 
