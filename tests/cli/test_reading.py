@@ -109,7 +109,8 @@ def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home,
     wait_for(lambda: not watchers(run_id), "the watcher's end")
     (tmp_path / "gate").touch()
     status = home / "runs" / run_id / "a1" / "node-0" / "status.json"
-    wait_for(lambda: json.loads(status.read_text())["state"] == "SUCCEEDED", "the end")
+    # it may not even be there yet: submit returns before the supervisor's first word
+    wait_for(lambda: status.exists() and json.loads(status.read_text())["state"] == "SUCCEEDED", "the end")
     assert shell("ls", "--json").json[0]["state"] == "SUCCEEDED"
 
 
