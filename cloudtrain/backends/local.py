@@ -253,13 +253,10 @@ def _inputs(job: Job) -> list[Problem]:
 
 
 def _ship(bundle: Bundle, node: Path) -> None:
-    """Extract the bundle into a node's folder, all or nothing."""
-    if (node / "source").exists():
-        return
-    node.mkdir(parents=True, exist_ok=True)
-    half = node / f"source.{os.getpid()}"
-    bundle.extract(half)
-    half.rename(node / "source")
+    """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
+    if not (node / "source").exists():
+        node.mkdir(parents=True, exist_ok=True)
+        bundle.extract(node / "source")
 
 
 def _secrets(plan: Plan) -> dict[str, Any]:
