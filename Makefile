@@ -15,7 +15,7 @@ setup: $(STAMP) ## virtual environment with the pinned dependencies
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
