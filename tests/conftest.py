@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.lab.fixtures"]
+
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
 
 # One thread a process: tests share few cores, and sums must not depend on how many there are.

@@ -1,0 +1,36 @@
+"""The fixtures `lab` and `slurm`: made once by each worker that needs them, gone when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import require, wait_for
+from tests.lab.network import Lab
+
+
+@pytest.fixture(scope="session")
+def _lab() -> Iterator[Lab]:
+    for program in ("sshd", "ip"):
+        require(program)
+    if os.geteuid() != 0:
+        pytest.skip("hosts in network namespaces need root")
+    made = Lab(hosts=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lab(_lab: Lab) -> Iterator[Lab]:
+    """Three hosts in their own network; mended after the test, and no process may be left on any of them."""
+    yield _lab
+    _lab.mend()
+    try:
+        wait_for(lambda: not any(host.processes() for host in _lab.hosts), "the end of every process on the hosts")
+    except AssertionError:
+        left = {host.name: host.processes() for host in _lab.hosts}
+        for host in _lab.hosts:
+            host.reboot()  # the next test finds clean machines
+        raise AssertionError(f"left behind: {left}") from None
