@@ -93,7 +93,9 @@ class Host:
         for path in (self._keys, self._keys.with_suffix(".key.pub")):
             path.unlink()
         command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self._keys)])
-        self.run(["sh", "-c", f"cp {self._keys} /run/sshd.key && kill -HUP $(cat /run/sshd.pid)"])
+        again = f"cp {self._keys} /run/sshd.key; exec /usr/sbin/sshd -f {self._folder}/{self.name}.sshd"
+        self.run(["sh", "-c", f"kill $(cat /run/sshd.pid); while [ -e /run/sshd.pid ]; do sleep 0.02; done; {again}"])
+        self._answers()
 
     # -- what one does with it ----------------------------------------------------------------------------------------
 
