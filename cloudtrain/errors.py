@@ -9,6 +9,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   └── MissingExtra         an optional dependency is not installed
 ├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
 ├── BackendError         5   the platform refused, or could not be reached
+│   └── Unreachable          a machine does not answer: nobody knows what it does
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
 """
 
@@ -94,6 +95,10 @@ class BackendError(CloudtrainError):
     """The platform refused the request or could not be reached."""
 
     exit_code = 5
+
+
+class Unreachable(BackendError):
+    """A machine does not answer; what was asked of it may have been done or not."""
 
 
 class RunFailed(CloudtrainError):

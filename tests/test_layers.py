@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events process",
-    "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle archive source checkout git ignore guard"
+    "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore guard"
     " statcache sizes survey writing"
-    " document manifest backend machines nodes remote requests simulators",
+    " document manifest backend machines nodes agent rpc remote requests simulators",
     "backends store database migrations config configfile verdict",
     "submitter run watch registry plots",
     "cli console report notebook training testing __init__ __main__",

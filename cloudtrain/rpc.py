@@ -1,0 +1,184 @@
+"""The operations on a node's folder (agent.py), asked for in this process or on a machine behind SSH.
+
+The machine's own Python runs agent.py, which is sent as text: nothing is installed there. One agent serves a connection
+for as long as it is asked; several threads may ask it at once, answers come in the order of the questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import shlex
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from cloudtrain import agent, remote
+from cloudtrain.errors import BackendError
+from cloudtrain.remote import ANSWER_S, Host, Remote
+
+if TYPE_CHECKING:
+    from asyncssh import SSHClientProcess
+
+# What arrives first: the modules by name, so that agent.py finds process.py where it looks for it.
+_BOOT = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+_PROGRAM = """
+import json, sys, types
+if sys.version_info < (3, 9):
+    sys.exit("Python 3.9 or newer is needed, this is " + sys.version.split()[0])
+for name, text in json.loads({modules!r}):
+    sys.modules[name] = module = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.stdout.buffer.write(b"ready\\n")
+sys.stdout.buffer.flush()
+sys.modules["cloudtrain.agent"].serve()
+"""
+
+
+class Answer(NamedTuple):
+    """What an operation returned: a value, or bytes."""
+
+    value: Any
+    data: bytes = b""
+
+
+class Asked(Protocol):
+    """A place whose node folders can be asked for."""
+
+    def ask(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Answer:
+        """Do an operation of agent.OPERATIONS there and return what it returned; blocking. Raises BackendError."""
+        ...
+
+
+class Here:
+    """This machine."""
+
+    def ask(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Answer:
+        if given is not None:
+            arguments["given"] = given
+        try:
+            value = agent.OPERATIONS[operation](**arguments)
+        except (OSError, ValueError) as error:
+            raise BackendError(f"{operation} failed: {error}") from None
+        return Answer(None, value) if isinstance(value, bytes) else Answer(value)
+
+
+class There:
+    """Another machine. `setup` are shell lines before its Python is looked for (module load, conda activate)."""
+
+    def __init__(self, host: Host, python: str = "python3", setup: Sequence[str] = ()) -> None:
+        self.host = host
+        self._command = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOT)}"
+        if setup:
+            lines = "\n".join(setup)
+            self._command = "exec bash -lc " + shlex.quote(f"{{ {lines}\n}} </dev/null >&2\n{self._command}")
+
+    @property
+    def remote(self) -> Remote:
+        return remote.connect_lazily(self.host)
+
+    def ask(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Answer:
+        request = {"operation": operation, "arguments": arguments, "size": len(given) if given is not None else 0}
+        data = json.dumps(request).encode() + b"\n" + (given or b"")
+        return remote.wait(self.remote.explained(self._ask(data), timeout_s))
+
+    async def _ask(self, data: bytes) -> Answer:
+        for again in (True, False):
+            session = await self._session()
+            try:
+                return await session.ask(data)
+            except Ended as ended:
+                # An agent that was idle for long has gone; every operation may be asked for twice.
+                if not again or not session.answered:
+                    raise BackendError(f"{self.host.label}: its Python ended: {ended}") from None
+        raise AssertionError
+
+    async def _session(self) -> _Session:
+        connection = await self.remote.connection()
+        sessions: dict[str, asyncio.Task[_Session]] = connection.__dict__.setdefault("cloudtrain_sessions", {})
+        task = sessions.get(self._command)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().over)):
+            task = sessions[self._command] = asyncio.ensure_future(self._begin(connection))
+        return await asyncio.shield(task)
+
+    async def _begin(self, connection: Any) -> _Session:
+        process = await connection.create_process(self._command, encoding=None)
+        process.stdin.write(_program())
+        if await process.stdout.readline() != b"ready\n":
+            words = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+            raise BackendError(
+                f"{self.host.label}: its Python does not start: {words[-1] if words else 'no word from it'}",
+                "name another interpreter (python), or what has to come before it (setup)",
+            )
+        return _Session(process)
+
+
+class Ended(Exception):
+    """The agent is gone, its connection is not."""
+
+
+class _Session:
+    """One agent: questions go out at once, answers are handed to who asked first."""
+
+    def __init__(self, process: SSHClientProcess[bytes]) -> None:
+        self._process = process
+        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self.over = False
+        self.answered = False
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def ask(self, data: bytes) -> Answer:
+        if self.over:
+            raise Ended("it was idle")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._process.stdin.write(data)
+        if len(data) > remote.PIECE:
+            await self._process.stdin.drain()
+        return await future
+
+    async def _read(self) -> None:
+        problem: BaseException = Ended("it ended")
+        try:
+            while line := await self._process.stdout.readline():
+                head = json.loads(line)
+                data = await self._process.stdout.readexactly(head["size"]) if head["size"] else b""
+                self.answered = True
+                future = self._waiting.popleft()
+                if future.cancelled():
+                    continue
+                if "error" in head:
+                    future.set_exception(BackendError(head["error"]))
+                else:
+                    future.set_result(Answer(head["value"], data))
+            words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+            problem = Ended(words[-1] if words else "it ended")
+        except (Exception, asyncio.CancelledError) as error:
+            problem = error
+        self.over = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(problem)
+
+
+@cache
+def _program() -> bytes:
+    """Return what an agent reads first: the length of a program, and the program."""
+    from cloudtrain import process
+
+    texts = [
+        ("cloudtrain", ""),
+        ("cloudtrain.process", inspect.getsource(process)),
+        ("cloudtrain.agent", inspect.getsource(agent)),
+    ]
+    text = _PROGRAM.format(modules=json.dumps(texts)).encode()
+    return b"%d\n%b" % (len(text), text)
