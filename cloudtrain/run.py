@@ -70,7 +70,6 @@ class Run:
         Raises TimeoutError. `tick` is called with the run's row at every look.
         """
         began = looked = time.monotonic()
-        pause = 0.01
         while True:
             record = self.record
             if tick:
@@ -83,8 +82,7 @@ class Run:
             if moment - looked > LOOK_S:
                 self.refresh()
                 looked = moment
-            time.sleep(pause)
-            pause = min(pause * 1.2, 0.02)  # one row of a local file
+            time.sleep(watch.pause(moment - began, 0.02))  # a look is one row of a local file
 
     def result(self, timeout_s: float | None = None) -> Status:
         """Block until the run is final; raises RunFailed unless it SUCCEEDED."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
 
 LEASE_S = 30.0
-FIRST_POLL_S = 0.02  # a short job is noticed at once; the pause grows to the backend's own
+FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 BATCH = 2000  # lines in one transaction
 RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
 
@@ -45,7 +45,7 @@ class Watcher:
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
         """Watch until the run is final and return its status; None when another process holds the lease. Blocking."""
-        pause = FIRST_POLL_S
+        began = time.monotonic()
         while self._lease():
             run, attempt = self._newest()
             if run.status.state.final:
@@ -62,8 +62,7 @@ class Watcher:
             if until():
                 self.store.release(self.run_id, self.me)
                 return run.status
-            time.sleep(pause)
-            pause = min(pause * 1.25, max(backend.poll_s, FIRST_POLL_S))
+            time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
         return None
 
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
@@ -240,6 +239,11 @@ def spawn(store: Store, plan: Plan) -> None:
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
     command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
     detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
+
+
+def pause(age_s: float, longest_s: float) -> float:
+    """Return how long to sleep between two looks at what is `age_s` seconds old: a fiftieth of that, within bounds."""
+    return min(max(FIRST_POLL_S, age_s / 50), longest_s)
 
 
 def _points(event: Event) -> list[tuple[int, str, float]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events process",
-    "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore guard"
-    " statcache sizes survey writing"
+    "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore"
+    " guard statcache sizes survey writing"
     " document manifest backend machines nodes agent rpc remote requests simulators",
     "backends store database migrations config configfile verdict",
     "submitter run watch registry plots",

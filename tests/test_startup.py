@@ -102,3 +102,15 @@ def test_logs_and_show_need_neither_pydantic_nor_yaml(tmp_path):
     imported(command("submit", "train.py", "--wait"), cwd=tmp_path)
     for words in (["logs"], ["show"], ["show", "--json"], ["metrics"], ["wait"], ["fetch", "-o", "out"]):
         assert not tops(imported(command(*words), cwd=tmp_path)) & (HEAVY - {"sqlite3"}), words
+
+
+def test_a_command_does_not_look_through_the_installed_packages(tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cloudtrain", "plan", "train.py"],
+        capture_output=True, text=True, timeout=WAIT_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pydantic._internal._model_construction" in modules, "the plan is validated"
+    assert not {"importlib.metadata", "pydantic.plugin._loader"} & modules

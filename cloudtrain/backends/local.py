@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import nodes
+from cloudtrain import agent, bytecode, nodes
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, Problem
 from cloudtrain.manifest import Manifest
@@ -29,22 +29,7 @@ if TYPE_CHECKING:
     from cloudtrain.job import Job
 
 JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
-# What an outer launcher may have left in our environment; a job must not take it for its own.
-FOREIGN = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CLUSTER_SPEC",
-    "TF_CONFIG",
-    "JOB_COMPLETION_INDEX",
-)
 _STORED = re.compile(r"(s3|gs)://[^/]+(/|$)")
-FOREIGN_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
 
 
 class LocalBackend:
@@ -130,7 +115,7 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write(folder / "request.json", json.dumps(plan.request))
             for node in requested:
-                _ship(bundle, Path(node["folder"]))
+                self._ship(bundle, Path(node["folder"]))
         except OSError as error:
             raise BackendError(
                 f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
@@ -149,6 +134,14 @@ class LocalBackend:
                 nodes.stop(place)
             nodes.start(place, node["argv"], env, secrets)
         return str(folder)
+
+    def _ship(self, bundle: Bundle, node: Path) -> None:
+        """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
+        if not (node / "source").exists():
+            node.mkdir(parents=True, exist_ok=True)
+            bundle.extract(node / "source")
+            if self.python == sys.executable:
+                bytecode.lend(node / "source", bundle.path.parent / ".bytecode")
 
     def _control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None when it ended instead."""
@@ -252,35 +245,15 @@ def _inputs(job: Job) -> list[Problem]:
     return problems
 
 
-def _ship(bundle: Bundle, node: Path) -> None:
-    """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
-    if not (node / "source").exists():
-        node.mkdir(parents=True, exist_ok=True)
-        bundle.extract(node / "source")
-
-
 def _secrets(plan: Plan) -> dict[str, Any]:
     """Return what is sent over standard input: values of `env:` sources that this process has."""
     names = {
         source[4:] for sources in plan.manifest["secrets"].values() for source in sources if source.startswith("env:")
     }
     values = {f"env:{name}": os.environ[name] for name in sorted(names) if name in os.environ}
-    return {"secrets": values, "token": os.urandom(16).hex() if len(plan.request["nodes"]) == 1 else _token(plan)}
-
-
-def _token(plan: Plan) -> str:
-    """Return the word by which the nodes of an attempt know each other; made once, readable by this user only."""
-    path = Path(plan.request["nodes"][0]["folder"]).parent / "token"
-    if not path.exists():
-        half = path.with_name(f"token.{os.getpid()}")
-        half.touch(mode=0o600)
-        half.write_text(os.urandom(16).hex())
-        try:
-            os.link(half, path)
-        except FileExistsError:
-            pass
-        half.unlink()
-    return path.read_text()
+    alone = len(plan.request["nodes"]) == 1
+    folder = Path(plan.request["nodes"][0]["folder"]).parent
+    return {"secrets": values, "token": os.urandom(16).hex() if alone else agent.token(folder)}
 
 
 def _base_environment(plan: Plan) -> dict[str, str]:
@@ -290,11 +263,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
         *secrets,
         *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
     }
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in hidden and name not in FOREIGN and not name.startswith(FOREIGN_PREFIXES)
-    }
+    return {name: value for name, value in agent.clean(os.environ).items() if name not in hidden}
 
 
 def _nodes(folder: Path) -> list[Path]:

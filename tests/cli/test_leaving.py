@@ -1,0 +1,66 @@
+"""How a command's process ends: at once, and yet with everything said and every exit handler run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WAIT_S
+
+SCRIPT = """
+import atexit, pathlib, sys, threading, time
+sys.argv = ["cloudtrain", *{words!r}]
+atexit.register(lambda: pathlib.Path("handler").write_text("ran"))
+{more}
+from cloudtrain.cli import main
+code = main()
+pathlib.Path("returned").write_text("the interpreter ends by itself")
+sys.exit(code)
+"""
+
+
+def run(folder: Path, *words: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    text = SCRIPT.format(words=list(words), more=more)
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [(["--version"], 0, "cloudtrain "), (["nonsense"], 2, "nonsense")])
+def test_a_command_ends_its_process_with_its_code_and_its_words(tmp_path, words, code, said):
+    done = run(tmp_path, *words)
+    assert done.returncode == code, done.stderr
+    assert said in (done.stderr if code else done.stdout)
+    assert (tmp_path / "handler").read_text() == "ran"
+    assert not (tmp_path / "returned").exists()
+
+
+def test_a_long_output_arrives_whole_through_a_slow_pipe(tmp_path):
+    text = SCRIPT.format(words=["schema"], more="")
+    child = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, stdout=subprocess.PIPE)
+    slow = subprocess.run(["sh", "-c", "sleep 0.5; cat"], stdin=child.stdout, capture_output=True, timeout=WAIT_S)
+    assert child.wait(WAIT_S) == 0
+    assert slow.stdout.rstrip().endswith(b"}")
+    assert len(slow.stdout) > 10_000
+
+
+def test_threads_are_waited_for(tmp_path):
+    more = (
+        "def late():\n    time.sleep(0.3)\n    pathlib.Path('late').write_text('done')\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    assert run(tmp_path, "--version", more=more).returncode == 0
+    assert (tmp_path / "late").read_text() == "done"
+
+
+def test_output_that_cannot_be_written_is_told(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cloudtrain", "--version"],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "no space left" in done.stderr
