@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from cloudtrain.run import Run
     from cloudtrain.state import State, Status
     from cloudtrain.submitter import Submitter, submit
+    from cloudtrain.training import DistributedTraining
 
 # public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
 _HOME = {
     "CloudtrainError": "errors",
+    "DistributedTraining": "training",
     "Job": "job",
     "Run": "run",
     "RunFailed": "errors",
@@ -23,7 +25,18 @@ _HOME = {
     "Submitter": "submitter",
     "submit": "submitter",
 }
-__all__ = ["CloudtrainError", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__", "submit"]
+__all__ = [
+    "CloudtrainError",
+    "DistributedTraining",
+    "Job",
+    "Run",
+    "RunFailed",
+    "State",
+    "Status",
+    "Submitter",
+    "__version__",
+    "submit",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -7,7 +7,10 @@ import pytest
 
 import cloudtrain
 
-NAMES = ["CloudtrainError", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__", "submit"]
+NAMES = [
+    "CloudtrainError", "DistributedTraining", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__",
+    "submit",
+]  # fmt: skip
 
 
 def test_public_names():

@@ -1,0 +1,253 @@
+"""A model in memory, trained over nodes: what travels, what is learned, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.utils.data import Dataset
+
+from cloudtrain import DistributedTraining, Run, RunFailed, State
+from cloudtrain.errors import BadRequest
+from tests.entrypoints.trainer import ENTRYPOINTS  # puts the trainer's rooms on the path
+
+assert ENTRYPOINTS
+LIMIT = {"limits": {"max_runtime": "4m"}, "env": {"OMP_NUM_THREADS": "1"}}
+
+
+class Points(Dataset):
+    """Numbers and a wave of them: 61 are no multiple of any global batch here."""
+
+    def __init__(self, size: int = 61) -> None:
+        self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], scaled(self.inputs[index]).sum()
+
+
+def scaled(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs.sin() * math.pi  # a function and a global of this module, which no node can import
+
+
+class Wave(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = torch.nn.Linear(4, 16), torch.nn.Linear(16, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(inputs)))
+
+
+class Breaks(Points):
+    """Data of which one sample cannot be read before a file is there."""
+
+    def __init__(self, mended: Path) -> None:
+        super().__init__()
+        self.mended = mended
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 17 and not self.mended.exists():
+            raise OSError("sample 17 is torn")
+        return super().__getitem__(index)
+
+
+def one_process(model: torch.nn.Module, data: Points, global_batch: int, epochs: int) -> list[float]:
+    """Train as one process would with plain torch, on the same global batches; return the losses."""
+    from samples import GlobalBatches
+
+    order = GlobalBatches(len(data), global_batch, accumulation=1, world=1, rank=0, seed=42, drop_last=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(epochs):
+        for batch in order:
+            inputs, target = (torch.stack(part) for part in zip(*(data[index] for index in batch), strict=True))
+            loss = torch.nn.functional.mse_loss(model(inputs).squeeze(-1), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        order.next_epoch()
+    return losses
+
+
+@pytest.mark.train
+def test_three_nodes_learn_what_one_process_learns(census: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A class of a module that no node can import; gradients are synchronised, also where a rank has no sample left."""
+    caplog.set_level(logging.INFO, logger="cloudtrain.training")
+    model, data = Wave(), Points()
+    alone = copy.deepcopy(model)
+    expected = one_process(alone, data, global_batch=24, epochs=4)
+    result = DistributedTraining(target="local").train_distributed(
+        model, data, nodes=3, use_gpus=False, epochs=4, batch_size=8, learning_rate=1e-2, logging_steps=1, **LIMIT
+    )
+    run = Run.find(result["run_id"])
+    worlds = [event for event in run.store.events(run.run_id, "world") if "pid" in event.data]
+    assert sorted(event.node for event in worlds) == [0, 1, 2]
+    assert len({event.data["pid"] for event in worlds}) == 3
+    assert {event.data["world_size"] for event in worlds} == {3}
+
+    losses = [row.value for row in run.metrics("loss")]
+    assert losses == pytest.approx(expected, abs=1e-5) and len(losses) == 12
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, atol=1e-5), name
+    assert result == {
+        "model_name": "Wave", "nodes_used": 3, "world_size": 3, "device": "cpu", "status": "distributed_trained",
+        "final_loss": losses[-1], "run_id": run.run_id, "synthetic": False, "model": model,
+    }  # fmt: skip
+    saved = saved_by(run, tmp_path)
+    assert saved.keys() == model.state_dict().keys()
+    assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
+
+    assert run.state is State.SUCCEEDED and run.run_id in [row.run_id for row in run.store.runs()]
+    first, *_, last = caplog.messages
+    assert "distributed training of Wave begins: 3 nodes" in first
+    assert last == f"distributed training of Wave ends: 3 nodes, cpu, final loss {losses[-1]:.4f}"
+    assert any(text.startswith("[0:0] step 12/12 ") for text in caplog.messages)
+
+
+def saved_by(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(run.fetch(tmp_path / "fetched", ["model"]) / "model" / "model.safetensors")
+
+
+class Silenced(DistributedTraining):
+    """Synchronises to nothing: with plain descent no weight may move."""
+
+    def __init__(self) -> None:
+        super().__init__(target="local")
+        self.said: list[str] = []
+
+    def communication_hook(self):
+        def nothing(state, bucket):
+            done = torch.futures.Future()
+            done.set_result(torch.zeros_like(bucket.buffer()))
+            return done
+
+        return nothing
+
+    def log(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.train
+def test_dictionaries_train_a_synthetic_model_and_hooks_are_heard(census: Path, tmp_path: Path):
+    model, data = {"model_name": "NeuralNet_Model"}, {"samples": 1500, "features": 24}
+    result = DistributedTraining(target="local").train_distributed(model, data, nodes=2, learning_rate=1e-2, **LIMIT)
+    assert (result["model_name"], result["synthetic"], result["nodes_used"]) == ("NeuralNet_Model", True, 2)
+    run = Run.find(result["run_id"])
+    losses = [row.value for row in run.metrics("loss")]
+    assert losses[-1] < losses[0] - 0.15 and losses[-1] == result["final_loss"]
+    assert "1,500 samples; 2 x cpu, strategy ddp" in "\n".join(line.text for line in run.logs())
+    first, _, last = result["model"]
+    assert (first.in_features, last.out_features) == (24, 2)
+
+    silenced = Silenced()
+    model = Wave()
+    before = copy.deepcopy(model.state_dict())
+    silenced.train_distributed(
+        model, Points(), nodes=2, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), **LIMIT
+    )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert silenced.said[0].startswith("distributed training of Wave begins")
+
+
+@pytest.mark.train
+def test_a_transformers_model_travels_without_a_pickle(census: Path, tmp_path: Path):
+    from datasets import Dataset as Table
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    rows = [{"input_ids": [(start + at) % 32 for at in range(12)]} for start in range(40)]
+    data = Table.from_list([row | {"labels": row["input_ids"]} for row in rows])
+    result = DistributedTraining(target="local").train_distributed(
+        model, data, nodes=2, epochs=6, batch_size=4, learning_rate=2e-2, **LIMIT
+    )
+    assert result["model_name"] == "GPT2LMHeadModel" and result["final_loss"] < 2.0
+    run = Run.find(result["run_id"])
+    shipped = run.store.home / "runs" / run.run_id / "a1" / "node-1" / "source" / "shipped"
+    assert sorted(path.name for path in shipped.iterdir()) == ["data", "model"]
+
+    again = GPT2LMHeadModel.from_pretrained(run.fetch(tmp_path / "out", ["model"]) / "model")
+    ids = torch.tensor([rows[5]["input_ids"]])
+    assert torch.equal(again.eval()(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.train
+def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_path: Path):
+    """The traceback comes home; a subclass mends what was wrong, and the same run goes on to its end."""
+    data = Breaks(tmp_path / "mended")
+    training = DistributedTraining(target="local")
+    with pytest.raises(RunFailed) as failed:
+        training.train_distributed(Wave(), data, nodes=2, epochs=2, batch_size=8, **LIMIT)
+    [note] = failed.value.__notes__
+    assert note.startswith("node ") and "Traceback (most recent call last):" in note
+    assert note.endswith("OSError: sample 17 is torn")
+    assert failed.value.exit_code == 1
+
+    class Mends(DistributedTraining):
+        def recover(self, run, status):
+            assert status.state is State.FAILED
+            data.mended.touch()
+            return True
+
+    result = Mends(target="local").train_distributed(Wave(), data, epochs=2, batch_size=8, **LIMIT)
+    run = Run.find(result["run_id"])
+    assert [attempt.status.state for attempt in run.attempts] == [State.FAILED, State.SUCCEEDED]
+
+
+class Hostile:
+    def __reduce__(self):
+        raise TypeError("cannot pickle a lock")
+
+
+REFUSED = {
+    "no model": ("net", [(1, 2)], "a str is no model to train"),
+    "nothing to train": (torch.nn.Flatten(), [(1, 2)], "Flatten has no parameter"),
+    "stream": (torch.nn.Linear(1, 1), iter([1]), "no map-style dataset"),
+    "empty": (torch.nn.Linear(1, 1), [], "the dataset is empty"),
+    "no target": (torch.nn.Linear(1, 1), [torch.ones(1)], "a sample of the data is a Tensor"),
+    "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "both dictionaries"),
+    "strange": ({"model_name": "a", "layers": 3}, {"samples": 3}, "has no layers"),
+    "no number": ({"model_name": "a"}, {"samples": "many"}, "samples is a whole number"),
+    "too much": ({"model_name": "a"}, {"samples": 10**9, "features": 128}, "over 4 GiB"),
+    "no pickle": (torch.nn.Linear(1, 1), [(1, Hostile())], "cannot be pickled: TypeError: cannot pickle a lock"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_sent_is_refused_before_anything_is(home: Path, case: str):
+    model, data, sentence = REFUSED[case]
+    with pytest.raises(BadRequest, match=sentence) as refused:
+        DistributedTraining(target="local").train_distributed(model, data)
+    assert "\n" not in str(refused.value)
+    assert not (home / "runs").exists() and not (home / "bundles").exists()
+
+
+def test_too_much_is_refused_while_it_is_written(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cloudtrain.training.MAX_BYTES", 100_000)
+    with pytest.raises(BadRequest, match="over 0 MiB, which every node would get a copy of") as refused:
+        DistributedTraining(target="local").train_distributed(torch.nn.Linear(1, 1), [(torch.ones(50_000), 1)])
+    assert "inputs" in refused.value.hint
+
+
+def test_a_hook_that_refers_to_the_training_is_refused():
+    class Tangled(DistributedTraining):
+        def communication_hook(self):
+            return lambda state, bucket: self.log("here")
+
+    with pytest.raises(BadRequest, match="a Tangled does not travel to the nodes"):
+        Tangled(target="local").train_distributed(Wave(), Points())
