@@ -67,6 +67,7 @@ class Host:
         self.name, self.address = name, address
         self._number, self._switch, self._folder, self._disk = number, switch, folder, private_disk
         self._namespace: Namespace | None = None
+        self._services: list[list[str]] = []
         self._keys = folder / f"{name}.key"
         command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(self._keys)])
         self._boot()
@@ -102,6 +103,11 @@ class Host:
     def run(self, argv: Sequence[str], *, given: bytes = b"", check: bool = True, env: dict | None = None) -> str:
         """Run a command on it, not over the network, and return its output; raises AssertionError when it fails."""
         return command(["nsenter", f"--target={self.pid}", "--all", *argv], given=given, check=check, env=env)
+
+    def serve(self, argv: Sequence[str]) -> None:
+        """Start a daemon (a command that goes into the background by itself) now and at every boot."""
+        self._services.append(list(argv))
+        self.run(argv)
 
     def path(self, path: str) -> Path:
         """Return where a file of this host is for us: /proc/<pid>/root/<path>."""
@@ -181,11 +187,12 @@ class Host:
             (here, here, False),
             (shared, shared, True),
             (f"{here}/hosts", "/etc/hosts", False),
+            ("/sys/fs/cgroup", "/sys/fs/cgroup", True),  # slurmd looks for it
             (str(boot_id), "/proc/sys/kernel/random/boot_id", False),
             (self._disk, "/root", True),
         ]
         # /root first: the others may lie in it
-        bound.sort(key=lambda item: (item[1].startswith("/proc"), item[1].count("/"), item[1]))
+        bound.sort(key=lambda item: (item[1].count("/"), item[1]))
         connected = f"until ip addr show eth0 2>&1 | grep -q {self.address}; do sleep 0.02; done"
         ready = f"{connected}; mkdir -p /run/sshd; cp {self._keys} /run/sshd.key; exec /usr/sbin/sshd -D -e -f {sshd}"
         config = {
@@ -209,6 +216,8 @@ class Host:
         ):
             self._namespace.net("ip", *line.split())
         self._answers()
+        for argv in self._services:
+            self.run(argv)
 
     def _answers(self) -> None:
         """Wait until its sshd takes connections."""
@@ -233,5 +242,7 @@ class Host:
 def command(argv: Sequence[str], *, given: bytes = b"", check: bool = True, env: dict[str, str] | None = None) -> str:
     """Run a command and return what it printed; raises AssertionError with its errors when it fails."""
     done = subprocess.run(argv, input=given, capture_output=True, env=env, check=False, timeout=300)
-    assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.returncode}: {done.stderr.decode()[-2000:]}"
+    assert not check or done.returncode == 0, (
+        f"{' '.join(argv)}: {done.returncode}: {(done.stderr + done.stdout).decode()[-2000:]}"
+    )
     return done.stdout.decode("utf-8", "replace")

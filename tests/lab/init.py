@@ -77,7 +77,7 @@ def build(config: dict) -> None:
             continue
         place = f"{STAGE}/{number}"
         touch(place, like=source)
-        mount("--bind", source, place)
+        mount("--rbind" if writable else "--bind", source, place)
         if not writable:
             mount("-o", "remount,bind,ro", place)
         staged.append((place, at))
