@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import model as models
 import torch
 
 
-def evaluate(accelerator: Any, model: Any, batches: Any) -> dict[str, float]:
+def evaluate(frame: Any, batches: Any) -> dict[str, float]:
     """Return the mean loss over held-out samples, each counted once; collective, waits for the device."""
-    model.eval()
+    frame.model.eval()
     rows = []
     with torch.no_grad():
         for batch in batches:
-            logits, labels = model(**models.inputs(batch)).logits, batch["labels"]
-            right = models.hits(logits, labels)
-            each = torch.stack([models.losses(logits, labels), models.counted(labels), right], dim=1)  # (B, 3)
-            # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
-            rows.append(accelerator.gather_for_metrics(each.double()))
-    model.train()
+            batch = {name: tensor.to(frame.device, non_blocking=True) for name, tensor in batch.items()}
+            rows.append(frame.scores(batch))
+    frame.model.train()
     loss, count, right = torch.cat(rows).sum(0).tolist()
     found = {"eval_loss": loss / max(count, 1)}
-    if labels.dim() == 1:
+    if batch["labels"].dim() == 1:
         found["eval_accuracy"] = right / max(count, 1)
     return found
 

@@ -1,7 +1,8 @@
-"""How the ranks share the work: one table from the job's `parallelism` to what is configured, and what really runs.
+"""The ranks' common ground: Accelerate's frame for the layout that was asked for, the world as it really is, and what all
+ranks say or decide together.
 
-Accelerate is the frame. Left alone it falls back to independent processes on CPU without a word, therefore the world is
-checked before anything else is done, and the wrapper after it was put on.
+Left alone Accelerate falls back to independent processes on CPU without a word, therefore the world is checked before
+anything else is done, and what the strategy made of the model after that.
 """
 
 from __future__ import annotations
@@ -9,49 +10,49 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from refused import Refused
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from arguments import Arguments
+    from frame import Frame
+    from layout import Layout
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """One row of the table: the wrapper that a model bears where there are several ranks."""
+def frame(layout: Layout, arguments: Arguments, **options: Any) -> Frame:
+    """Return what carries the layout, in the world that the launcher promised; raises Refused in any other one."""
+    import torch
 
-    wrapper: str | None  # class name
-    several: bool = True  # ranks beyond one are possible
+    mixed_precision = arguments.mixed_precision
+    if mixed_precision == "fp16" and layout.carrier != "accelerate":
+        raise Refused(f"--fp16 goes with strategies none and ddp only, not with {layout.described}; there is --bf16")
+    if layout.offload and layout.carrier != "deepspeed" and not torch.cuda.is_available():
+        raise Refused("there is no GPU from which parallelism.offload could take anything; leave it out")
+    if layout.carrier == "deepspeed":
+        import zero
 
+        return zero.Zero(accelerator(mixed_precision, layout, **zero.options(layout, arguments), **options), layout)
+    made = accelerator(mixed_precision, layout, **options)
+    if layout.carrier == "accelerate":
+        import frame as frames
 
-STRATEGIES: Mapping[str, Strategy] = {
-    "none": Strategy(wrapper=None, several=False),
-    "ddp": Strategy(wrapper="DistributedDataParallel"),
-}
+        return frames.Frame(made, layout)
+    if layout.carrier == "sharded":
+        import sharded
 
+        return sharded.Sharded(made, layout)
+    import pipeline
 
-def chosen(parallelism: Mapping[str, Any], world_size: int) -> str:
-    """Return the strategy's name; raises Refused for what this trainer does not carry, never replacing it."""
-    name = str(parallelism.get("strategy") or ("ddp" if world_size > 1 else "none"))
-    if name not in STRATEGIES:
-        raise Refused(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
-    if world_size > 1 and not STRATEGIES[name].several:
-        raise Refused(f"strategy {name} is for one process, the job has {world_size} (leave it out, or write ddp)")
-    for axis in ("tp_size", "pp_size", "cp_size"):
-        if int(parallelism.get(axis) or 1) > 1:
-            raise Refused(f"the shared trainer has no {axis} {parallelism[axis]} yet; leave it out")
-    if parallelism.get("offload"):
-        raise Refused(f"strategy {name} has nothing to offload; leave out parallelism.offload")
-    return name
+    return pipeline.Pipeline(made, layout, arguments)
 
 
-def accelerator(mixed_precision: str, world_size: int, **options: Any) -> Accelerator:
-    """Return Accelerate's frame, in the world that the launcher promised; raises Refused in any other one."""
+def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Accelerator:
+    """Return Accelerate's frame; raises Refused for what this machine has not, or when the world is another one."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
@@ -62,18 +63,39 @@ def accelerator(mixed_precision: str, world_size: int, **options: Any) -> Accele
             raise Refused("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
         if mixed_precision == "fp16":
             raise Refused("--fp16 needs a GPU; on CPU there is --bf16")
+        if layout.carrier == "deepspeed":
+            _deepspeed_on_cpu()
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         raise Refused("this GPU has no bfloat16; there is --fp16")
-    if world_size == 1:  # Accelerate would make a group of one, and wrap the model for nobody's sake
+    if layout.world == 1 and layout.carrier == "accelerate":
+        # Accelerate would make a group of one, and wrap the model for nobody's sake
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     # No model here has buffers that training changes; sending them before every forward pass would be for nothing.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    options = {"kwargs_handlers": [ddp], **options}
-    made = Accelerator(mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, **options)
-    check_world(made.num_processes, world_size)
+    made = Accelerator(
+        mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, kwargs_handlers=[ddp], **options
+    )
+    check_world(made.num_processes, layout.world)
     return made
+
+
+def _deepspeed_on_cpu() -> None:
+    """Let Accelerate and DeepSpeed find each other where there is no GPU; neither expects that.
+
+    Accelerate sees one process only unless it is told the backend, and DeepSpeed would compile a kernel for shared memory
+    when it begins, which takes minutes and a compiler: gloo does what it would do.
+    """
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["ACCELERATE_USE_CPU"] = "false"
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_CPU)  # type: ignore[method-assign]
 
 
 def check_world(found: int, promised: int) -> None:
@@ -82,29 +104,6 @@ def check_world(found: int, promised: int) -> None:
 
     if found != promised or (dist.is_initialized() and dist.get_world_size() != promised):
         raise Refused(f"the job has {promised} processes, but {found} work together here")
-
-
-def check_wrapper(model: Any, strategy: str, world_size: int) -> str:
-    """Return the class name of what the model is wrapped in; raises Refused unless the strategy is what runs."""
-    found = type(model).__name__
-    expected = STRATEGIES[strategy].wrapper if world_size > 1 else None
-    wrapped = found if hasattr(model, "module") else None
-    if wrapped != expected:
-        raise Refused(f"strategy {strategy} should wrap the model in {expected}, it is a {found}")
-    return wrapped or "none"
-
-
-def describe(model: Any, strategy: str, accelerator: Accelerator) -> dict[str, Any]:
-    """Return the world as it really is, for the `world` event; collective."""
-    mine = sum(parameter.numel() for parameter in model.parameters())
-    return {
-        "world_size": accelerator.num_processes,
-        "strategy": strategy,
-        "wrapper": check_wrapper(model, strategy, accelerator.num_processes),
-        "parameters_per_rank": every_rank(mine)[:256],
-        "device": accelerator.device.type,
-        "mixed_precision": str(accelerator.mixed_precision),
-    }
 
 
 def settle_buckets(model: Any, loss: Callable[[], Any]) -> None:

@@ -22,9 +22,9 @@ class Meter:
         self.sums[0] += share.detach()
         self.sums[1] += tokens
 
-    def read(self, accelerator: Any) -> dict[str, float]:
+    def read(self, frame: Any) -> dict[str, float]:
         """Return the mean loss and the speed since the last reading, over all ranks; collective, waits for the device."""
-        loss, tokens = accelerator.reduce(self.sums, reduction="sum").tolist()
+        loss, tokens = frame.total(self.sums).tolist()
         now = time.monotonic()
         values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / max(now - self.since, 1e-9)}
         self.sums.zero_()

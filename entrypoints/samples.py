@@ -103,10 +103,19 @@ class GlobalBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self, size: int, per_device: int, accumulation: int, world: int, rank: int, seed: int, drop_last: bool
+        self,
+        size: int,
+        per_device: int,
+        accumulation: int,
+        world: int,
+        rank: int,
+        seed: int,
+        drop_last: bool,
+        full: bool = False,  # fill every micro-batch up with samples that teach nothing: a pipeline wants one shape
     ) -> None:
         self.size, self.per_device, self.accumulation = size, per_device, accumulation
         self.world, self.rank, self.seed, self.drop_last = world, rank, seed, drop_last
+        self.full = full
         self.global_batch = per_device * accumulation * world
         self.epoch, self.samples = 0, 0
 
@@ -137,7 +146,7 @@ class GlobalBatches(Sampler[list[int]]):
         for batch in self._global_batches():
             for at in range(0, len(batch), share):
                 mine = batch[at : at + share][self.rank * self.per_device : (self.rank + 1) * self.per_device]
-                yield mine or [EMPTY]
+                yield mine + [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
 
     def _global_batches(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)

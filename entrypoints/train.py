@@ -24,10 +24,10 @@ import math
 import sys
 import time
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import layout
 import parallel
 import runtime
 from arguments import Arguments, parse_or_exit
@@ -41,8 +41,8 @@ def main() -> int:
     try:
         with refusals():
             check_versions()
-            strategy = parallel.chosen(context.parallelism, context.world_size)
-            return train(arguments, context, strategy)
+            plan = layout.chosen(context.parallelism, context.world_size, context.num_nodes)
+            return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()
         return parallel.leave(1)  # while the frames of the traceback still hold the process group
@@ -50,7 +50,7 @@ def main() -> int:
         return parallel.leave(int(refusal.code or 0))
 
 
-def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> int:
+def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout) -> int:
     """Train as told and return the exit code."""
     import model as models
     import publish
@@ -71,13 +71,9 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         publish.check_token()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a log has no use for one
     teller = Teller(main=context.rank == 0)
-    accelerator = parallel.accelerator(
-        arguments.mixed_precision,
-        context.world_size,
-        log_with=trackers.chosen(arguments.report_to) or None,
-        project_dir=context.output_dir,
-    )
-    world = accelerator.num_processes
+    trackers_wanted = trackers.chosen(arguments.report_to) or None
+    frame = parallel.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
+    accelerator = frame.accelerator
     set_seed(arguments.seed)  # alike on all ranks: they build the same model
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -87,10 +83,11 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         len(task.train),
         per_device=arguments.per_device_train_batch_size,
         accumulation=arguments.gradient_accumulation_steps,
-        world=world,
-        rank=context.rank,
+        world=plan.data_ranks,  # the others take the samples of one of these
+        rank=plan.data_rank(context.rank),
         seed=arguments.seed,
         drop_last=arguments.dataloader_drop_last,
+        full=plan.pipeline > 1,
     )
     if batches.steps_per_epoch == 0:
         raise Refused(
@@ -101,7 +98,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     held_out = None
     if task.held_out is not None:
         size = arguments.per_device_eval_batch_size
-        held_out = accelerator.prepare(loader(task.held_out, 0, pinned, batch_size=size, collate_fn=task.collate))
+        held_out = frame.held_out(task.held_out, size, task.collate, pinned)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Model
@@ -110,17 +107,20 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
     teller.total_steps = total_steps
     bare: Any = models.build(arguments, task.tokenizer, task.labels)
-    optimizer = models.optimizer(bare, arguments)
-    schedule = models.schedule(optimizer, arguments, total_steps)
-    model, stepper = accelerator.prepare(bare, optimizer)
-    training = Training(model, stepper.optimizer, schedule, accelerator.scaler)
+    model_type = bare.config.model_type
+    parameters = sum(parameter.numel() for parameter in bare.parameters())
+    frame.prepare(bare, lambda model: models.optimizer(model, arguments))
+    del bare  # some strategies have it in parts now
+    model = frame.model
+    schedule = models.schedule(frame.optimizer, arguments, total_steps)
+    training = Training(model, frame.optimizer, schedule, accelerator.scaler)
 
-    facts = parallel.describe(model, strategy, accelerator)
-    teller.event("world", **facts)
+    facts = frame.describe()
+    teller.event("world", parameters=parameters, **facts)
     teller.say(f"data: {task.described}")
     teller.say(
-        f"model: {bare.config.model_type}, {facts['parameters_per_rank'][0]:,} parameters; "
-        f"{world} x {facts['device']}, strategy {strategy} (wrapper {facts['wrapper']})"
+        f"model: {model_type}, {parameters:,} parameters, {facts['parameters_per_rank'][0]:,} of them on rank 0; "
+        f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
     )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -138,15 +138,15 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
         if mine:
             meter.set_state(mine["meter"])
     elif held_out is not None and arguments.eval_on_start:
-        first_loss = evaluate(accelerator, model, held_out)["eval_loss"]
+        first_loss = evaluate(frame, held_out)["eval_loss"]
         teller.say(f"held-out loss {first_loss:.3f} before training")
         teller.metrics(0, eval_loss=first_loss)
     if trackers.begin(accelerator, arguments, context):
         teller.accelerator = accelerator
     if resumed is not None:
-        parallel.settle_buckets(model, lambda: one_loss(accelerator, model, task))
-        stepper.zero_grad()
-    set_seed(arguments.seed + context.rank)  # each rank drops out its own
+        frame.settle(lambda: one_loss(frame, task))
+    # Each rank drops out its own, but those that share the same samples and layers.
+    set_seed(arguments.seed + plan.data_rank(context.rank) + 7919 * plan.stage_rank(context.rank))
     if resumed is not None and mine:
         set_random_state(mine["random"])  # the last thing before the first step: nothing may draw in between
 
@@ -159,30 +159,25 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     # -----------------------------------------------------------------------------------------------------------------
     # The loop: one turn of the inner one is one optimiser step
     agreement = parallel.Agreement()
-    stop = False
+    stop, checked = False, False
     model.train()
     teller.begin(step)
     meter.since = time.monotonic()
     while step < total_steps and not stop:
         source = iter(feed)
         for count in batches.windows():
-            window = [to_device(next(source), accelerator.device) for _ in range(count)]
+            window = [to_device(next(source), frame.device) for _ in range(count)]
             # The loss is the mean over all labels of the global batch: unequal lengths weigh as they should.
             labels = torch.stack([models.counted(batch["labels"]).sum() for batch in window]).sum()
-            labels = accelerator.reduce(labels, reduction="sum").clamp(min=1)
-            for number, batch in enumerate(window, 1):
-                with nullcontext() if number == count else accelerator.no_sync(model):
-                    logits = model(**models.inputs(batch)).logits
-                    share = models.losses(logits, batch["labels"]).sum() / labels
-                    accelerator.backward(share * world)  # the wrapper takes the mean over ranks, we want the sum
+            labels = frame.total(labels).clamp(min=1)
+            for batch, share in zip(window, frame.learn(window, labels), strict=True):
                 meter.add(share, models.length(batch))
-            norm = None
-            if arguments.max_grad_norm > 0:
-                norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+            if not checked and (norms := frame.check_gradients()):
+                teller.event("world", step=step + 1, gradient_norms_per_rank=norms[:256])
+            checked = True
+            norm = frame.clip(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
             rate = schedule.get_last_lr()[0]
-            stepper.step()
-            stepper.zero_grad()
-            if not stepper.step_was_skipped:  # fp16 may find its scale too high
+            if frame.step():
                 schedule.step()
             step += 1
             meter.steps += 1
@@ -193,7 +188,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
             stop, due = agreement.settle(runtime.stop_requested(), due)
             due = due and step - saved_step > 1  # said before the last checkpoint, heard after it
             if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
-                values = {**meter.read(accelerator), "learning_rate": rate}
+                values = {**meter.read(frame), "learning_rate": rate}
                 if norm is not None:
                     values["grad_norm"] = float(norm)
                 values["epoch"] = round(batches.epoch + batches.samples / batches.size, 4)
@@ -206,7 +201,7 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
                 and not last
                 and evaluation_is_due(arguments, step, batches.samples >= batches.size)
             ):
-                found = evaluate(accelerator, model, held_out)
+                found = evaluate(frame, held_out)
                 teller.metrics(step, **found)
                 teller.say(f"step {step}/{total_steps}  held-out {said(found)}")
             if due or last or (every_steps is not None and step % every_steps == 0) or stop:
@@ -225,12 +220,12 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
     save()  # for a run whose steps were all done before
-    found = evaluate(accelerator, model, held_out) if held_out is not None else {}
+    found = evaluate(frame, held_out) if held_out is not None else {}
     if found:
         teller.metrics(total_steps, **found)
-    if accelerator.is_main_process:
+    trained = frame.whole()
+    if trained is not None:
         folder = Path(context.model_dir)
-        trained: Any = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         publish.save(trained, task.tokenizer, folder)
         if arguments.task == "causal-lm" and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
@@ -245,12 +240,9 @@ def train(arguments: Arguments, context: runtime.RunContext, strategy: str) -> i
     return parallel.leave(0)
 
 
-def one_loss(accelerator: Any, model: Any, task: Any) -> Any:
+def one_loss(frame: Any, task: Any) -> Any:
     """Return the loss of one sample, of no meaning but its graph."""
-    import model as models
-
-    batch = to_device(task.collate([task.train[0]]), accelerator.device)
-    return models.losses(model(**models.inputs(batch)).logits, batch["labels"]).sum()
+    return frame.losses(to_device(task.collate([task.train[0]]), frame.device)).sum()
 
 
 def to_device(batch: dict[str, Any], device: Any) -> dict[str, Any]:

@@ -102,7 +102,11 @@ def test_inputs_of_the_job_are_the_data(tmp_path: Path):
 
 REFUSED = {
     "no world": ({"WORLD_SIZE": "1", "CLOUDTRAIN_PARALLELISM": '{"strategy": "zero9"}'}, [], "no strategy zero9"),
-    "later": ({"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp", "tp_size": 2}'}, [], "no tp_size 2"),
+    "later": (
+        {"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp", "tp_size": 2}'},
+        [],
+        "tp_size 2 x pp_size 1 does not divide the 1 processes",
+    ),
     "hub": ({"HF_TOKEN": ""}, ["--push_to_hub", "--hub_model_id", "a/b"], "HF_TOKEN"),
     "data": ({}, ["--dataset", "nowhere/*.txt"], "nowhere/*.txt does not exist"),
     "fp16": ({}, ["--fp16"], "--fp16 needs a GPU"),

@@ -38,7 +38,8 @@ def test_ddp_equals_one_process(tmp_path: Path, samples: int):
     assert close(one.losses(), two.losses())
     assert close(one.norms(), two.norms())
     assert close(one.held_out(), two.held_out()) and len(one.held_out()) == 3  # before, between and after
-    [world] = two.events("world")
+    world, gradients = two.events("world")
+    assert gradients["step"] == 1 and len(set(gradients["gradient_norms_per_rank"])) == 1
     assert (world["world_size"], world["wrapper"], world["strategy"]) == (2, "DistributedDataParallel", "ddp")
     assert world["parameters_per_rank"] == one.events("world")[0]["parameters_per_rank"] * 2
     assert two.events("world", rank=1) == [] and "step" not in two.output(1)

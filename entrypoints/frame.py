@@ -1,0 +1,191 @@
+"""What a strategy is to the training loop; as it stands here, for one process and for data parallel ones (ddp)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import model as models
+import parallel
+import torch
+from refused import Refused
+from samples import GlobalBatches, loader
+
+if TYPE_CHECKING:
+    from layout import Layout
+
+Batch = dict[str, torch.Tensor]
+
+
+class Frame:
+    """Accelerate around the model. Other strategies are subclasses that say what they do differently."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer  # the bare one, which schedules and checkpoints know
+    stepper: Any  # Accelerate's
+
+    def __init__(self, accelerator: Any, layout: Layout) -> None:
+        self.accelerator, self.layout = accelerator, layout
+        self.device: torch.device = accelerator.device
+        self.rank: int = accelerator.process_index
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        """Spread the model, which is the same on every rank; raises Refused when that cannot be done. Collective."""
+        self.optimizer = make_optimizer(bare)
+        self.model, self.stepper = self.accelerator.prepare(bare, self.optimizer)
+
+    def held_out(self, dataset: Any, size: int, collate: Any, pinned: bool) -> Any:
+        """Return the batches of an evaluation, of so many samples on a rank."""
+        if self.layout.data_ranks == self.layout.world:
+            return self.accelerator.prepare(loader(dataset, 0, pinned, batch_size=size, collate_fn=collate))
+        # Ranks that share a model take the same samples, which Accelerate would deal out.
+        rank = self.layout.data_rank(self.rank)
+        batches = GlobalBatches(len(dataset), size, 1, self.layout.data_ranks, rank, 0, False, full=True)
+        return loader(dataset, 0, pinned, batch_sampler=batches, collate_fn=collate)
+
+    def settle(self, loss: Callable[[], Any]) -> None:
+        """Go through one loss of no meaning, where the first step of a resumed run needs it; collective."""
+        parallel.settle_buckets(self.model, loss)
+        self.stepper.zero_grad()
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all samples' ranks, on every rank; collective."""
+        summed: torch.Tensor = self.accelerator.reduce(tensor, reduction="sum")
+        copies = self.layout.world // self.layout.data_ranks  # ranks that count the same samples
+        if copies == 1:
+            return summed
+        return summed / copies if summed.is_floating_point() else summed // copies
+
+    def learn(self, window: Sequence[Batch], labels: torch.Tensor) -> list[torch.Tensor]:
+        """Go forward and backward through the micro-batches of a step and return the share of its loss that each has.
+
+        `labels` is the number of those that count in the global batch: the loss is the mean over them. Collective.
+        """
+        shares = []
+        for number, batch in enumerate(window, 1):
+            with self.accumulating(number < len(window)):
+                share = self.losses(batch).sum() / labels
+                # The wrapper takes the mean over the ranks, we want the sum.
+                self.accelerator.backward(share * self.layout.data_ranks)
+            shares.append(share.detach())
+        return shares
+
+    def losses(self, batch: Batch) -> torch.Tensor:
+        """Return the loss of each sample."""
+        return models.losses(self.model(**models.inputs(batch)).logits, batch["labels"])
+
+    def accumulating(self, more: bool) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch; `more` of the same step follow it."""
+        return self.accelerator.no_sync(self.model) if more else nullcontext()  # type: ignore[no-any-return]
+
+    def clip(self, norm: float) -> torch.Tensor | float | None:
+        """Clip the whole model's gradients to a norm and return the one that they had; collective."""
+        found: torch.Tensor | float | None = self.accelerator.clip_grad_norm_(self.model.parameters(), norm)
+        return found
+
+    def step(self) -> bool:
+        """Let the optimizer do its step and return whether it did: fp16 may find its scale too high."""
+        self.stepper.step()
+        self.stepper.zero_grad()
+        return not self.stepper.step_was_skipped
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def scores(self, batch: Batch) -> torch.Tensor:
+        """Return (loss, labels that count, right ones) of each held-out sample of all ranks, or of all together; no
+        sample counts twice. Collective."""
+        mine = scored(self.model(**models.inputs(batch)).logits, batch["labels"])
+        if self.layout.data_ranks == self.layout.world:
+            # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
+            return self.accelerator.gather_for_metrics(mine)  # type: ignore[no-any-return]
+        return self.total(mine.sum(0, keepdim=True))
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> str:
+        """Return in what the model is wrapped; raises Refused unless the strategy is what runs."""
+        expected = "DistributedDataParallel" if self.layout.world > 1 else None
+        found = type(self.model).__name__
+        if (found if hasattr(self.model, "module") else None) != expected:
+            raise Refused(f"strategy {self.layout.strategy} should wrap the model in {expected}, it is a {found}")
+        return expected or "none"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the world as it really is, for the `world` event; collective."""
+        mine = sum(local(parameter).numel() for parameter in self.model.parameters())
+        return {
+            "world_size": self.accelerator.num_processes,
+            "strategy": self.layout.strategy,
+            "mesh": self.layout.mesh,
+            "wrapper": self.check(),
+            "placements": self.placements(),
+            "parameters_per_rank": parallel.every_rank(mine)[:256],
+            "device": self.device.type,
+            "mixed_precision": str(self.accelerator.mixed_precision),
+        }
+
+    def placements(self) -> dict[str, int]:
+        """Return how many parameters lie in which way over the mesh, on this rank's part of the model."""
+        found: dict[str, int] = {}
+        for parameter in self.model.parameters():
+            place = "whole"
+            if isinstance(parameter, torch.distributed.tensor.DTensor):
+                names = parameter.device_mesh.mesh_dim_names or ()
+                place = " ".join(
+                    f"{name}:{placement}" for name, placement in zip(names, parameter.placements, strict=True)
+                )
+            found[place] = found.get(place, 0) + parameter.numel()
+        return found
+
+    def check_gradients(self) -> list[float]:
+        """Return every rank's norm of its own gradients; raises RuntimeError unless ranks that hold the same parameters
+        have the same: a wrapper that leaves one out trains several models without a word. Collective."""
+        if self.layout.world == 1:
+            return []
+        mine = torch.zeros(2, dtype=torch.float64)  # all, and those that tensor parallel ranks have in common
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                square = local(parameter.grad).double().square().sum().cpu()
+                mine += torch.stack([square, square if not split(parameter, "tensor") else torch.zeros_like(square)])
+        norms = parallel.every_rank(mine.sqrt().tolist())
+        layout, whole = self.layout, {}
+        for rank, (norm, common) in enumerate(norms):
+            stage, part = layout.stage_rank(rank), rank // layout.tensor % layout.shard
+            for key, value in (((stage, part, rank % layout.tensor), norm), ((stage, part), common)):
+                first, found = whole.setdefault(key, (rank, value))
+                if math.isfinite(found) and not abs(found - value) <= 1e-3 * max(found, value):
+                    raise RuntimeError(
+                        f"ranks {first} and {rank} hold the same parameters, but their gradients differ "
+                        f"(norms {found:.6g} and {value:.6g}): strategy {layout.described} is not what runs"
+                    )
+        return [norm for norm, _ in norms]
+
+    def whole(self) -> Any:
+        """Return the trained model as a plain one on rank 0, None elsewhere; collective."""
+        return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False) if self.rank == 0 else None
+
+
+def scored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return (loss, labels that count, right ones) of each sample: (B, 3)."""
+    right = models.hits(logits, labels)
+    return torch.stack([models.losses(logits, labels), models.counted(labels), right], dim=1).double()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def split(tensor: torch.Tensor, axis: str) -> bool:
+    """Return whether ranks of an axis hold different parts of a tensor."""
+    if not isinstance(tensor, torch.distributed.tensor.DTensor) or axis not in (
+        tensor.device_mesh.mesh_dim_names or ()
+    ):
+        return False
+    return tensor.placements[(tensor.device_mesh.mesh_dim_names or ()).index(axis)].is_shard()
