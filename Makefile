@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m compileall -q cloudtrain entrypoints  # where PYTHONDONTWRITEBYTECODE is set, nobody else does it
 	@touch $@
 
 demo: $(STAMP) ## train the quickstart on this machine and follow it

@@ -26,7 +26,7 @@ from cloudtrain.run import Run
 from cloudtrain.state import State
 from cloudtrain.submitter import Submitter
 from tests.conftest import WAIT_S
-from tests.test_arguments import TEXT
+from tests.test_arguments import TEXT, alike
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PARSERS = {"argparse": "argparse", "click": "argparse", "hf": "hf", "hydra": "hydra"}  # parser -> arg_style
@@ -164,14 +164,11 @@ class Letter:
 
     def compare(self, seen: dict) -> None:
         for part, expected in self.expected.items():
-            if seen[part] != expected:
-                pairs = zip(expected, seen[part]) if part == "args" else ((k, seen[part].get(k)) for k in expected)
-                wrong = [
-                    (at, expected[at] if part != "args" else at, got)
-                    for at, got in pairs
-                    if got != (expected[at] if part != "args" else at)
-                ]
-                raise AssertionError(f"{self.parser}: {part}: {wrong[:5]}")
+            assert len(seen[part]) == len(expected), f"{self.parser}: {part}: {len(seen[part])} of {len(expected)}"
+            wanted = dict(enumerate(expected)) if part == "args" else expected
+            got = dict(enumerate(seen[part])) if part == "args" else seen[part]
+            wrong = [(at, want, got.get(at)) for at, want in wanted.items() if not alike(want, got.get(at))]
+            assert not wrong, f"{self.parser}: {part}: {wrong[:5]}"
 
 
 def letters(folder: Path, parser: str, jobs: int, number: int) -> list[Letter]:

@@ -1,36 +1,32 @@
-"""Reads its overrides by the rules of hydra's grammar (hydra itself is no dependency): quotes, lists, words, numbers."""
-
-import re
+"""Reads its overrides with hydra itself: its parser, its composition, OmegaConf's interpolation."""
 
 import seen
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+written = {o.input_line.partition("=")[0]: o for o in OverridesParser.create().parse_overrides(seen.MINE)}
+config = OmegaConf.create()
+for name in seen.KEYS:
+    if not name.startswith("+"):
+        OmegaConf.update(config, name, None, force_add=True)
+ConfigStore.instance().store(name="config", node=config)
+with initialize(version_base=None, config_path=None):
+    found = compose("config", overrides=seen.MINE)
 
 
-def value(text):
-    """Return the value that a text begins with, and the rest."""
-    if text.startswith("["):
-        items, text = [], text[1:]
-        while not text.startswith("]"):
-            item, text = value(text)
-            items.append(item)
-            text = text.removeprefix(",")
-        return items, text[1:]
-    if text.startswith("'"):
-        closing = re.search(r"(?<!\\)(\\\\)*'", text[1:]) if text[1:2] != "'" else re.match("'", text[1:])
-        inner, rest = text[1 : closing.end()], text[closing.end() + 1 :]
-        inner = re.sub(r"(\\+)'", lambda m: "\\" * (len(m[1]) // 2) + "'", inner)
-        inner = re.sub(r"(\\+)\Z", lambda m: "\\" * (len(m[1]) // 2), inner)
-        # OmegaConf: an odd number of backslashes before ${ makes it text
-        return re.sub(r"(\\+)\$\{", lambda m: "\\" * (len(m[1]) // 2) + "${", inner), rest
-    plain = re.match(r"[^,\]]+", text)[0]
-    if set(plain) & set("'\"\\{}()[]=: \t\n$"):
-        raise SystemExit(f"hydra would not read {text!r}")
-    return {"true": True, "false": False, "null": None}.get(plain, plain), text[len(plain) :]
+def told(name):
+    """Return a value as it was composed; for a number the text that hydra made it of."""
+    value = OmegaConf.select(found, name.lstrip("+"))
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = written[name].get_value_string()
+        if repr(type(value)(text)) != repr(value):
+            raise SystemExit(f"hydra made {value!r} of {text!r}")
+        return text
+    return value
 
 
-found = dict.fromkeys(seen.KEYS)
-for override in seen.MINE:
-    name, _, text = override.partition("=")
-    found[name], rest = value(text)
-    if rest:
-        raise SystemExit(f"hydra would not read {override!r}")
-seen.tell(found)
+seen.tell({name: told(name) for name in seen.KEYS})
