@@ -74,9 +74,8 @@ def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Acceler
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     # No model here has buffers that training changes; sending them before every forward pass would be for nothing.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    made = Accelerator(
-        mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, kwargs_handlers=[ddp], **options
-    )
+    options = {"kwargs_handlers": [ddp], **options}
+    made = Accelerator(mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, **options)
     check_world(made.num_processes, layout.world)
     return made
 

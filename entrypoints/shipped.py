@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import layout
 import parallel
 import runtime
 from refused import Refused, check_versions, refusals
@@ -34,8 +35,10 @@ def main() -> int:
     try:
         with refusals():
             check_versions()
-            strategy = parallel.chosen(context.parallelism, context.world_size)
-            return train(arguments, context, strategy)
+            plan = layout.chosen(context.parallelism, context.world_size, context.num_nodes)
+            if plan.strategy not in ("none", "ddp") or plan.world != plan.data_ranks:
+                raise Refused(f"a model in memory is trained data parallel (ddp), not {plan.described}")
+            return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()
         return parallel.leave(1)  # while the frames of the traceback still hold the process group
@@ -56,10 +59,11 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: str) -> int:
+def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layout.Layout) -> int:
     """Train what came with the job and return the exit code."""
     import torch
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
+    from frame import Frame
     from progress import Meter, Teller
     from samples import EMPTY, GlobalBatches, loader
     from snapshot import Keeper, Training, set_random_state
@@ -80,7 +84,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
     # What came with the job
     teller = Teller(main=context.rank == 0)
     # The modules here may have buffers that training changes (batch norm), therefore DDP's own defaults.
-    accelerator = parallel.accelerator("no", context.world_size, kwargs_handlers=[DistributedDataParallelKwargs()])
+    frame = Frame(parallel.accelerator("no", plan, kwargs_handlers=[DistributedDataParallelKwargs()]), plan)
     set_seed(arguments.seed)
     parts = unpacked(Path.cwd() / FOLDER, arguments)
     bare, data = parts["model"], parts["data"]
@@ -89,24 +93,29 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
         len(data), per_device=arguments.per_device_train_batch_size, accumulation=1, world=context.world_size,
         rank=context.rank, seed=arguments.seed, drop_last=False,
     )  # fmt: skip
-    feed = loader(Counted(), 0, accelerator.device.type == "cuda", batch_sampler=batches, collate_fn=joined)
+    feed = loader(Counted(), 0, frame.device.type == "cuda", batch_sampler=batches, collate_fn=joined)
     total_steps = max(1, math.ceil(arguments.num_train_epochs * batches.steps_per_epoch))
     teller.total_steps = total_steps
 
-    made = parts.get("optimizer")
-    trained = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-    optimizer = made(trained) if made else torch.optim.AdamW(trained, lr=arguments.learning_rate)
-    model, stepper = accelerator.prepare(bare, optimizer)
-    hook = parts.get("communication_hook")
-    if hook is not None and context.world_size > 1:
-        model.register_comm_hook(None, hook)
-    training = Training(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
+    def optimizer(module: Any) -> torch.optim.Optimizer:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if made := parts.get("optimizer"):
+            return made(trained)  # type: ignore[no-any-return]
+        return torch.optim.AdamW(trained, lr=arguments.learning_rate)
 
-    facts = parallel.describe(model, strategy, accelerator)
+    frame.prepare(bare, optimizer)
+    model = frame.model
+    hook = parts.get("communication_hook")
+    if hook is not None and plan.world > 1:
+        model.register_comm_hook(None, hook)
+    constant = torch.optim.lr_scheduler.ConstantLR(frame.optimizer, factor=1.0)
+    training = Training(model, frame.optimizer, constant)
+
+    facts = frame.describe()
     teller.event("world", **facts, communication_hook=getattr(hook, "__name__", None))
     teller.say(
         f"{type(bare).__name__}, {facts['parameters_per_rank'][0]:,} parameters, {len(data):,} samples; "
-        f"{context.world_size} x {facts['device']}, strategy {strategy} (wrapper {facts['wrapper']})"
+        f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
     )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -114,7 +123,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
     keeper = Keeper(
         Path(context.checkpoint_dir), context.attempt, context.checkpoint_keep or 3, teller.event, teller.say
     )
-    meter = Meter(accelerator.device)
+    meter = Meter(frame.device)
     step = 0
     resumed = keeper.resume(training)
     set_seed(arguments.seed + context.rank)  # each rank drops out its own
@@ -139,16 +148,15 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
     meter.since = time.monotonic()
     while step < total_steps and not stop:
         for count, batch in feed:
-            batch = moved(batch, accelerator.device)
+            batch = moved(batch, frame.device)
             loss, labels = loss_of(model, batch, parts.get("loss"))
             # The loss is the mean over the global batch: ranks with fewer samples, or labels, weigh less.
-            weight = torch.as_tensor(count if labels is None else labels * (count > 0), device=accelerator.device)
-            whole = accelerator.reduce(weight.clone(), reduction="sum").clamp(min=1)
+            weight = torch.as_tensor(count if labels is None else labels * (count > 0), device=frame.device)
+            whole = frame.total(weight).clamp(min=1)
             share = loss * weight / whole
-            accelerator.backward(share * context.world_size)  # the wrapper takes the mean over ranks, we want the sum
+            frame.accelerator.backward(share * plan.world)  # the wrapper takes the mean over ranks, we want the sum
             meter.add(share, count)
-            stepper.step()
-            stepper.zero_grad()
+            frame.step()
             step += 1
             meter.steps += 1
             batches.advance()
@@ -157,7 +165,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
             due = every_s is not None and context.rank == 0 and time.monotonic() - keeper.saved_at >= every_s
             stop, due = agreement.settle(runtime.stop_requested(), due)
             if step % arguments.logging_steps == 0 or last or step == 1:
-                values = meter.read(accelerator)
+                values = meter.read(frame)
                 speed = values.pop("tokens_per_s")
                 teller.metrics(step, **values, samples_per_s=speed)
                 teller.say(f"step {step}/{total_steps}  loss {values['loss']:.4f}  {speed:,.0f} samples/s")
@@ -171,10 +179,10 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, strategy: 
     if stop and step < total_steps:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
         return parallel.leave(runtime.EXIT_RESUMABLE)
-    if accelerator.is_main_process:
+    if context.is_main:
         write(getattr(model, "module", model), Path(context.model_dir))
         teller.say(f"model saved in {context.model_dir}")
-    accelerator.wait_for_everyone()
+    frame.accelerator.wait_for_everyone()
     return parallel.leave(0)
 
 

@@ -149,7 +149,7 @@ def test_dictionaries_train_a_synthetic_model_and_hooks_are_heard(census: Path, 
     run = Run.find(result["run_id"])
     losses = [row.value for row in run.metrics("loss")]
     assert losses[-1] < losses[0] - 0.15 and losses[-1] == result["final_loss"]
-    assert "1,500 samples; 2 x cpu, strategy ddp" in "\n".join(line.text for line in run.logs())
+    assert "1,500 samples; 2 x cpu, strategy ddp (replicate 2), " in "\n".join(line.text for line in run.logs())
     first, _, last = result["model"]
     assert (first.in_features, last.out_features) == (24, 2)
 
