@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from cloudtrain.process import boot_id, detach, start_time
 
 BIRTH_S = 30.0  # how long a started supervisor may take to its first word
 JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
+ANSWER_S = 50.0  # how long a command that is run here may take; below what a client waits for an answer
 IDLE_S = 120  # an agent that nobody asks for so long ends: its client may be gone without a word
 STATES = ("QUEUED", "STARTING", "RUNNING", "STOPPING")
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "PREEMPTED", "TIMED_OUT", "LOST")
@@ -218,21 +220,49 @@ def _marked(node: Path) -> Iterator[int]:
 
 
 def prepare(root: _Place, run: str, attempt: int, sha256: str) -> dict[str, Any]:
-    """Make an attempt's folder and end what earlier attempts of the run left running here (blocking, their grace).
+    """Look at what is here before an attempt, and end what earlier ones of the run left running (blocking: their grace).
 
-    Returns whether the bundle is `here` already, and what an interrupted submit `chose`: the hosts by node rank.
+    `bundle`: the source is here; `request`: what an interrupted submit chose; `first`: this was the run's node 0.
     """
-    folder = _path(root) / "runs" / run / f"a{attempt}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    run_dir = _path(root) / "runs" / run
     for earlier in range(1, attempt):
-        for node in sorted((folder.parent / f"a{earlier}").glob("node-*")):
+        for node in sorted((run_dir / f"a{earlier}").glob("node-*")):
             end(node)
-    chosen = folder / "chosen.json"
     return {
-        "here": (_path(root) / "src" / f"{sha256}.tar.gz").exists(),
-        "chosen": json.loads(chosen.read_text()) if chosen.exists() else None,
-        "began": (_path(root) / "runs" / run / "node0").exists(),
+        "bundle": (_path(root) / "src" / f"{sha256}.tar.gz").exists(),
+        "request": request(run_dir / f"a{attempt}"),
+        "first": (run_dir / "first").exists(),
     }
+
+
+def request(folder: _Place) -> dict[str, Any] | None:
+    """Return what was written about an attempt before its first node was started, or None."""
+    try:
+        found = json.loads((_path(folder) / "request.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def report(folder: _Place, rank: int, lease: bool = False) -> dict[str, Any]:
+    """Return an attempt's `request` and its node's `state`; `lease` lets the supervisor know that its client lives."""
+    node = _path(folder) / f"node-{rank}"
+    if lease and node.is_dir():
+        (node / "lease").touch()
+    return {"request": request(folder), "state": state(node)}
+
+
+def cancel(folder: _Place, rank: int) -> None:
+    """Stop a node of an attempt, whether it was started or not; one that has ended is only cleared of what is left."""
+    node = _path(folder) / f"node-{rank}"
+    if request(folder) is None:
+        return
+    found = state(node)
+    if found is not None and found["state"] in FINAL:
+        reap(node)
+        return
+    node.mkdir(exist_ok=True)
+    stop(node)
 
 
 def end(node: _Place) -> None:
@@ -398,14 +428,40 @@ def walk(path: _Place) -> list[list[Any]]:
     return found
 
 
-def listing(root: _Place, run: str, attempt: int) -> dict[str, Any]:
-    """Return what an attempt has left here: its node folders, and the hosts that its submit chose."""
-    folder = _path(root) / "runs" / run / f"a{attempt}"
-    chosen = folder / "chosen.json"
-    return {
-        "nodes": sorted(int(path.name[5:]) for path in folder.glob("node-*") if path.name[5:].isdigit()),
-        "chosen": json.loads(chosen.read_text()) if chosen.exists() else None,
-    }
+def texts(folder: _Place, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
+    """Return the files of a folder that patterns such as node-*/status.json match: path below it -> (end of its) text."""
+    top, found = _path(folder), {}
+    for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+                found[str(path.relative_to(top))] = file.read(limit).decode("utf-8", "replace")
+        except OSError:
+            continue  # gone since it was listed
+    return found
+
+
+def command(argv: Sequence[str], hide: Sequence[str] = (), limit_s: float = ANSWER_S) -> dict[str, Any]:
+    """Run a command of this machine to its end, without the variables that begin with `hide`; blocking.
+
+    Returns `code` (None: it does not exist, or took too long), `out` and `err`.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(tuple(hide))}
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**environ, "LC_ALL": "C"},
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": None, "out": "", "err": f"{argv[0]} took more than {limit_s:g} s"}
+    except OSError as error:
+        return {"code": None, "out": "", "err": f"{argv[0]}: {error.strerror or error}"}
+    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    return {"code": done.returncode, "out": out, "err": err}
 
 
 def facts(root: _Place) -> dict[str, Any]:
@@ -466,8 +522,8 @@ def _path(place: _Place) -> Path:
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (start, begun, state, stop, reap, left, prepare, end, put, extract, launch, token, read, write, walk,
-                     listing, facts, listen, reach)
+    for function in (start, begun, state, stop, reap, left, prepare, request, report, cancel, end, put, extract, launch,
+                     token, read, write, walk, texts, command, facts, listen, reach)
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ what is made of it is here: states of several nodes in one, logs of several node
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -27,8 +28,8 @@ from cloudtrain.backend import LogLine
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.state import State, Status
 
-__all__ = ["begun", "left", "merge", "merged", "node_status", "read_status", "reap", "start", "status_of", "stop",
-           "supervised", "tail"]  # fmt: skip
+__all__ = ["begun", "given_secrets", "left", "merge", "merged", "node_status", "read_status", "reap", "start",
+           "status_of", "stop", "supervised", "tail"]  # fmt: skip
 CHUNK = 1 << 20  # bytes read of a log at a time
 TAIL_S = 0.03  # how often a followed log is looked at
 _Raw = tuple[str, int, int, int, str, int]  # at, node, rank, seq, text, offset behind the line
@@ -45,6 +46,12 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
         return agent.start(node, argv, env, secrets)
     except OSError as error:
         raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
+
+
+def given_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of `env:` sources that this process has, by source; they go over standard input only."""
+    sources = {source for found in manifest["secrets"].values() for source in found if source.startswith("env:")}
+    return {source: os.environ[source[4:]] for source in sorted(sources) if source[4:] in os.environ}
 
 
 def node_status(node: Path) -> Status | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -55,18 +56,23 @@ def detach(
     background and ends, so that its parent is init and it never is a zombie of ours.
     """
     command = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *argv]
-    with log.open("ab") as out:
-        shell = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            pass_fds=tuple(keep),
-        )
-    shell.communicate(given)
+    kept = [fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in keep]  # out of the shell's way, which has 3 for itself
+    try:
+        with log.open("ab") as out:
+            shell = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                pass_fds=tuple(kept),
+            )
+        shell.communicate(given)
+    finally:
+        for number in kept:
+            os.close(number)
 
 
 @cache

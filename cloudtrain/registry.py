@@ -18,6 +18,8 @@ GROUP = "cloudtrain.backends"
 # name -> "module:class", and the extra that brings what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
     "local": ("cloudtrain.backends.local:LocalBackend", None),
+    "slurm": ("cloudtrain.backends.slurm:SlurmBackend", None),
+    "ssh": ("cloudtrain.backends.ssh:SshBackend", "ssh"),
 }
 
 

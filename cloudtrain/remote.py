@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Unreachable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from asyncssh import SSHClientConnection, SSHClientProcess
 
 CONNECT_S = 10.0  # for the connection, and once more for the login
@@ -276,14 +278,23 @@ def everywhere(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | C
         return list(pool.map(call, whole))
 
 
-def wait(work: Coroutine[Any, Any, _T]) -> _T:
-    """Do something on the loop's thread and wait for it; a Ctrl-C here ends it there."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+def begin(work: Coroutine[Any, Any, _T]) -> Future[_T]:
+    """Begin something on the loop's thread."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def result(future: Future[_T]) -> _T:
+    """Wait for what was begun; a Ctrl-C here ends it there."""
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
+
+
+def wait(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do something on the loop's thread and wait for it."""
+    return result(begin(work))
 
 
 _GUARD = threading.Lock()

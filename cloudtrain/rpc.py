@@ -11,17 +11,20 @@ import inspect
 import json
 import shlex
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain import agent, remote
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.remote import ANSWER_S, Host, Remote
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from asyncssh import SSHClientProcess
 
+CHUNK = 1 << 20  # bytes of a log in one answer
 # What arrives first: the modules by name, so that agent.py finds process.py where it looks for it.
 _BOOT = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 _PROGRAM = """
@@ -87,9 +90,15 @@ class There:
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Answer:
+        return remote.result(self.begin(operation, given, timeout_s=timeout_s, **arguments))
+
+    def begin(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Future[Answer]:
+        """Ask without waiting for the answer; several questions are on their way at once."""
         request = {"operation": operation, "arguments": arguments, "size": len(given) if given is not None else 0}
         data = json.dumps(request).encode() + b"\n" + (given or b"")
-        return remote.wait(self.remote.explained(self._ask(data), timeout_s))
+        return remote.begin(self.remote.explained(self._ask(data), timeout_s))
 
     async def _ask(self, data: bytes) -> Answer:
         for again in (True, False):
@@ -119,7 +128,44 @@ class There:
                 f"{self.host.label}: its Python does not start: {words[-1] if words else 'no word from it'}",
                 "name another interpreter (python), or what has to come before it (setup)",
             )
-        return _Session(process)
+        return _Session(process, self.host.label)
+
+
+def look(
+    logs: Sequence[tuple[There, str]], missing: set[int]
+) -> Callable[[Sequence[int]], list[Iterator[bytes] | None]]:
+    """Return what `nodes.merged` reads logs of other machines with: place and path of each.
+
+    All are asked at once. A machine that does not answer has nothing to say for now, and its number is in `missing`.
+    """
+
+    def begin(node: int, offset: int) -> Future[Answer]:
+        there, path = logs[node]
+        return there.begin("read", path=path, offset=offset, limit=CHUNK)
+
+    def pieces(node: int, offset: int, piece: bytes) -> Iterator[bytes]:
+        while piece:
+            offset += len(piece)
+            more = begin(node, offset) if len(piece) == CHUNK else None  # on its way while this one is taken apart
+            yield piece
+            try:
+                piece = remote.result(more).data if more else b""
+            except Unreachable:
+                return
+
+    def ask(offsets: Sequence[int]) -> list[Iterator[bytes] | None]:
+        found: list[Iterator[bytes] | None] = []
+        missing.clear()
+        for node, future in enumerate([begin(node, offset) for node, offset in enumerate(offsets)]):
+            try:
+                piece = remote.result(future).data
+                found.append(pieces(node, offsets[node], piece) if piece else None)
+            except Unreachable:
+                missing.add(node)
+                found.append(None)
+        return found
+
+    return ask
 
 
 class Ended(Exception):
@@ -129,8 +175,8 @@ class Ended(Exception):
 class _Session:
     """One agent: questions go out at once, answers are handed to who asked first."""
 
-    def __init__(self, process: SSHClientProcess[bytes]) -> None:
-        self._process = process
+    def __init__(self, process: SSHClientProcess[bytes], label: str) -> None:
+        self._process, self._label = process, label
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self.over = False
         self.answered = False
@@ -157,7 +203,7 @@ class _Session:
                 if future.cancelled():
                     continue
                 if "error" in head:
-                    future.set_exception(BackendError(head["error"]))
+                    future.set_exception(BackendError(f"{self._label}: {head['error']}"))
                 else:
                     future.set_result(Answer(head["value"], data))
             words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()

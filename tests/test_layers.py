@@ -11,13 +11,13 @@ LAYERS = [
     "errors state events process",
     "job spec sections jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
-    " document manifest backend machines nodes agent rpc remote requests simulators",
+    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions batch jobfolder requests simulators",
     "backends store database migrations config configfile verdict",
     "submitter run watch registry plots",
     "cli console report notebook training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-PYDANTIC = {"job", "sections", "spec"}  # the spec's own rooms
+PYDANTIC = {"job", "sections", "spec", "sshoptions", "slurmoptions"}  # the spec's own rooms
 LAZY = {
     "torch",
     "transformers",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, bytecode, nodes
+from cloudtrain import agent, bytecode, nodes, places
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, Problem
 from cloudtrain.manifest import Manifest
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from cloudtrain.job import Job
 
 JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
-_STORED = re.compile(r"(s3|gs)://[^/]+(/|$)")
 
 
 class LocalBackend:
@@ -68,8 +66,8 @@ class LocalBackend:
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         manifest = Manifest.of(job, run_id, attempt)
-        output, problems = _path(job.output)
-        problems += _inputs(job)
+        output, problems = places.output_path(job.output)
+        problems += places.inputs(job)
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
@@ -77,7 +75,7 @@ class LocalBackend:
         shared |= {
             "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
             "CLOUDTRAIN_HOST": "127.0.0.1",
-            "CLOUDTRAIN_RUN_DIR": str(output / run_id if output else self.workdir / run_id),
+            "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
             "CLOUDTRAIN_STDIN": "1",
         }
         gpus = manifest.gpus_per_node
@@ -214,46 +212,12 @@ class LocalBackend:
         return {}
 
 
-def _path(output: str | None) -> tuple[Path | None, list[Problem]]:
-    """Return the folder that an output names, or the problem with it."""
-    if output is None:
-        return None, []
-    if _STORED.match(output):
-        return None, []  # the launcher brings the run's folder there
-    text = output.removeprefix("file://")
-    if "://" in text or not Path(text).is_absolute():
-        return None, [
-            Problem(f"{output!r} is neither an absolute path nor s3://bucket/... or gs://bucket/...", "output")
-        ]
-    return Path(text), []
-
-
-def _inputs(job: Job) -> list[Problem]:
-    """Return what this machine cannot do with the job's inputs."""
-    problems = []
-    for name, item in job.inputs.items():
-        if "://" not in item.uri or item.uri.startswith("file://") or item.mode == "stream":
-            continue
-        if item.mode == "mount":
-            problems.append(
-                Problem("nothing mounts an object store on this machine", f"inputs.{name}.mode", "write copy or stream")
-            )
-        elif not _STORED.match(item.uri):
-            problems.append(
-                Problem(f"{item.uri!r} names no bucket that can be copied from", f"inputs.{name}.uri", "s3:// or gs://")
-            )
-    return problems
-
-
 def _secrets(plan: Plan) -> dict[str, Any]:
-    """Return what is sent over standard input: values of `env:` sources that this process has."""
-    names = {
-        source[4:] for sources in plan.manifest["secrets"].values() for source in sources if source.startswith("env:")
-    }
-    values = {f"env:{name}": os.environ[name] for name in sorted(names) if name in os.environ}
+    """Return what is sent over standard input."""
     alone = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
-    return {"secrets": values, "token": os.urandom(16).hex() if alone else agent.token(folder)}
+    token = os.urandom(16).hex() if alone else agent.token(folder)
+    return {"secrets": nodes.given_secrets(plan.manifest), "token": token}
 
 
 def _base_environment(plan: Plan) -> dict[str, str]:

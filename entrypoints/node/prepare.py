@@ -125,6 +125,10 @@ def find_interface(orders: Orders, cluster: Cluster, environ: Mapping[str, str])
         return ""  # it reaches the ranks as it is
     if cluster.interface in present:  # SageMaker's local mode names one that does not exist
         return str(cluster.interface)
+    if orders.nodes > 1 and cluster.platform in ("local", "slurm") and cluster.master_host != LOOPBACK:
+        from .interface import towards
+
+        return towards(cluster.master_host)
     alone = cluster.master_host == LOOPBACK and not cluster.launched
     return "lo" if alone and "lo" in present else ""
 

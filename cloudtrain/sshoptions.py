@@ -1,0 +1,46 @@
+"""The options of the backend `ssh`, as a pydantic model; imported where options are validated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Access(BaseModel):
+    """How a machine is reached and what runs there; left out, ~/.ssh/config decides."""
+
+    model_config = ConfigDict(extra="forbid")
+    user: str | None = Field(None, description="login name")
+    port: int | None = Field(None, ge=1, le=65535, description="port of sshd; 22 where nothing says otherwise")
+    jump: str | None = Field(None, description="[user@]host[:port] to jump from; several are joined by commas")
+    identity: str | None = Field(None, description="path of a private key; otherwise the agent's and the usual ones")
+    known_hosts: str | None = Field(None, description="file of host keys; default ~/.ssh/known_hosts")
+    python: str | None = Field(None, description="interpreter there, 3.9 or newer, that has torch; default python3")
+    setup: list[str] | None = Field(None, description="shell lines before it: module load cuda, conda activate train")
+
+
+class SshHost(Access):
+    """One machine; what it leaves out is that of all."""
+
+    address: str = Field(min_length=1, description="host name or address, or a Host of ~/.ssh/config")
+    internal: str | None = Field(None, description="address by which the other nodes see it; default: address")
+
+
+class SshOptions(Access):
+    """Options of the backend `ssh`."""
+
+    hosts: list[SshHost] = Field([], description="the machines; the first num_nodes that answer are taken")
+    directory: str = Field("~/.cloudtrain", pattern=r"^(~/|/)", description="where runs lie on the machines")
+    lease: Literal["supervisors", "client"] = Field(
+        "supervisors", description="client: the job leaves, resumable, when nobody here has looked at it for 2 minutes"
+    )
+    lost_after_s: float = Field(600.0, gt=0, description="seconds until machines that none of us reaches count as lost")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> SshOptions:
+        places = [(host.address, host.port or self.port, host.user or self.user) for host in self.hosts]
+        twice = sorted({address for address, port, user in places if places.count((address, port, user)) > 1})
+        if twice:
+            raise ValueError(f"a machine is named twice: {', '.join(twice)}")
+        return self
