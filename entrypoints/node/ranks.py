@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from . import processes
 from .channel import World
 from .cluster import LOOPBACK, Cluster
+from .deaths import Deaths
 from .loop import Loop
 from .orders import Orders
 from .output import CHUNK, Log, Splitter
@@ -152,6 +153,7 @@ class Ranks:
         self._loop, self._log, self._ended = loop, log, ended
         self._ranks: list[_Rank] = []
         self._by_pid: dict[int, _Rank] = {}
+        self._deaths = Deaths()
 
     def start(self, rank: int, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start one rank; raises OSError when its command cannot be executed."""
@@ -168,6 +170,7 @@ class Ranks:
         started = _Rank(rank, pid, read, Splitter(self._log), argv[0] == "bash")
         self._ranks.append(started)
         self._by_pid[pid] = started
+        self._deaths.watch(pid)
         self._loop.watch(read, lambda: self._read(started), output=True)
 
     @property
@@ -181,9 +184,9 @@ class Ranks:
         return tuple(rank.pid for rank in self._ranks)
 
     def reap(self, ended: list[tuple[int, int]]) -> None:
-        """Take note of children that have ended; those that are no rank of ours were orphans."""
+        """Take note of children that have ended, the first first; those that are no rank of ours were orphans."""
         at = time.time()
-        for pid, code in ended:
+        for pid, code in self._deaths.sorted(ended):
             rank = self._by_pid.get(pid)
             if rank is not None and rank.code is None:
                 rank.code = code

@@ -91,7 +91,9 @@ def readable(case: Case, parser: str) -> bool:
     if case.kind != "list" or parser == "hydra":
         return True
     items = [str(item) for item in case.seen]
-    return len(items) == 1 or not any(re.match(r"-[\s\S]", item) and not re.fullmatch(r"-[0-9.]+", item) for item in items)
+    return len(items) == 1 or not any(
+        re.match(r"-[\s\S]", item) and not re.fullmatch(r"-[0-9.]+", item) for item in items
+    )
 
 
 def generated(strategy: st.SearchStrategy[Case], count: int, number: int) -> list[Case]:

@@ -14,7 +14,7 @@ import pytest
 
 from cloudtrain.run import Run
 from cloudtrain.state import State
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))  # as tests/entrypoints/conftest.py does
 from tests.entrypoints.launching import Attempt  # noqa: E402
@@ -138,3 +138,49 @@ def test_the_first_of_four_is_found_though_others_die_louder(tmp_path, figure):
     for n, first in enumerate(firsts):
         four_ranks(tmp_path / str(n), first)
     figure("attempts of four ranks whose first failure was told first", len(firsts))
+
+
+UNSEEN = """
+import os, pathlib, sys, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+order = [int(text) for text in sys.argv[2].split(",")]
+deadline = time.monotonic() + 120
+
+def dead(number):
+    pid = int((folder / f"{number}.pid").read_text())
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
+    except OSError:
+        return False
+
+(folder / f"{rank}.new").write_text(str(os.getpid()))
+(folder / f"{rank}.new").rename(folder / f"{rank}.pid")
+before = order[: order.index(rank)]
+while not ((folder / "go").exists() and all(map(dead, before))) and time.monotonic() < deadline:
+    time.sleep(0.005)
+os._exit(40 + rank)
+"""
+
+
+def test_the_first_of_many_is_found_though_nobody_looked_while_they_died(tmp_path, figure):
+    """The supervisor stands still while its ranks die one after the other, and sees all of them dead at once."""
+    choose = random.Random(int(os.environ.get("CLOUDTRAIN_SEED") or 6))
+    orders = [[3, 2, 1, 0], [1, 0, 3, 2], *(choose.sample(range(4), 4) for _ in range(2))]
+    for n, order in enumerate(orders):
+        pids = tmp_path / f"pids-{n}"
+        pids.mkdir()
+        argv = ("train.py", str(pids), ",".join(map(str, order)))
+        with Attempt(tmp_path / str(n), UNSEEN, processes=4, argv=argv) as attempt:
+            attempt.start()
+            wait_for(lambda: len(list(pids.glob("*.pid"))) == 4, "four ranks")  # noqa: B023 - at once
+            supervisor = attempt.status()["pid"]
+            os.kill(supervisor, signal.SIGSTOP)
+            try:
+                (pids / "go").touch()
+                last = int((pids / f"{order[-1]}.pid").read_text())
+                wait_for(lambda: Path(f"/proc/{last}/stat").read_text().rpartition(") ")[2][0] == "Z", "four zombies")  # noqa: B023
+            finally:
+                os.kill(supervisor, signal.SIGCONT)
+            (code,) = attempt.wait()
+            assert (code, attempt.events("result")[0]["failed_rank"]) == (40 + order[0], order[0]), order
+    figure("orders of death that nobody saw", len(orders))
