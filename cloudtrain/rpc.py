@@ -51,6 +51,15 @@ class Answer(NamedTuple):
 class Asked(Protocol):
     """A place whose node folders can be asked for."""
 
+    @property
+    def label(self) -> str: ...
+
+    def begin(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Future[Answer]:
+        """Ask without waiting for the answer; several questions are on their way at once."""
+        ...
+
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Answer:
@@ -60,6 +69,20 @@ class Asked(Protocol):
 
 class Here:
     """This machine."""
+
+    label = "this machine"
+
+    def begin(
+        self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Future[Answer]:
+        from concurrent.futures import Future
+
+        future: Future[Answer] = Future()
+        try:
+            future.set_result(self.ask(operation, given, **arguments))
+        except BackendError as error:
+            future.set_exception(error)
+        return future
 
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
@@ -84,6 +107,10 @@ class There:
             self._command = "exec bash -lc " + shlex.quote(f"{{ {lines}\n}} </dev/null >&2\n{self._command}")
 
     @property
+    def label(self) -> str:
+        return self.host.label
+
+    @property
     def remote(self) -> Remote:
         return remote.connect_lazily(self.host)
 
@@ -95,7 +122,6 @@ class There:
     def begin(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Future[Answer]:
-        """Ask without waiting for the answer; several questions are on their way at once."""
         request = {"operation": operation, "arguments": arguments, "size": len(given) if given is not None else 0}
         data = json.dumps(request).encode() + b"\n" + (given or b"")
         return remote.begin(self.remote.explained(self._ask(data), timeout_s))
@@ -132,7 +158,7 @@ class There:
 
 
 def look(
-    logs: Sequence[tuple[There, str]], missing: set[int]
+    logs: Sequence[tuple[Asked, str]], missing: set[int]
 ) -> Callable[[Sequence[int]], list[Iterator[bytes] | None]]:
     """Return what `nodes.merged` reads logs of other machines with: place and path of each.
 

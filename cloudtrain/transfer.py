@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain import remote
 from cloudtrain.archive import leads_out
 from cloudtrain.errors import BackendError
-from cloudtrain.rpc import There
+from cloudtrain.rpc import Asked
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 PIECE = 4 << 20  # bytes in one message
 WINDOW = 8  # messages on their way at once
 SEND_S = 600.0  # for one message: lines may be slow
-_LINK = 0o120000
 
 
-def send(there: There, root: str, bundle: Bundle) -> None:
+def send(there: Asked, root: str, bundle: Bundle) -> None:
     """Put a bundle below a machine's `root`/src, under its digest; blocking. Raises BackendError."""
     waiting: deque[Future[Answer]] = deque()
     with open(bundle.path, "rb") as file:
@@ -43,7 +42,7 @@ def send(there: There, root: str, bundle: Bundle) -> None:
         remote.result(future)
 
 
-def bring(there: There, folder: str, into: Path) -> None:
+def bring(there: Asked, folder: str, into: Path) -> None:
     """Copy a machine's folder, links as links; blocking. What is here already, of that size and time, is not read again.
 
     Raises BackendError, also for a name or link that would lead out of `into`.
@@ -52,7 +51,7 @@ def bring(there: There, folder: str, into: Path) -> None:
     links = {path: target for path, _, _, _, target in found if target}
     for path in (path for path, *_ in found):
         if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise BackendError(f"{there.host.label} offers a file {path!r}, which is refused")
+            raise BackendError(f"{there.label} offers a file {path!r}, which is refused")
     files = [(path, size, mtime, mode) for path, size, mtime, mode, target in found if not target]
     if files or links:
         into.mkdir(parents=True, exist_ok=True)
@@ -87,7 +86,7 @@ def _is_here(place: Path, size: int, mtime_ns: int) -> bool:
     return (seen.st_size, seen.st_mtime_ns) == (size, mtime_ns)
 
 
-def _read(there: There, folder: str, files: list[tuple[str, int]]) -> Iterator[bytes]:
+def _read(there: Asked, folder: str, files: list[tuple[str, int]]) -> Iterator[bytes]:
     """Yield files in order, piece by piece, several on their way at once."""
     waiting: deque[Future[Answer]] = deque()
     for path, size in files:

@@ -68,9 +68,9 @@ class Watcher:
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
         if attempt.handle is None:
-            return self._settle(attempt, backend)
-        if run.cancel_requested and attempt.attempt_id not in self._cancelled:
-            backend.cancel(attempt.handle)  # the one who asked may have died before it said so
+            return self._settle(run, attempt, backend)
+        unasked = run.cancel_requested and attempt.attempt_id not in self._cancelled
+        if unasked and _cancel(backend, attempt.handle):  # the one who asked may have died before it said so
             self._cancelled.add(attempt.attempt_id)
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
@@ -115,7 +115,7 @@ class Watcher:
         if status.ended_at is None:
             status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
         if status.state is State.LOST and attempt.handle is not None:
-            backend.cancel(attempt.handle)  # what is left of it must not run beside the next attempt
+            _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)
         if not run.cancel_requested and self._retry(attempt, status, backend):
             return True
@@ -148,14 +148,19 @@ class Watcher:
             self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
         return True
 
-    def _settle(self, attempt: AttemptRecord, backend: Backend) -> bool:
-        """Finish a submit that was begun by a process that has died."""
+    def _settle(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Finish a submit that was begun by a process that has died, or of an attempt whose machines were not there."""
         owner = Process.parse(attempt.owner)
         if attempt.owner != str(self.me):
             if owner is None or owner.alive is not False:
                 return False
             if not self.store.claim(attempt.attempt_id, of=attempt.owner, by=self.me):
                 return False
+        if run.cancel_requested and backend.find(attempt.attempt_id) is None:
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
+            self.store.record(attempt.attempt_id, status=status)
+            self.store.set_status(self.run_id, status)
+            return True
         settle(self.store, attempt, backend)
         return True
 
@@ -169,6 +174,16 @@ class Watcher:
             return False
         self._leased_at = time.monotonic()
         return True
+
+
+def _cancel(backend: Backend, handle: str) -> bool:
+    """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
+    try:
+        backend.cancel(handle)
+    except BackendError as error:
+        print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+        return False
+    return True
 
 
 def backend_of(plan: Plan, home: Path) -> Backend:
