@@ -363,7 +363,8 @@ class BackendContract:
         handle = start("print('done')")
         before = self.until_final(backend, handle)
         backend.cancel(handle)
-        assert backend.status(handle) == before
+        after = backend.status(handle)
+        assert after == before, (before, after)
         assert before.state is State.SUCCEEDED
 
     # -- files --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import require, wait_for
 from tests.lab.network import Lab
+from tests.lab.slurm import Slurm
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +35,26 @@ def lab(_lab: Lab) -> Iterator[Lab]:
         for host in _lab.hosts:
             host.reboot()  # the next test finds clean machines
         raise AssertionError(f"left behind: {left}") from None
+
+
+@pytest.fixture(scope="session")
+def _slurm() -> Iterator[Slurm]:
+    for program in ("sshd", "ip", "slurmctld", "munged"):
+        require(program)
+    if os.geteuid() != 0:
+        pytest.skip("hosts in network namespaces need root")
+    lab = Lab(hosts=3)
+    yield Slurm(lab)
+    lab.close()
+
+
+@pytest.fixture
+def slurm(_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """A Slurm with a login node and two compute nodes, in a lab of its own; this machine's commands ask it.
+
+    After the test all jobs are ended and the nodes mended; a process that a finished job left behind fails the test.
+    """
+    for name, value in _slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    yield _slurm
+    _slurm.mend()

@@ -105,6 +105,19 @@ class Slurm:
             assert time.monotonic() < deadline, f"Slurm's nodes are {states!r}:\n{self.logs()}"
             time.sleep(0.1)
 
+    def mend(self) -> None:
+        """End all jobs and bring the nodes back; raises AssertionError when a process is left on one."""
+        self.lab.mend()
+        self.ask("scancel", "--user=root")
+        self.ready()
+        deadline = time.monotonic() + START_S
+        while left := {host.name: found for host in self.nodes if (found := host.processes())}:
+            if time.monotonic() > deadline:
+                for host in self.nodes:
+                    host.reboot()
+                raise AssertionError(f"left behind: {left}")
+            time.sleep(0.1)
+
     def logs(self) -> str:
         """Return the last lines of the daemons' logs."""
         paths = [self.login.path("/var/log/slurmctld.log"), *(host.path("/var/log/slurmd.log") for host in self.nodes)]
