@@ -33,8 +33,9 @@ class SshOptions(Access):
     hosts: list[SshHost] = Field([], description="the machines; the first num_nodes that answer are taken")
     directory: str = Field("~/.cloudtrain", pattern=r"^(~/|/)", description="where runs lie on the machines")
     lease: Literal["supervisors", "client"] = Field(
-        "supervisors", description="client: the job leaves, resumable, when nobody here has looked at it for 2 minutes"
+        "supervisors", description="client: the job leaves, resumable, when no client has looked at it for lease_s"
     )
+    lease_s: float = Field(120.0, ge=5, description="seconds, for lease: client")
     lost_after_s: float = Field(600.0, gt=0, description="seconds until machines that none of us reaches count as lost")
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cloudtrain.job import Job
 
 CUT_OFF_S = 20.0  # by then a node that the others do not hear has ended itself
-LEASE_S = 120  # with `lease: client`
+LEASE_S = 120.0  # with `lease: client`
 LOST_AFTER_S = 600.0
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
 TAIL_S = 0.2  # how often followed logs are asked for
@@ -56,6 +56,7 @@ class SshBackend:
         self.workdir = workdir
         self.root = str(options.get("directory") or DIRECTORY).rstrip("/")
         self.lease = str(options.get("lease") or "supervisors")
+        self.lease_s = float(options.get("lease_s") or LEASE_S)
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
         self.machines = [_Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
 
@@ -94,7 +95,7 @@ class SshBackend:
         if manifest.nodes > 1:
             env["CLOUDTRAIN_CONTROL"] = "${node-0.control}"  # not for node 0 itself, which says it
         if self.lease == "client":
-            env["CLOUDTRAIN_LEASE_S"] = str(LEASE_S)
+            env["CLOUDTRAIN_LEASE_S"] = f"{self.lease_s:g}"
         notes = [] if gpus else ["no accelerators are asked for: the ranks see no GPU (resources.accelerators)"]
         if len(self.machines) > manifest.nodes:
             notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import time
 from collections.abc import Mapping
 
 from .cluster import Cluster
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDIN_S = 60
+LEASE = "lease"  # in the node's folder: touched whenever a client looks
 SAGEMAKER_CONFIG = "/opt/ml/input/config"
 
 
@@ -81,3 +83,27 @@ def standard_input() -> dict[str, Any]:
     except ValueError:
         raise Refused("standard input does not hold one JSON object") from None
     return found
+
+
+class Lease:
+    """A job that ends when nobody looks at it any more; only where its backend asks for that (CLOUDTRAIN_LEASE_S)."""
+
+    def __init__(self, path: str, length_s: float) -> None:
+        self._path, self.length_s = path, length_s
+        self._seen = 0.0
+        self._since = time.monotonic()  # by our own clock: the files' may be set
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Lease | None:
+        length, folder = environ.get("CLOUDTRAIN_LEASE_S"), environ.get("CLOUDTRAIN_NODE_DIR")
+        return cls(os.path.join(folder, LEASE), float(length)) if length and folder else None
+
+    def over(self) -> bool:
+        """Return whether nobody has looked for as long as the lease lasts."""
+        try:
+            seen = os.stat(self._path).st_mtime
+        except OSError:
+            seen = 0.0
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since > self.length_s

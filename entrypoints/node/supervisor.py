@@ -20,7 +20,7 @@ from . import processes
 from .channel import JOIN_S, Listener, World
 from .gang import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, Verdict, launcher_code, refusal
 from .hub import Hub
-from .intake import alone, check_world, sagemaker_file, standard_input, starter_died
+from .intake import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
 from .loop import Loop
 from .member import Member
 from .orders import Refused
@@ -32,6 +32,7 @@ from .usage import EVERY_S, Usage
 
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
+LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
 EXIT_BROKEN = 70  # an error of the launcher itself
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
@@ -58,6 +59,7 @@ class Supervisor:
         self._cancelled = False  # a person asked
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime is over
+        self._lease: Lease | None = None
         self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
 
     def run(self) -> int:
@@ -104,6 +106,7 @@ class Supervisor:
                 self.log.hide(value)
         check_world(orders, cluster, self._environ)
         self.status.fields["world_size"] = orders.world_size
+        self._lease = Lease.of(self._environ)
         gang = Hub if cluster.node_rank == 0 or cluster.launched else Member
         join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or JOIN_S)
         self._gang = gang(
@@ -162,6 +165,9 @@ class Supervisor:
                 self.log.flush()
                 if self.status.cancelled and not self._cancelled:
                     self._request()
+                if self._lease is not None and self._stopping is None and self._lease.over():
+                    self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
+                    self._gang.stop("PREEMPTED")
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
                     if self._orders.gpus_per_node:
@@ -253,7 +259,8 @@ class Supervisor:
         self._end_at = None
         if self._ranks.running:
             self._ranks.signal(signal.SIGTERM)
-            limit = time.monotonic() + min(SHORT_GRACE_S, self._orders.grace_s)
+            patience = LOST_GRACE_S if verdict.state == "LOST" else SHORT_GRACE_S
+            limit = time.monotonic() + min(patience, self._orders.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 
     def _signalled(self) -> None:
