@@ -258,13 +258,11 @@ class SlurmBackend:
             return
         if found:
             return
-        token = f".cloudtrain-doctor-{self.folder.count('/')}"
-        self._asked.ask("write", path=f"{self.folder}/{token}", given=b"seen")
+        probe = f"{self.folder}/.cloudtrain-doctor"
+        self._asked.ask("write", path=probe, given=b"seen")
         where = [word for word in allowed if not word.startswith(("--parsable", "--export", "--no-requeue", "--time"))]
-        seen = self._run(
-            ["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *where, "cat", f"{self.folder}/{token}"]
-        )
-        busy = "Unable to allocate" in seen["err"] or "error: Unable" in seen["err"] or seen["code"] is None
+        seen = self._run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *where, "cat", probe])
+        busy = "Unable to allocate" in seen["err"] or seen["code"] is None
         if seen["out"].strip() != "seen" and not busy:
             words = seen["err"].strip().splitlines()
             yield Problem(

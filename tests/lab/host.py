@@ -180,6 +180,7 @@ class Host:
             "PermitRootLogin prohibit-password\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             f"StrictModes no\nAuthorizedKeysFile {self._folder}/authorized_keys\nSubsystem sftp internal-sftp\n"
             "ClientAliveInterval 5\nClientAliveCountMax 3\nMaxStartups 100\nMaxSessions 100\nUseDNS no\nPrintMotd no\n"
+            f"SetEnv SLURM_CONF={self._folder}/slurm.conf\n"
         )
         shared, here = str(self._folder / "shared"), str(self._folder)
         bound = [
