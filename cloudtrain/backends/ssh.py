@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
     from cloudtrain.job import Job
 
-CUT_OFF_S = 20.0  # by then a node that the others do not hear has ended itself
+CUT_OFF_S = 15.0  # by then a node that the others do not hear has ended itself
 LEASE_S = 120.0  # with `lease: client`
 LOST_AFTER_S = 600.0
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
@@ -213,10 +213,7 @@ class SshBackend:
         attempt = self._attempt(handle)
         if attempt is None:
             return Status(State.LOST, None, f"{handle} names no machine of options.ssh.hosts")
-        lease = self.lease == "client"
-        answers = everywhere(
-            lambda node: node.ask("report", folder=node.attempt, rank=node.rank, lease=lease).value, attempt
-        )
+        answers = self._reports(attempt)
         for answer in answers:
             if isinstance(answer, CloudtrainError) and not isinstance(answer, Unreachable):
                 raise answer
@@ -242,9 +239,10 @@ class SshBackend:
 
         read = look([(node.there, f"{node.folder}/log") for node in attempt], missing)
         yield from nodes.merged(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
-        for rank in sorted(missing):
-            if attempt[rank].there.remote.silent_s < CUT_OFF_S:
-                raise Unreachable(f"the lines of node {rank} are missing: {attempt[rank].label} cannot be reached")
+        late = [node for node in attempt if node.rank in missing and node.there.remote.silent_s < CUT_OFF_S]
+        # Of an attempt that was lost with its node nothing more can be had; of any other the reader should know.
+        if late and _merged(attempt, self._reports(attempt), []).state is not State.LOST:
+            raise Unreachable(f"the lines of node {late[0].rank} are missing: {late[0].label} cannot be reached")
 
     def cancel(self, handle: str) -> None:
         attempt = self._attempt(handle) or []
@@ -285,6 +283,12 @@ class SshBackend:
         names = [name for line in re.findall(r"(?im)^\s*host\s+(.+)$", text) for name in line.split()]
         plain = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
         return {"hosts": [{"address": name} for name in dict.fromkeys(plain)]} if plain else {}
+
+    def _reports(self, attempt: Sequence[_Node]) -> list[Any]:
+        lease = self.lease == "client"
+        return everywhere(
+            lambda node: node.ask("report", folder=node.attempt, rank=node.rank, lease=lease).value, attempt
+        )
 
     def _attempt(self, handle: str) -> list[_Node] | None:
         """Return an attempt's nodes, or None for what is no handle over these machines."""
