@@ -12,13 +12,13 @@ LAYERS = [
     "job spec sections provenance jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
     " vertexoptions googleapi bucket customjobs joblog"
-    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions batch jobfolder requests simulators",
+    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions sagemakeroptions batch jobfolder requests simulators",
     "backends store database migrations config configfile verdict",
     "submitter run watch registry plots comparison",
     "cli console report notebook training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-PYDANTIC = {"job", "sections", "spec", "sshoptions", "slurmoptions", "vertexoptions"}  # the spec's own rooms
+PYDANTIC = {"job", "sections", "spec", "sshoptions", "slurmoptions", "sagemakeroptions", "vertexoptions"}  # the spec's own rooms
 LAZY = {
     "torch",
     "transformers",

@@ -15,7 +15,7 @@ from .orders import Refused
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
-SAGEMAKER = {"checkpoints": "/opt/ml/checkpoints", "outputs": "/opt/ml/output/data", "model": "/opt/ml/model"}
+SAGEMAKER = {"checkpoints": "checkpoints", "outputs": "output/data", "model": "model"}  # below /opt/ml
 
 Cluster = namedtuple(
     "Cluster",
@@ -99,6 +99,11 @@ def _sagemaker(environ: Mapping[str, str], resourceconfig: str) -> Cluster | Non
         hosts[0],
         interface=interface,
     )
+
+
+def sagemaker_base(environ: Mapping[str, str]) -> str:
+    """Return the folder in which SageMaker lays everything; a simulator on a plain machine has another."""
+    return environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
 
 
 def _vertex(environ: Mapping[str, str], _: str) -> Cluster | None:

@@ -3,6 +3,7 @@
 copy     into the node's folder; CLOUDTRAIN_INPUT_<NAME> is a path
 stream   not touched; CLOUDTRAIN_INPUT_<NAME> is the URI, which the script opens itself
 mount    only where the platform mounts (it then comes as a path): refused here
+channel  SageMaker has laid it below /opt/ml/input/data; `file` names the one object that an input is
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping
 
 from . import store
+from .cluster import sagemaker_base
 from .orders import Refused
 from .output import Log
 
@@ -29,7 +31,9 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
         uri, mode = item["uri"], item.get("mode", "copy")
         kind = store.scheme(uri)
         try:
-            if kind == "file":
+            if mode == "channel":
+                found[name] = _channel(name, item.get("file", ""))
+            elif kind == "file":
                 found[name] = _local(name, uri)
             elif mode == "stream":
                 found[name] = uri
@@ -45,6 +49,12 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
     if problems:
         raise Refused("; ".join(problems))
     return found
+
+
+def _channel(name: str, file: str) -> str:
+    path = os.path.join(sagemaker_base(os.environ), "input", "data", name)
+    single = os.path.join(path, file)
+    return _local(name, single if file and os.path.isfile(single) else path)
 
 
 def _local(name: str, uri: str) -> str:

@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Mapping
 
-from .cluster import Cluster
+from .cluster import Cluster, sagemaker_base
 from .orders import Orders, Refused
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 STDIN_S = 60
 LEASE = "lease"  # in the node's folder: touched whenever a client looks
-SAGEMAKER_CONFIG = "/opt/ml/input/config"
 
 
 def check_world(orders: Orders, cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -45,7 +44,7 @@ def alone(orders: Orders) -> Orders:
 def sagemaker_file(name: str) -> str:
     """Return the text of one of SageMaker's configuration files, "" elsewhere."""
     try:
-        with open(os.path.join(SAGEMAKER_CONFIG, name), encoding="utf-8") as file:
+        with open(os.path.join(sagemaker_base(os.environ), "input", "config", name), encoding="utf-8") as file:
             return file.read()
     except OSError:
         return ""

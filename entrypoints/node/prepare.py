@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from .cluster import LOOPBACK, SAGEMAKER, Cluster
+from .cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from .orders import Orders, Refused
 from .output import Log
 from .ranks import Prepared
@@ -136,7 +136,8 @@ def find_interface(orders: Orders, cluster: Cluster, environ: Mapping[str, str])
 def make_folders(cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
     """Make and return the run's folders on this node; they belong to the run, not to the attempt."""
     if cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"):
-        folders = dict(SAGEMAKER)
+        base = sagemaker_base(environ)
+        folders = {name: os.path.join(base, inner) for name, inner in SAGEMAKER.items()}
     else:
         base = environ.get("CLOUDTRAIN_RUN_DIR") or os.path.join(os.path.dirname(source), "run")
         folders = {name: os.path.join(base, name) for name in ("checkpoints", "outputs", "model")}

@@ -290,6 +290,10 @@ class Supervisor:
         self.log.event(
             "result", code=code, state=verdict.state, by=verdict.by, failed_rank=verdict.failed_rank, reason=reason
         )
+        if verdict.state != "SUCCEEDED":
+            from .failure import tell
+
+            tell(verdict, reason)
         self.log.event("state", state=verdict.state)
         self.log.close()
         self.status.set(

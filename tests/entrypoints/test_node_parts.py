@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from node import accelerate_config, gpus, inputs, ports, processes, status
+from node import accelerate_config, failure, gpus, inputs, ports, processes, status
+from node.gang import Verdict
 from node.orders import Orders, Refused
 from node.ranks import input_variable
 from node.usage import Usage
@@ -263,3 +264,29 @@ def test_usage_events_come_while_ranks_run(tmp_path: Path):
         assert event["processes"] == 1 and event["rss_bytes"] > 1 << 20 and event["cpu_percent"] >= 0
         (tmp_path / "run" / "gate").touch()
         assert attempt.wait() == [0]
+
+
+def test_on_sagemaker_the_verdict_is_left_where_the_platform_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    verdict = Verdict("FAILED", 75, "script", 1, "")
+    failure.tell(verdict, "rank 1 exited with code 75")
+    assert list(tmp_path.iterdir()) == [], "this is no node of SageMaker's"
+    (tmp_path / "input" / "config").mkdir(parents=True)
+    (tmp_path / "input" / "config" / "resourceconfig.json").write_text("{}")
+    failure.tell(verdict, "rank 1 exited with code 75")
+    assert (tmp_path / "output" / "failure").read_text() == "rank 1 exited with code 75 [cloudtrain FAILED 75 script]"
+    failure.tell(Verdict("LOST", None), "x" * 5000)
+    text = (tmp_path / "output" / "failure").read_text()
+    assert len(text) < 1000 and text.endswith("[cloudtrain LOST - launcher]")
+
+
+def test_a_channel_is_a_folder_or_its_one_object(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    place = tmp_path / "input" / "data" / "train"
+    place.mkdir(parents=True)
+    wanted = {"train": {"uri": "s3://b/k/x.jsonl", "mode": "channel", "file": "x.jsonl"}}
+    assert inputs.resolve(wanted, str(tmp_path / "inputs"), None) == {"train": str(place)}
+    (place / "x.jsonl").touch()
+    assert inputs.resolve(wanted, str(tmp_path / "inputs"), None) == {"train": str(place / "x.jsonl")}
+    with pytest.raises(Refused, match="other does not exist"):
+        inputs.resolve({"other": {"uri": "s3://b/k", "mode": "channel"}}, str(tmp_path / "inputs"), None)
