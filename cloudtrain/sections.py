@@ -80,6 +80,10 @@ class Parallelism(Spec):
     dp_replicate_size: Count | None = Field(default=None, description="Replicas of the sharded model (hsdp).")
     dp_shard_size: Count | None = Field(default=None, description="Ranks over which parameters are sharded.")
     microbatches: Count | None = Field(default=None, description="Pieces of a batch in a pipeline.")
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
+        default=None, description="Order of a pipeline's work; left out: 1f1b, or interleaved with virtual_stages."
+    )
+    virtual_stages: Count | None = Field(default=None, description="Pipeline stages of a rank, for interleaved.")
     offload: Flag = Field(default=False, description="Keep parameters and optimizer state in CPU memory.")
     accelerate_config: Inside | None = Field(
         default=None, description="An existing Accelerate configuration file in the source."

@@ -25,6 +25,7 @@ class Frame:
     model: Any
     optimizer: torch.optim.Optimizer  # the bare one, which schedules and checkpoints know
     stepper: Any  # Accelerate's
+    parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
 
     def __init__(self, accelerator: Any, layout: Layout) -> None:
         self.accelerator, self.layout = accelerator, layout
@@ -118,7 +119,7 @@ class Frame:
 
     def describe(self) -> dict[str, Any]:
         """Return the world as it really is, for the `world` event; collective."""
-        mine = sum(local(parameter).numel() for parameter in self.model.parameters())
+        mine = sum(held for _, _, held in self.parts())
         return {
             "world_size": self.accelerator.num_processes,
             "strategy": self.layout.strategy,
@@ -131,16 +132,21 @@ class Frame:
         }
 
     def placements(self) -> dict[str, int]:
-        """Return how many parameters lie in which way over the mesh, on this rank's part of the model."""
+        """Return how many parameters lie in which way over the mesh, in this rank's part of the model."""
         found: dict[str, int] = {}
+        for place, count, _ in self.parts():
+            found[place] = found.get(place, 0) + count
+        return found
+
+    def parts(self) -> list[tuple[str, int, int]]:
+        """Return for each parameter how it lies over the mesh, its size, and how much of it this rank holds."""
+        found = []
         for parameter in self.model.parameters():
             place = "whole"
             if isinstance(parameter, torch.distributed.tensor.DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
-                place = " ".join(
-                    f"{name}:{placement}" for name, placement in zip(names, parameter.placements, strict=True)
-                )
-            found[place] = found.get(place, 0) + parameter.numel()
+                place = " ".join(f"{name}:{how}" for name, how in zip(names, parameter.placements, strict=True))
+            found.append((place, parameter.numel(), local(parameter).numel()))
         return found
 
     def check_gradients(self) -> list[float]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Sharded(Frame):
     """DTensors on one mesh. Accelerate does the rest: precision, clipping across meshes, metrics, trackers."""
 
+    parts_kept = "sharded"
+
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.bare = skeleton(bare, self.layout)
         self.mesh = mesh_of(self.layout, self.device)
@@ -64,9 +66,16 @@ class Sharded(Frame):
     def whole(self) -> Any:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+        self.reshard()
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self.model, options=options)
         return filled(self.bare, state) if self.rank == 0 else None
+
+    def reshard(self) -> None:
+        """Let FSDP put back what an evaluation left whole."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def mesh_of(layout: Layout, device: torch.device) -> DeviceMesh:

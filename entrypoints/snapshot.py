@@ -1,15 +1,17 @@
 """The whole state of a training, into a checkpoint and back: exact to the bit on the same layout.
 
-    model, optimizer     torch.distributed.checkpoint's format, named by parameter, so that other layouts can read it
+    state                model and optimizer in torch.distributed.checkpoint's format, named by parameter, so that other
+                         layouts can read it; for ZeRO in DeepSpeed's own
     loop.pt              schedule, gradient scaler, place in the data, what the loop counts
     rank-00000.pt ...    random numbers of each rank (python, numpy, torch, cuda) and what it counts alone
 
-The model is the same on all ranks here. Rank 0 writes and reads alone and hands on what it read, so that nodes need no
-common disk.
+Where the model is the same on all ranks, rank 0 writes and reads alone and hands on what it read, so that nodes need no
+common disk. Where it lies in parts, every rank writes and reads its own, below a folder that all nodes see.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import warnings
@@ -23,6 +25,7 @@ import numpy as np
 import parallel
 import torch
 import torch.distributed as dist
+from refused import Refused
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Training:
     optimizer: torch.optim.Optimizer
     schedule: Any
     scaler: Any = None
+    parts: str = ""  # sharded or deepspeed: every rank has its own; otherwise all have the same
+    layout: str = ""  # for people
 
 
 @dataclass
@@ -57,25 +62,38 @@ class Keeper:
         if step == self.saved_step:
             return
         ranks = parallel.every_rank({"random": random_state(), **mine})
-        failed = parallel.from_rank_0(lambda: self._write(step, training, loop, ranks))
+        path = checkpoint.folder_of(self.folder, step, self.attempt)
+        failed = parallel.from_rank_0(lambda: self._tried(step, lambda: checkpoint.begin(path)))
+        if failed is None and training.parts:
+            failed = next(
+                filter(None, parallel.every_rank(self._tried(step, lambda: write_parts(path, training)))), None
+            )
+        if failed is None:
+            failed = parallel.from_rank_0(lambda: self._tried(step, lambda: self._write(step, training, loop, ranks)))
         if failed is None:
             self.saved_step = step
         self.saved_at = time.monotonic()
 
-    def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> str | None:
+    def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
         path = checkpoint.folder_of(self.folder, step, self.attempt)
+        write(path, training, loop, ranks)
+        facts = {"step": step, "attempt": self.attempt, "world_size": len(ranks)}
+        size = checkpoint.commit(path, **facts, parts=training.parts, layout=training.layout)
+        checkpoint.prune(self.folder, self.keep)
+        seconds = round(time.monotonic() - self.saved_at, 3)
+        self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
+
+    def _tried(self, step: int, act: Callable[[], None]) -> str | None:
+        """Do a part of a checkpoint's writing; return what went wrong with the disk, and say it."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
         try:
-            checkpoint.begin(path)
-            write(path, training, loop, ranks)
-            size = checkpoint.commit(path, step=step, attempt=self.attempt, world_size=len(ranks))
-            checkpoint.prune(self.folder, self.keep)
-        except OSError as error:
+            act()
+        except (OSError, CheckpointException) as error:
             problem = f"the checkpoint of step {step} could not be written: {error}"
             self.report("alarm", step=step, reason=problem)
             self.say(problem)
             return problem
-        seconds = round(time.monotonic() - self.saved_at, 3)
-        self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
         return None
 
     def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -86,6 +104,7 @@ class Keeper:
         found = parallel.from_rank_0(lambda: checkpoint.newest(self.folder, self.say))
         if found is None:
             return None
+        parallel.from_rank_0(lambda: check_layout(found.path, training))
         loop, ranks = read(found.path, training)
         self.saved_step = found.step
         self.say(f"resumed from {found.path}")
@@ -94,16 +113,60 @@ class Keeper:
 
 
 def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
-    """Write the state below a folder; on one rank alone."""
+    """Write the state below a folder, or what does not lie in parts; on one rank alone."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
-        save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
+    if not training.parts:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
+            save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
     scaler = training.scaler.state_dict() if training.scaler is not None else {}
     torch.save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
     for rank, mine in enumerate(ranks):
         torch.save(mine, path / f"rank-{rank:05d}.pt")
+
+
+def write_parts(path: Path, training: Training) -> None:
+    """Write this rank's part of model and optimizer below a folder; collective."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    if not path.is_dir():
+        raise OSError(f"{path} is not there on every node: a model in parts needs a folder that all nodes see")
+    if training.parts == "deepspeed":
+        training.model.save_checkpoint(str(path / "state"), tag="parts", save_latest=False)
+    else:
+        save(_tensors(training), checkpoint_id=path / "state")
+
+
+def read_parts(path: Path, training: Training) -> None:
+    """Put this rank's part of model and optimizer back; collective. Raises Refused where it cannot be read."""
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    if missing := [rank for rank, there in enumerate(parallel.every_rank(path.is_dir())) if not there]:
+        raise Refused(f"{path} is not there on rank {missing[0]}: a model in parts needs a folder that all nodes see")
+    if training.parts == "deepspeed":
+        training.model.load_checkpoint(str(path / "state"), tag="parts")
+        return
+    state = _tensors(training)
+    load(state, checkpoint_id=path / "state")
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=_options(training),
+    )
+
+
+def check_layout(path: Path, training: Training) -> None:
+    """Raise Refused for a checkpoint of a layout from which this one cannot go on."""
+    facts = json.loads((path / checkpoint.MARKER).read_bytes())
+    parts, layout = facts.get("parts", ""), facts.get("layout", "")
+    if parts != training.parts or (layout != training.layout and "pipeline" in f"{parts} {layout} {training.layout}"):
+        raise Refused(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
+    if parts == "deepspeed" and layout != training.layout:
+        raise Refused(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
 
 
 def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -111,20 +174,24 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    state = _tensors(training)
+    state = {} if training.parts else _tensors(training)
 
     def on_rank_0() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(state, checkpoint_id=path / "state", no_dist=True)
+        if state:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                load(state, checkpoint_id=path / "state", no_dist=True)
         loop = torch.load(path / "loop.pt", weights_only=True)
         return loop, [torch.load(file, weights_only=True) for file in sorted(path.glob("rank-*.pt"))]
 
     loop, ranks = parallel.from_rank_0(on_rank_0)
-    state = _handed_on(state)
-    set_state_dict(
-        training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    if training.parts:
+        read_parts(path, training)
+    else:
+        state = _handed_on(state)
+        set_state_dict(
+            training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
     training.schedule.load_state_dict(loop.pop("schedule"))
     if (scaler := loop.pop("scaler")) and training.scaler is not None:
         training.scaler.load_state_dict(scaler)
@@ -134,8 +201,15 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
 def _tensors(training: Training) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model, optimizer = get_state_dict(training.model, training.optimizer)
+    model, optimizer = get_state_dict(training.model, training.optimizer, options=_options(training))
     return {"model": model, "optimizer": optimizer}
+
+
+def _options(training: Training) -> Any:
+    """Return how states are named: in parts each parameter for itself, since no two ranks need have the same ones."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(flatten_optimizer_state_dict=bool(training.parts))
 
 
 def _handed_on(state: Any) -> Any:

@@ -113,7 +113,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     del bare  # some strategies have it in parts now
     model = frame.model
     schedule = models.schedule(frame.optimizer, arguments, total_steps)
-    training = Training(model, frame.optimizer, schedule, accelerator.scaler)
+    training = Training(model, frame.optimizer, schedule, accelerator.scaler, frame.parts_kept, plan.described)
 
     facts = frame.describe()
     teller.event("world", parameters=parameters, **facts)

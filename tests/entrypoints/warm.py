@@ -29,13 +29,20 @@ def become(argv: list[str], env: dict[str, str], log: str, cwd: str) -> None:
 
 def main() -> None:
     import accelerate
+    import deepspeed  # transformers imports it whenever it saves a model, where it is installed
     import torch.distributed.checkpoint
     import torch.distributed.checkpoint.state_dict
     from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.optimization import get_scheduler
 
     assert (
-        accelerate and torch and AutoModelForCausalLM and LlamaForCausalLM and PreTrainedTokenizerFast and get_scheduler
+        accelerate
+        and deepspeed
+        and torch
+        and AutoModelForCausalLM
+        and LlamaForCausalLM
+        and PreTrainedTokenizerFast
+        and get_scheduler
     )
     for line in sys.stdin:
         [(verb, what)] = json.loads(line).items()
