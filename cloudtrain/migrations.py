@@ -70,4 +70,7 @@ _SECOND = (
     "CREATE INDEX runs_by_name ON runs (name, created_at DESC, run_id DESC)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
+# Where each run came from (cloudtrain.provenance), beside `runs`: lists of runs need not read the patches.
+_THIRD = ("CREATE TABLE provenance (run_id TEXT PRIMARY KEY REFERENCES runs, data TEXT NOT NULL) WITHOUT ROWID",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)

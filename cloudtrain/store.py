@@ -91,7 +91,14 @@ class Store:
     # -- submitting ---------------------------------------------------------------------------------------------------
 
     def intend(
-        self, plan: Plan, *, identity: str, owner: Process, key: str | None = None, parent: str | None = None
+        self,
+        plan: Plan,
+        *,
+        identity: str,
+        owner: Process,
+        key: str | None = None,
+        parent: str | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> bool:
         """Write down the wish to submit a run's first attempt, before anything is sent; False when the run exists."""
         with self.database.write() as db:
@@ -111,6 +118,8 @@ class Store:
                     State.QUEUED.value,
                 ),
             ).rowcount
+            if added and provenance:
+                db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(provenance)))
             return bool(added) and self._add_attempt(db, plan, owner)
 
     def next_attempt(self, plan: Plan, *, owner: Process, resume: bool = False) -> bool:
@@ -305,6 +314,12 @@ class Store:
         with self.database.read() as db:
             rows = db.execute(query, (run_id, kind) if kind else (run_id,))
             return [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
+
+    def provenance(self, run_id: str) -> dict[str, Any]:
+        """Return where a run came from (see cloudtrain.provenance); empty for one of an older cloudtrain."""
+        with self.database.read() as db:
+            row = db.execute("SELECT data FROM provenance WHERE run_id = ?", (run_id,)).fetchone()
+        return dict(json.loads(row[0])) if row else {}
 
     def names(self) -> list[str]:
         """Return all run ids, the newest first (shell completion)."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, registry, watch
+from cloudtrain import config, provenance, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
@@ -97,7 +97,8 @@ class Submitter:
                 + (f" (nor are those of {', '.join(missing[1:])})" if missing[1:] else ""),
                 "export it and try again",
             )
-        if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent):
+        origin = provenance.of(bundle)
+        if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent, provenance=origin):
             return self._settled(plan.run_id)
         backend = watch.backend_of(plan, self.home)
         try:
@@ -135,7 +136,10 @@ class Submitter:
             from cloudtrain import checkout
 
             folder, _ = checkout.fetch_git(job.source, self.home / "sources")
-        return Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
+        bundle = Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
+        sources = [source[4:] for found in job.secrets.values() for source in found if source.startswith("env:")]
+        provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
+        return bundle
 
     def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
         """Return the plan of a job over a bundle, under a new run id or the one of `key`."""

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Look at runs": {
         "ls": "List runs, the newest first.",
         "show": "Show a run: its state, attempts, times and job.",
+        "diff": "Show what two runs differ in.",
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print a run's metrics.",
         "wait": "Wait until runs have ended.",

@@ -84,6 +84,7 @@ def shown_json(run: Run) -> dict[str, Any]:
             for event in run.store.events(run.run_id)
             if event.kind in ("state", "world", "checkpoint", "alarm", "result")
         ],
+        "provenance": run.store.provenance(run.run_id),
         "job": dict(record.job),
     }
 

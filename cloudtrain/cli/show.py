@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.backend import Plan
-from cloudtrain.cli import options, runs, summary, terminal
+from cloudtrain.cli import options, provenance, runs, summary, terminal
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -19,11 +19,14 @@ TIMELINE = ("state", "world", "checkpoint", "alarm", "result")
 
 @options.command()
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
+@click.option("--patch", is_flag=True, help="Print the patch of the tree that was submitted, for git apply.")
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
 @options.target_option
 @options.sets_option
 @options.json_option
-def command(run: str | None, origin: bool, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+def command(
+    run: str | None, patch: bool, origin: bool, target: str | None, sets: tuple[str, ...], as_json: bool
+) -> int:
     """Show a run: its state, attempts, times and job.
 
     Without RUN it is the newest. With --origin it shows the values of a job file instead, defaults and configuration
@@ -32,6 +35,7 @@ def command(run: str | None, origin: bool, target: str | None, sets: tuple[str, 
     \b
     cloudtrain show
     cloudtrain show tiny-lm-26 --json
+    cloudtrain show tiny-lm-26 --patch | git apply
     cloudtrain show job.yaml --origin -t prod
     """
     if origin:
@@ -39,6 +43,8 @@ def command(run: str | None, origin: bool, target: str | None, sets: tuple[str, 
     if target or sets:
         raise click.UsageError("--target and --set go with --origin")
     found = runs.find(run)
+    if patch:
+        return provenance.print_patch(found)
     found.refresh()
     if as_json:
         terminal.print_json(runs.shown_json(found), indent=2)
@@ -99,6 +105,7 @@ def _show(run: Run) -> None:
             terminal.say(
                 f"  {event.at[:19]}Z  {event.attempt.rpartition('-')[2]} node {event.node}  {event.kind:<10} {said}"
             )
+    provenance.tell(run)
     terminal.say("", "job")
     terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SAID)
 

@@ -23,10 +23,12 @@ HOSTILE = "\\x1b[2J\\x1b]0;title\\x07red \\x1b[31mred\\x1b[0m\\ttab \\x9b1mC1 ü
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
     """A home with three runs: one that failed, one of two ranks, one (the newest) with hostile text."""
-    folder = tmp_path_factory.mktemp("reading")
+    base = tmp_path_factory.mktemp("reading")
+    folder = base / "source"
+    folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     (folder / "odd.py").write_text(f'import sys\nprint("{HOSTILE}")\nprint("second")\nprint("third", end="")\n')
-    env = os.environ | {"CLOUDTRAIN_HOME": str(folder / "home"), "XDG_CONFIG_HOME": str(folder / "config")}
+    env = os.environ | {"CLOUDTRAIN_HOME": str(base / "home"), "XDG_CONFIG_HOME": str(folder / "config")}
 
     def submit(*words: str) -> str:
         done = subprocess.run(
@@ -39,7 +41,7 @@ def history(tmp_path_factory):
         "two": submit("train.py", "--wait", "--processes", "2", "--set", "name=two"),
         "odd": submit("odd.py", "--wait", "--set", "name=odd"),
     }
-    return folder / "home", ids
+    return base / "home", ids
 
 
 @pytest.fixture

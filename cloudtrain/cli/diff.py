@@ -1,0 +1,64 @@
+"""cloudtrain diff: what two runs differ in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import click
+
+from cloudtrain.cli import options, runs, terminal
+
+SHOWN = 60  # characters of a value
+LINES = 40  # of the patches' difference
+
+
+@options.command()
+@click.argument("first", metavar="RUN", shell_complete=options.complete_runs)
+@click.argument("second", metavar="RUN", shell_complete=options.complete_runs)
+@options.json_option
+def command(first: str, second: str, as_json: bool) -> int:
+    """Show what two runs differ in.
+
+    The job's values, hyperparameters, the native request, the source (commit, and the patch of a tree with changes) and
+    the results: state, exit code and the last value of every metric. What names a run itself counts as equal.
+
+    \b
+    cloudtrain diff tiny-lm-26 tiny-lm-27
+    """
+    from cloudtrain import comparison
+
+    one, other = runs.find(first), runs.find(second)
+    one.refresh()
+    other.refresh()
+    found = comparison.between(one, other)
+    patches = comparison.patches(one, other)
+    if as_json:
+        data = {"runs": [one.run_id, other.run_id], "differences": [asdict(row) for row in found], "patch": patches}
+        terminal.print_json(data, indent=2)
+        return 0
+    terminal.say(f"{one.run_id}  ->  {other.run_id}", style="bold")
+    if not found:
+        terminal.say("nothing differs")
+    for section, rows in groupby(found, key=lambda row: row.section):
+        terminal.say("", section, style="bold")
+        terminal.table(("  value", "first", "second"), [(f"  {r.path}", _text(r.first), _text(r.second)) for r in rows])
+    lines = patches.splitlines()
+    if lines:
+        terminal.say("", "patch", style="bold")
+        terminal.say(*(f"  {line}" for line in lines[:LINES]))
+        if len(lines) > LINES:
+            terminal.say(f"  ... and {len(lines) - LINES} lines (--json has them all)")
+    return 0
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

@@ -1,0 +1,106 @@
+"""What two runs differ in: their job, hyperparameters, native request, source and results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from cloudtrain.run import Run
+
+SECTIONS = ("spec", "hyperparameters", "request", "source", "results")
+_ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
+_PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that differs; None where a run has no such value."""
+
+    section: str
+    path: str
+    first: Any
+    second: Any
+
+
+def between(first: Run, second: Run) -> list[Difference]:
+    """Return what differs, section by section; what names a run itself counts as equal."""
+    found = []
+    for section, one, other in zip(SECTIONS, _sides(first), _sides(second), strict=True):
+        for path in dict.fromkeys([*one, *other]):
+            a, b = one.get(path, _ABSENT), other.get(path, _ABSENT)
+            if a != b:
+                found.append(Difference(section, path, None if a is _ABSENT else a, None if b is _ABSENT else b))
+    return found
+
+
+def patches(first: Run, second: Run) -> str:
+    """Return what differs between the patches of two runs, as a unified diff of patches; empty where nothing does."""
+    one, other = (str(run.store.provenance(run.run_id).get("text") or "") for run in (first, second))
+    lines = unified_diff(one.splitlines(), other.splitlines(), first.run_id, second.run_id, lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _sides(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the values of every section by their path."""
+    record, attempts = run.record, run.attempts
+    job = record.job
+    plan = attempts[-1].plan
+    yield dict(_leaves({key: value for key, value in job.items() if key not in _ELSEWHERE}))
+    given = dict(job.get("hyperparameters") or {})
+    yield dict(_leaves(given)) | ({"args": list(job["args"])} if job.get("args") else {})
+    yield {path: _named(value, run.run_id) for path, value in _leaves(plan.request) if not _packed(path)}
+    origin = run.store.provenance(run.run_id)
+    kept = str(origin.get("text") or "")
+    yield {
+        "folder": job.get("source"),
+        "commit": plan.bundle.get("commit"),
+        "dirty": bool(plan.bundle.get("dirty")),
+        "source_sha256": plan.bundle.get("source_sha256"),
+        "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
+        "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
+    }
+    status = record.status
+    yield {
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": _named(status.reason, run.run_id) or None,
+        "attempts": len(attempts),
+        **{name: value for name, value in last_values(run).items() if math.isfinite(value)},
+    }
+
+
+def last_values(run: Run) -> dict[str, float]:
+    """Return the last value of every metric."""
+    return {row.name: row.value for row in run.store.metrics(run.run_id)}
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of everything in some JSON that is no mapping; lists of plain values stay whole."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    elif value is not None and value != [] and value != "":
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+def _packed(path: str) -> bool:
+    return path.rpartition(".")[2].startswith(_PIECES)
+
+
+def _named(value: Any, run_id: str) -> Any:
+    """Return a value in which the run's own id is a placeholder."""
+    return json.loads(json.dumps(value).replace(run_id, "${run_id}"))
+
+
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]

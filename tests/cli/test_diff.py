@@ -1,0 +1,67 @@
+"""diff RUN RUN, and what show says of a run's origin."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+
+def git(*words, cwd):
+    subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words], cwd=cwd, check=True, capture_output=True
+    )
+
+
+@pytest.fixture
+def two(shell, project, census):
+    """Two finished runs of one tree: another argument, node count and patch."""
+    git("init", "-q", cwd=project)
+    git("add", ".", cwd=project)
+    git("commit", "-qm", "first", cwd=project)
+    one = shell("submit", "train.py", "--wait", "--json", "--set", "hyperparameters.lr=1e-3").json["run_id"]
+    text = (project / "train.py").read_text()
+    (project / "train.py").write_text(text.replace("2.0 - step / 2", "4.0 - step"))
+    words = (
+        "--set",
+        "hyperparameters.lr=3e-4",
+        "--set",
+        "limits.max_runtime=2h",
+        "--processes",
+        "2",
+        "--",
+        "--exit",
+        "3",
+    )
+    other = shell("submit", "train.py", "--wait", "--json", *words).json["run_id"]
+    return one, other
+
+
+def test_diff_and_the_origin_in_show(cli, shell, project, two):
+    data = cli("diff", *two, "--json").json
+    assert data["runs"] == list(two)
+    found = {(row["section"], row["path"]): (row["first"], row["second"]) for row in data["differences"]}
+    assert found["hyperparameters", "lr"] == ("1e-3", "3e-4")
+    assert found["hyperparameters", "args"] == (None, ["--exit", "3"])
+    assert found["spec", "processes_per_node"][1] == 2 and found["spec", "limits.max_runtime"] == ("24h", "2h")
+    assert found["source", "dirty"] == (False, True) and ("source", "commit") not in found
+    assert found["source", "patch"][0] is None
+    assert found["results", "state"] == ("SUCCEEDED", "FAILED") and found["results", "exit_code"] == (0, 3)
+    assert found["results", "loss"] == (1.0, 2.0)
+    assert "++    print" in data["patch"] and "4.0 - step" in data["patch"]
+    assert not any(one in str(row) for row in data["differences"] for one in two), "a run's own id is no difference"
+
+    shown = cli("diff", *two).out
+    assert shown.startswith(f"{two[0]}  ->  {two[1]}") and "\nhyperparameters\n" in shown and "3e-4" in shown
+    assert cli("diff", two[0], two[0]).out.splitlines()[1] == "nothing differs"
+    assert cli("diff", two[0], "no-such").code == 2
+
+    shown = cli("show", two[1]).out
+    assert "with changes" in shown and "1 file, " in shown and "node 0: " in shown
+    assert cli("show", two[1], "--json").json["provenance"]["dirty"] is True
+    patch = shell("show", two[1], "--patch").out
+    git("stash", cwd=project)
+    subprocess.run(["git", "apply"], input=patch.encode(), cwd=project, check=True)
+    assert "4.0 - step" in (project / "train.py").read_text()
+    clean = shell("show", two[0], "--patch")
+    assert (clean.code, clean.out) == (0, "") and "had no changes" in clean.err

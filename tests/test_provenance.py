@@ -1,0 +1,163 @@
+"""The patch of a dirty tree is kept with the run, and holds no credential, neither one that is there nor one that was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import provenance
+from cloudtrain.store import Store
+from cloudtrain.submitter import Submitter
+
+TOKEN = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"  # noqa: S105 - of the right form, and nobody's
+KEY_HEAD = "-----BEGIN RSA PRIVATE" + " KEY-----"
+JOB = {"entrypoint": "train.py"}
+
+
+def git(*words: str, cwd: Path) -> str:
+    return subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words],
+        cwd=cwd,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A committed work tree, where one stands."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "data.txt").write_text("".join(f"line {n}\n" for n in range(50)))
+    git("init", "-q", cwd=folder)
+    git("add", ".", cwd=folder)
+    git("commit", "-qm", "first", cwd=folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def kept(folder: Path, job=JOB) -> dict:
+    """Submit what lies in a folder, and return what was kept of its origin."""
+    run = Submitter("local", watch=False).submit({**job, "source": str(folder)})
+    try:
+        return run.store.provenance(run.run_id)
+    finally:
+        run.cancel(60)
+
+
+def everything_below(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+
+
+def test_a_patch_makes_the_submitted_tree_from_the_commit(tree, tmp_path, census):
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "data.txt").write_text("changed \xe9\n", "latin-1")
+    origin = kept(tree)
+    assert origin["commit"] == git("rev-parse", "HEAD", cwd=tree) and origin["dirty"] and origin["left_out"] == []
+    git("clone", "-q", str(tree), str(tmp_path / "clone"), cwd=tmp_path)
+    subprocess.run(
+        ["git", "apply"], cwd=tmp_path / "clone", check=True, input=origin["text"].encode("utf-8", "surrogateescape")
+    )
+    for name in ("train.py", "data.txt"):
+        assert (tmp_path / "clone" / name).read_bytes() == (tree / name).read_bytes()
+
+
+def test_a_clean_tree_and_one_without_git_have_no_patch(tree, tmp_path, census):
+    origin = kept(tree)
+    assert (origin["text"], origin["dirty"]) == ("", False)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "train.py").write_text("print(1)\n")
+    origin = kept(bare)
+    assert (origin["text"], origin["commit"], origin["left_out"]) == ("", None, [])
+    assert origin["client"]["host"] == os.uname().nodename
+
+
+@pytest.mark.parametrize("where", ["added", "removed", "removed at the line's begin", "far from the change"])
+def test_a_credential_never_lands(tree, home, where, census):
+    name = tree / "config.txt"
+    padding = "".join(f"padding {n}\n" for n in range(40))
+    before, after = {
+        "added": ("x\n", f"x\ntoken = {TOKEN}\n"),
+        "removed": (f"token = {TOKEN}\n", "token = ...\n"),
+        "removed at the line's begin": (f"{TOKEN}\n", "...\n"),
+        "far from the change": (f"{KEY_HEAD}\n{padding}MIIEpAIBAAKCAQEA\n", f"{padding}MIIEpAIBAAKCAQEB\n"),
+    }[where]
+    name.write_text(before)
+    git("add", ".", cwd=tree)
+    git("commit", "-qm", "second", cwd=tree)
+    name.write_text(after)
+    (tree / "train.py").write_text("print(2)\n")
+    patch = provenance.changes(tree, {"train.py", "config.txt"})
+    assert "print(2)" in patch.text and "config.txt" not in patch.text
+    (said,) = patch.left_out
+    assert said.startswith("config.txt: it holds what looks like a credential")
+    if where != "added":  # else the guard refuses the tree as a whole
+        assert kept(tree)["left_out"] == [said]
+        stored = everything_below(home)
+        assert TOKEN.encode() not in stored and b"MIIEpAIBAAKCAQEA" not in stored
+
+
+def test_the_value_of_a_secret_and_files_that_are_not_packaged_stay_out(tree, home, monkeypatch, census):
+    monkeypatch.setenv("MY_SECRET", "open sesame")
+    (tree / ".cloudtrainignore").write_text("data.txt\n")
+    (tree / "data.txt").write_text("a private note\n")
+    (tree / "train.py").write_text("print('was: open sesame')\n")
+    git("commit", "-qam", "second", cwd=tree)
+    (tree / "train.py").write_text("print(3)\n")
+    (tree / "data.txt").write_text("another private note\n")
+    origin = kept(tree, {**JOB, "secrets": {"MY_SECRET": "env:MY_SECRET"}})
+    assert origin["left_out"] == ["train.py: it holds the value of a secret"] and origin["text"] == ""
+    assert b"private note" not in everything_below(home)
+
+
+def test_the_size_is_limited(tree, monkeypatch):
+    monkeypatch.setattr(provenance, "MAX_BYTES", 400)
+    (tree / "train.py").write_text("print(2)\n")
+    (tree / "data.txt").write_text("y" * 1000)
+    patch = provenance.changes(tree, {"train.py", "data.txt"})
+    assert len(patch.text) <= 400 and "print(2)" in patch.text
+    assert patch.left_out == ("data.txt: the patch would be longer than 0 KiB",)
+    monkeypatch.setattr(provenance, "MAX_FILES", 1)
+    assert "2 files are changed" in provenance.changes(tree, {"train.py", "data.txt"}).left_out[0]
+    monkeypatch.setattr(provenance, "MAX_FILES", 9)
+    monkeypatch.setattr(provenance, "_WHOLE", 100)
+    assert "more than" in provenance.changes(tree, {"train.py", "data.txt"}).left_out[0]
+
+
+@pytest.mark.parametrize(
+    "setting", ["diff.noprefix=true", "diff.mnemonicPrefix=true", "color.ui=always", "diff.external=false"]
+)
+def test_what_the_user_has_configured_changes_nothing(tree, setting):
+    (tree / "train.py").write_text("print(2)\n")
+    plain = provenance.changes(tree, {"train.py"})
+    git("config", *setting.split("="), cwd=tree)
+    assert provenance.changes(tree, {"train.py"}) == plain and "a/train.py" in plain.text
+
+
+def test_a_source_below_the_root_has_its_own_files_only(tree):
+    (tree / "part").mkdir()
+    (tree / "part" / "run.py").write_text("print(1)\n")
+    git("add", ".", cwd=tree)
+    git("commit", "-qm", "second", cwd=tree)
+    (tree / "part" / "run.py").write_text("print(2)\n")
+    (tree / "train.py").write_text("print(2)\n")
+    patch = provenance.changes(tree / "part", {"run.py"})
+    assert "a/run.py" in patch.text and "train.py" not in patch.text
+
+
+def test_a_rerun_has_the_same_origin(tree, home, census):
+    (tree / "train.py").write_text("print(2)\n")
+    first = Submitter("local").submit({**JOB, "source": str(tree)})
+    first.wait(120)
+    (tree / "train.py").write_text("print(3)\n")
+    second = first.rerun()
+    second.wait(120)
+    store = Store(home)
+    one, other = store.provenance(first.run_id), store.provenance(second.run_id)
+    assert one["text"] == other["text"] != "" and one["bundle"] == other["bundle"]
