@@ -119,7 +119,9 @@ def _container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     )
     for word in request["AlgorithmSpecification"]["ContainerEntrypoint"]:
         yield from _text(word, "options.sagemaker.python", MAX_ARGUMENT, ".*")
-    yield from _text(request["OutputDataConfig"]["S3OutputPath"], "output", MAX_URI - len("/checkpoints"), URI)
+    stored = (job.output or "").startswith("s3://")  # another place is refused as such
+    output = request["OutputDataConfig"]["S3OutputPath"]
+    yield from _text(output, "output", MAX_URI - len("/checkpoints"), URI if stored else "")
     disk_gb = request["ResourceConfig"]["VolumeSizeInGB"]
     if disk_gb > MAX_DISK_GB:
         yield Problem(f"is {disk_gb:,}, SageMaker takes {MAX_DISK_GB:,}", "resources.disk_gb")
