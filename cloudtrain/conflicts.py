@@ -70,6 +70,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
                 "leave it out, or write ddp",
             ),
         )
+    if job.entrypoint is None:
+        yield from _shared_trainer(job)
     if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
             ("parallelism",),
@@ -80,4 +82,35 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     for name in sorted(job.secrets.keys() & job.env.keys()):
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
+        )
+
+
+def _shared_trainer(job: Job) -> Iterator[Conflict]:
+    """Yield what the shared trainer would refuse on the node, whatever the model."""
+    p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint")
+    if p.strategy.startswith("zero"):
+        for key in ("tp_size", "pp_size"):
+            if getattr(p, key) > 1:
+                yield Conflict(
+                    fields,
+                    Problem(
+                        f"is {getattr(p, key)}, but {p.strategy} goes without it", f"parallelism.{key}", "write fsdp"
+                    ),
+                )
+    if p.pp_size == 1:
+        for key in ("microbatches", "pp_schedule", "virtual_stages"):
+            if getattr(p, key) is not None:
+                yield Conflict(fields, Problem("belongs to a pipeline", f"parallelism.{key}", "set pp_size too"))
+    if p.cp_size > 1:
+        yield Conflict(
+            fields,
+            Problem(
+                f"is {p.cp_size}, which the shared trainer does not carry",
+                "parallelism.cp_size",
+                "leave it out; a script of your own may split sequences",
+            ),
+        )
+    if p.offload and p.strategy in ("none", "ddp"):
+        yield Conflict(
+            fields, Problem(f"has nothing to move with {p.strategy}", "parallelism.offload", "write fsdp or zero3")
         )

@@ -86,3 +86,30 @@ def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
         "env.RANK: is set by the launcher on every rank",
         "min_nodes: is 5, more than num_nodes, 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "expected"),
+    [
+        ("{strategy: zero3, tp_size: 2}", "parallelism.tp_size: is 2, but zero3 goes without it"),
+        ("{strategy: zero1, pp_size: 4}", "parallelism.pp_size: is 4, but zero1 goes without it"),
+        ("{microbatches: 4}", "parallelism.microbatches: belongs to a pipeline"),
+        ("{pp_schedule: gpipe}", "parallelism.pp_schedule: belongs to a pipeline"),
+        ("{virtual_stages: 2}", "parallelism.virtual_stages: belongs to a pipeline"),
+        ("{cp_size: 2}", "parallelism.cp_size: is 2, which the shared trainer does not carry"),
+        ("{offload: true}", "parallelism.offload: has nothing to move with ddp"),
+    ],
+)
+def test_what_the_shared_trainer_would_refuse_is_told_at_once(parallelism, expected):
+    """A script of one's own may mean something else by the same words."""
+    job = f"num_nodes: 4\nparallelism: {parallelism}"
+    with pytest.raises(BadJob) as refused:
+        Job.load(f"name: x\n{job}")
+    assert [f"{problem.path}: {problem.message}" for problem in refused.value.problems] == [expected]
+    assert said(job) == []
+
+
+def test_what_the_shared_trainer_carries_is_no_conflict():
+    for parallelism in ("{strategy: fsdp, tp_size: 2}", "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
+                        "{strategy: zero3, offload: true}", "{strategy: hsdp, dp_replicate_size: 2}"):  # fmt: skip
+        Job.load(f"name: x\nnum_nodes: 4\nparallelism: {parallelism}")
