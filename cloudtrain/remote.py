@@ -157,8 +157,8 @@ class Remote:
             given["ignore_encrypted"] = True  # the agent has it then
         if self.host.known_hosts is not None:
             given["known_hosts"] = str(Path(self.host.known_hosts).expanduser())
-        options = asyncssh.SSHClientConnectionOptions(
-            host=self.host.address, connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=KEEPALIVE_S,
+        options = await asyncssh.SSHClientConnectionOptions.construct(
+            host=self.host.address, config=(), connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=KEEPALIVE_S,
             keepalive_count_max=3, compression_algs=None, **given)  # fmt: skip
         if options.known_hosts is None:  # ~/.ssh/config says `UserKnownHostsFile none`
             raise BackendError(

@@ -181,14 +181,16 @@ def look(
 
     def ask(offsets: Sequence[int]) -> list[Iterator[bytes] | None]:
         found: list[Iterator[bytes] | None] = []
-        missing.clear()
+        silent = set()
         for node, future in enumerate([begin(node, offset) for node, offset in enumerate(offsets)]):
             try:
                 piece = remote.result(future).data
                 found.append(pieces(node, offsets[node], piece) if piece else None)
             except Unreachable:
-                missing.add(node)
+                silent.add(node)
                 found.append(None)
+        missing.intersection_update(silent)
+        missing.update(silent)
         return found
 
     return ask
