@@ -53,10 +53,11 @@ class Gang:
         self._nodes: dict[int, _Node] = {}
         self._started = False
         self._decided = False
-        self._failures: list[tuple[float, Verdict]] = []
+        self._failures: list[tuple[float, int, Verdict]] = []  # when, on which node
         self._settle_by: float | None = None
         self._refused: str | None = None
         self._lost: Verdict | None = None
+        self._lost_node = -1
         self.stopping: str | None = None
         self._stopped_at = 0.0
 
@@ -89,7 +90,7 @@ class Gang:
         clock = self._nodes[node].clock or 0.0
         at += clock if abs(clock) > CLOCKS_AGREE_S else 0.0
         if self.stopping is None or at < self._stopped_at:
-            self._failures.append((at, Verdict("FAILED", code, "script", rank, self._on(node, reason))))
+            self._failures.append((at, node, Verdict("FAILED", code, "script", rank, self._on(node, reason))))
 
     def end(self, node: int) -> None:
         """All ranks of a node have ended, well or after a request."""
@@ -104,13 +105,14 @@ class Gang:
             known.ended = True  # a machine that is taken away after the notice
         elif self._lost is None:
             self._lost = Verdict("LOST", None, "launcher", None, f"node {node} ({known.hostname}) was lost: {why}")
+            self._lost_node = node
 
     def stop(self, state: str, at: float) -> None:
         """Somebody asks all ranks to leave: PREEMPTED, TIMED_OUT or CANCELLED, which outweighs PREEMPTED."""
         if self.stopping is None:
             self.stopping, self._stopped_at = state, at
             # A scheduler may signal ranks and supervisors at once: who died of that has left on request.
-            self._failures = [failure for failure in self._failures if failure[1].exit_code not in TERMINATED]
+            self._failures = [failure for failure in self._failures if failure[2].exit_code not in TERMINATED]
             if not self._failures:
                 self._settle_by = None
         elif state == "CANCELLED" and self.stopping == "PREEMPTED":
@@ -160,14 +162,21 @@ class Gang:
             if self._settle_by is None:
                 self._settle_by = now + self._patience()
             if now >= self._settle_by:
-                return min(self._failures)[1] if self._failures else self._lost
+                return self._first()
             return None
         if all(node.ended for node in self._nodes.values()):
             return self._left() if self.stopping else Verdict("SUCCEEDED", 0, "script")
         return None
 
+    def _first(self) -> Verdict | None:
+        """Return what came first: a rank whose peer's machine vanished breaks too, often before anybody misses that machine."""
+        failures = self._failures
+        if self._lost is not None:
+            failures = [failure for failure in failures if failure[1] == self._lost_node]
+        return min(failures)[2] if failures else self._lost
+
     def _patience(self) -> float:
-        if any(verdict.exit_code in TERMINATED for _, verdict in self._failures):
+        if any(verdict.exit_code in TERMINATED for *_, verdict in self._failures):
             return SIGNAL_S
         return SETTLE_S if len(self._nodes) > 1 else 0.0
 

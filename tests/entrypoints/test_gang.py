@@ -117,10 +117,18 @@ def test_a_lost_node_ends_the_attempt_unless_a_failure_explains_it():
     assert verdict == Verdict("LOST", None, "launcher", None, "node 1 (host1) was lost: the connection was closed")
     assert launcher_code(verdict) == 69
     made = gang()
+    made.fail(1, 1, 5, 1.0, "r")  # its rank broke, then the machine
     made.lose(1, "x")
-    made.fail(0, 0, 5, 1.0, "r")
     made.decide(1.0)
     assert made.decide(2.0).exit_code == 5
+    for lost_first in (True, False):  # a rank breaks because its peer's machine vanished, and is often heard of first
+        made = gang()
+        if lost_first:
+            made.lose(1, "x")
+        made.fail(0, 0, 1, 1.0, "connection reset by peer")
+        assert made.decide(1.0) is None
+        made.lose(1, "x")
+        assert made.decide(2.0).state == "LOST"
 
 
 def test_a_request_ends_it_when_all_have_left():

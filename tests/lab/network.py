@@ -36,6 +36,7 @@ class Lab:
         names = [f"node-{number}" for number in range(1, hosts + 1)]
         addresses = {name: f"10.77.{self.number}.{10 + number}" for number, name in enumerate(names, 1)}
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
         command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.key)])
         shutil.copy(self.key.with_suffix(".pub"), self.folder / "authorized_keys")
