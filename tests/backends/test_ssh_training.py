@@ -1,0 +1,100 @@
+"""The quickstart over two machines, through the real command line: trained, and trained with one of them lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import remote
+from cloudtrain.run import Run
+from cloudtrain.state import State
+from cloudtrain.store import Store
+from tests.backends.test_ssh import left_on, options
+from tests.conftest import WAIT_S, wait_for
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(1200)]
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "job.yaml"
+SMALL = {
+    "num_nodes": 2,
+    "processes_per_node": 1,
+    "retry.max_attempts": 3,
+    "checkpoint.every": "5 steps",
+    "env.OMP_NUM_THREADS": '"1"',
+    "hyperparameters.max_train_bytes": 60000,
+    "hyperparameters.max_eval_samples": 4,
+    "hyperparameters.tokenizer": "bpe:300",
+    "hyperparameters.hidden_size": 32,
+    "hyperparameters.num_hidden_layers": 2,
+    "hyperparameters.num_attention_heads": 2,
+    "hyperparameters.block_size": 32,
+    "hyperparameters.per_device_train_batch_size": 2,
+    "hyperparameters.max_steps": 40,
+    "hyperparameters.logging_steps": 1,
+    "hyperparameters.sample_tokens": 0,
+}
+
+
+@pytest.fixture
+def submit(lab, tmp_path, monkeypatch, census):
+    """Return a function that submits the quickstart to the target `machines` and returns its run."""
+    folder = tmp_path / "configuration"
+    folder.mkdir()
+    given = options(lab)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in given.items() if name != "hosts"]
+    hosts = ", ".join(f'{{address = "{host["address"]}"}}' for host in given["hosts"])
+    (folder / "cloudtrain.toml").write_text(
+        "\n".join(["[targets.machines]", 'backend = "ssh"', *lines, f"hosts = [{hosts}]"]) + "\n"
+    )
+    monkeypatch.setenv("CLOUDTRAIN_CONFIG_HOME", str(folder))
+    for host in lab.hosts:
+        host.run(["rm", "-rf", "/root/.cloudtrain"])
+
+    def submit(*more: str) -> Run:
+        sets = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+        command = [sys.executable, "-m", "cloudtrain.cli", "submit", str(QUICKSTART), "-t", "machines", *sets, *more]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=5 * WAIT_S)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        return Run.find()
+
+    yield submit
+    remote.close_all()
+
+
+def losses(run: Run) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for row in Store(Path(os.environ["CLOUDTRAIN_HOME"])).metrics(run.run_id, "loss"):
+        found.setdefault(row.step, []).append(row.value)
+    return found
+
+
+def test_one_machine_is_lost_on_the_way(lab, submit, tmp_path):
+    whole = submit("--wait", "--key", "whole")
+    events = [event.data for event in whole.store.events(whole.run_id) if event.kind == "world"]
+    worlds = [world for world in events if "hostname" in world]  # the launchers'; the trainer tells of its own
+    assert sorted((world["hostname"], world["node_rank"], world["world_size"]) for world in worlds) == [
+        (lab.hosts[0].name, 0, 2),
+        (lab.hosts[1].name, 1, 2),
+    ]
+    reference = losses(whole)
+    assert list(reference) == list(range(1, 41)) and all(len(values) == 1 for values in reference.values())
+    fetched = whole.fetch(tmp_path / "fetched")  # from node 0
+    assert (fetched / "model" / "model.safetensors").stat().st_size > 0
+    assert any((fetched / "checkpoints").glob("step-*/COMPLETE"))
+
+    broken = submit("--key", "broken")
+    wait_for(lambda: any(step >= 13 for step in losses(broken)), "step 13", 5 * WAIT_S)
+    lab.hosts[1].cut()
+    wait_for(lambda: left_on(lab) == [], "the end on both hosts", 5 * WAIT_S)
+    lab.hosts[1].heal()
+    assert broken.wait(5 * WAIT_S).state is State.SUCCEEDED
+    assert [attempt.status.state for attempt in broken.attempts] == [State.LOST, State.SUCCEEDED]
+    seen = losses(broken)
+    assert {step: set(values) for step, values in seen.items()} == {s: set(v) for s, v in reference.items()}
+    again = [line.text for line in broken.logs() if "resumed from" in line.text]
+    assert len(again) == 1 and ".a1" in again[0]
+    wait_for(lambda: left_on(lab) == [], "the end of everything")
