@@ -92,5 +92,9 @@ class Zero(Frame):
     def whole(self) -> Any:
         if self.bare is None:
             return self.model.module if self.rank == 0 else None
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
         state = self.accelerator.get_state_dict(self.model)
+        # From here on rank 0 is alone with the model, and transformers would gather parameters from the others.
+        unset_hf_deepspeed_config()
         return filled(self.bare, {name: tensor.cpu() for name, tensor in state.items()}) if self.rank == 0 else None

@@ -91,6 +91,7 @@ class Trainer:
         world: int = 1,
         env: Mapping[str, object] | None = None,
         attempt: int = 1,
+        script: Path = ENTRYPOINTS / "train.py",
         rank_input: str = "",  # an input of which each rank gets its own folder: ranks on machines of their own
     ) -> None:
         run.mkdir(parents=True, exist_ok=True)
@@ -109,9 +110,11 @@ class Trainer:
             }  # fmt: skip
             if rank_input:
                 place[f"CLOUDTRAIN_INPUT_{rank_input}"] = f"{place[f'CLOUDTRAIN_INPUT_{rank_input}']}/{rank}"
+            if script.parent != ENTRYPOINTS:
+                place["PYTHONPATH"] = ENTRYPOINTS
             words = os.environ | {name: str(value) for name, value in place.items()}
             log.write_bytes(b"")
-            self.processes.append(Warm([str(ENTRYPOINTS / "train.py"), *args], words, log, run))
+            self.processes.append(Warm([str(script), *args], words, log, run))
 
     def __enter__(self) -> Trainer:
         return self

@@ -5,6 +5,7 @@ Reads one JSON object a line: {"start": {argv, env, log, cwd}} is answered by {"
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -23,27 +24,24 @@ def become(argv: list[str], env: dict[str, str], log: str, cwd: str) -> None:
     os.environ.clear()
     os.environ.update(env)
     sys.argv = argv
-    sys.path.insert(0, os.path.dirname(argv[0]))
+    sys.path[:0] = [os.path.dirname(argv[0]), *env.get("PYTHONPATH", "").split(os.pathsep)]
     runpy.run_path(argv[0], run_name="__main__")
 
 
 def main() -> None:
     import accelerate
-    import deepspeed  # transformers imports it whenever it saves a model, where it is installed
     import torch.distributed.checkpoint
     import torch.distributed.checkpoint.state_dict
     from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.optimization import get_scheduler
 
     assert (
-        accelerate
-        and deepspeed
-        and torch
-        and AutoModelForCausalLM
-        and LlamaForCausalLM
-        and PreTrainedTokenizerFast
-        and get_scheduler
+        accelerate and torch and AutoModelForCausalLM and LlamaForCausalLM and PreTrainedTokenizerFast and get_scheduler
     )
+    with contextlib.redirect_stdout(sys.stderr):  # it greets, and our answers go there
+        import deepspeed  # where it is installed transformers imports it whenever it saves a model
+
+        assert deepspeed
     for line in sys.stdin:
         [(verb, what)] = json.loads(line).items()
         if verb == "start":
