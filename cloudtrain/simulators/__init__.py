@@ -1,0 +1,1 @@
+"""HTTP servers on loopback that stand for clouds and really execute jobs: local modes use them, and tests."""
