@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from . import declared
 from .cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from .orders import Orders, Refused
 from .output import Log
@@ -29,6 +30,7 @@ def prepare(
     try:
         check_output(orders.output)
         check_script(orders.argv, source)
+        declared.check(orders.argv, orders.parallelism, source)
         secrets: dict[str, str] = {}
         if orders.secrets:
             from . import secret
