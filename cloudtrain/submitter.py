@@ -284,10 +284,22 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
         remote = "://" in uri and not uri.startswith("file://")
         wants.append((Feature.OBJECT_STORES if remote else Feature.LOCAL_PATHS, True, path))
     return [
-        Problem(f"the backend {kind.name} does not offer {feature}", path)
+        Problem(f"the backend {kind.name} does not offer {feature}", path, _instead(feature, kind))
         for feature, wanted, path in wants
         if wanted and feature not in kind.features
     ]
+
+
+def _instead(feature: Feature, kind: type[Backend]) -> str:
+    """Return what to write where a backend does not offer something; "" where nobody knows."""
+    if feature is Feature.ENV_SECRETS:
+        stores = "name a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        return (
+            "write it into a file of mode 600 on the node: file:PATH"
+            if Feature.FILE_SECRETS in kind.features
+            else stores
+        )
+    return ""
 
 
 def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str) -> list[Problem]:

@@ -115,7 +115,7 @@ def arguments(
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         f"--time={minutes}",
-        f"--output={folder}/slurm.out",
+        f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
         "--open-mode=append",
         f"--chdir={folder}",
         "--export=NONE",
