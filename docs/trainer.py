@@ -45,6 +45,24 @@ checkpoint: {every: 5m, keep: 3}
 
 On SIGTERM, or at a limit, the ranks agree on a step, save, and leave with 75.
 
+## What people expect of a trainer
+
+Each of these has a test that fails where it does nothing (tests/entrypoints/test_train_features.py and the tests of its rooms).
+
+- **Pretraining** packs documents into blocks (above). `streaming: true` reads them as they come and keeps none: jsonl, csv and parquet by the row, text files by the file, hub
+  datasets by their own streaming. Every rank reads the whole stream and takes its own blocks, so the order is that of one process, and a checkpoint holds the place to the token: a
+  resumed run reads what lies before without tokenizing it. It is not shuffled, and tokenizing it on every rank limits how many there may be.
+- **Chat** (`task: chat`): rows with `messages` (role, content), or `prompt` and `completion`, through the tokenizer's chat template. The loss is on the assistant's words alone
+  (`assistant_only_loss`): by the template's `{% generation %}` marks, or, without them, by what each answer's turn adds; a template that rewrites earlier turns is refused. A tokenizer
+  trained here gets ChatML.
+- **LoRA** (`use_peft: true`, on a pretrained model): the adapter is saved alone, or merged into the model (`merge_adapter`). With strategies none and ddp.
+- **Global batch**: `global_batch_size` (samples) or `global_batch_tokens`; the accumulation follows from the number of ranks, and what they cannot share evenly is refused.
+- **Early stopping and the best model**: `early_stopping_patience`, `load_best_model_at_end`. The best evaluation's checkpoint is never pruned.
+- **Memory and speed**: `gradient_checkpointing`, `attn_implementation` (flash attention is refused where there is no GPU), `torch_compile` (with none and ddp; tested with the backend
+  aot_eager on CPU), `optim: adamw_torch_fused`.
+
+Flags that contradict each other end with 2 before torch is imported; what this machine, data or world cannot do ends with 78 before the first step: one sentence each.
+
 ## What it prints
 
 Rank 0 prints one line per `logging_steps` (step, loss, learning rate, tokens/s, ETA) and emits the same as metrics: `cloudtrain metrics RUN`. The model lies as safetensors, with its

@@ -18,6 +18,9 @@ TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
 )  # fmt: skip
+TASKS = ("causal-lm", "chat", "sequence-classification")
+OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
+METRICS = ("loss", "accuracy")
 TRACKERS = ("none", "all", "tensorboard", "wandb", "mlflow", "comet_ml", "trackio")
 
 
@@ -47,16 +50,22 @@ class Arguments:
     dataset_split: str = _is("train", "Split of a hub dataset.")
     validation_split_percentage: float = _is(5.0, "Documents (or rows) held out where there is no --eval_dataset.")
     text_column: str = _is("text", "Column of the text in jsonl, csv, parquet and hub datasets.")
+    messages_column: str = _is(
+        "messages", "Column of the conversations for chat: lists of role and content; else prompt and completion are."
+    )
     label_column: str = _is("label", "Column of the label for sequence classification.")
     block_size: int = _is(512, "Tokens of a training sample, or the most of them in classification.")
     max_train_bytes: int = _is(-1, "Text read for training, in bytes.")
     max_train_samples: int = _is(-1, "Training samples: blocks of a language model, rows in classification.")
     max_eval_samples: int = _is(-1, "Samples of an evaluation.")
+    streaming: bool = _is(False, "Read the texts as they come and keep none; needs --max_steps.")
     dataloader_num_workers: int = _is(0, "Processes that prepare batches, beside each rank.")
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 
     # model
-    task: str = _is("causal-lm", "What is learned.", ["causal-lm", "sequence-classification"])
+    task: str = _is("causal-lm", "What is learned.", TASKS)
+    chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
+    assistant_only_loss: bool = _is(True, "In chat, learn the assistant's words alone; off: every token.")
     model: str = _is("", "Hub name or folder of a pretrained model. Left out: from scratch, as --model_type says.")
     tokenizer: str = _is("", "Hub name, folder, or bpe:4096 to train one of that size. Default: the model's, bpe:4096.")
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
@@ -69,8 +78,20 @@ class Arguments:
     dropout: float = _is(-1.0, "Every dropout that the architecture has; -1: as its configuration says.")
     attn_implementation: str = _is("sdpa", "Attention: sdpa, eager, flash_attention_2.")
     gradient_checkpointing: bool = _is(False, "Compute activations again instead of keeping them.")
+    torch_compile: bool = _is(False, "Compile the model.")
+    torch_compile_backend: str = _is("inductor", "Compiler: inductor, aot_eager, ...")
+    torch_compile_mode: str = _is("", "Its mode: reduce-overhead, max-autotune, ...")
+    use_peft: bool = _is(False, "Train a LoRA adapter, the pretrained model stays as it is.")
+    lora_r: int = _is(16, "Rank of the adapter.")
+    lora_alpha: int = _is(32, "What the adapter is scaled by, over its rank.")
+    lora_dropout: float = _is(0.05, "Dropout before the adapter.")
+    lora_target_modules: list[str] = _is(  # noqa: RUF009
+        [], "Modules that get one: q_proj v_proj, or all-linear. Default: as peft has it for the architecture."
+    )
+    merge_adapter: bool = _is(False, "Save the whole model with the adapter merged into it, not the adapter.")
 
     # optimisation
+    optim: str = _is("adamw_torch_fused", "AdamW in one kernel, or step by step.", OPTIMIZERS)
     learning_rate: float = _is(5e-5, "Peak learning rate of AdamW.")
     weight_decay: float = _is(0.0, "Of matrices; biases and norms have none.")
     adam_beta1: float = _is(0.9, "AdamW's beta1.")
@@ -85,6 +106,10 @@ class Arguments:
     per_device_train_batch_size: int = _is(8, "Samples of one rank in one forward pass.")
     per_device_eval_batch_size: int = _is(8, "Samples of one rank in one forward pass of an evaluation.")
     gradient_accumulation_steps: int = _is(1, "Forward passes for one optimiser step.")
+    global_batch_size: int = _is(
+        -1, "Samples of all ranks in one optimiser step; --gradient_accumulation_steps follows from it."
+    )
+    global_batch_tokens: int = _is(-1, "The same in tokens, for blocks of --block_size.")
     bf16: bool = _is(False, "Mixed precision with bfloat16.")
     fp16: bool = _is(False, "Mixed precision with float16 (GPU only).")
     seed: int = _is(42, "Of the model's first weights, the order of samples, dropout.")
@@ -94,6 +119,10 @@ class Arguments:
         "no", "Evaluations during training; one at the end there is anyhow.", ["no", "steps", "epoch"]
     )
     eval_steps: int = _is(-1, "Steps between evaluations; -1: as --logging_steps.")
+    load_best_model_at_end: bool = _is(False, "Go back to the best evaluation's checkpoint, which is kept.")
+    metric_for_best_model: str = _is("loss", "What is best: loss, or accuracy in classification.", METRICS)
+    early_stopping_patience: int = _is(-1, "End after so many evaluations in a row that were no better.")
+    early_stopping_threshold: float = _is(0.0, "How much better counts as better for that.")
     eval_on_start: bool = _is(True, "Evaluate before the first step.")
     logging_steps: int = _is(10, "Steps between lines of progress.")
     logging_first_step: bool = _is(True, "A line for the first step too.")
@@ -108,6 +137,11 @@ class Arguments:
     push_to_hub: bool = _is(False, "Upload the model at the end; the token is in HF_TOKEN.")
     hub_model_id: str = _is("", "Repository to upload to: owner/name.")
     hub_private_repo: bool = _is(False, "Make that repository private when it is created.")
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is learned is to write on."""
+        return self.task != "sequence-classification"
 
     @property
     def mixed_precision(self) -> str:
@@ -189,7 +223,8 @@ def _contradictions(arguments: Arguments, known: dict[str, Field[Any]]) -> list[
                  "logging_steps", "block_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):  # fmt: skip
         if getattr(arguments, name) < 1:
             problems.append(f"--{name} is at least 1")
-    for name in ("save_steps", "save_total_limit", "eval_steps", "max_steps"):
+    for name in ("save_steps", "save_total_limit", "eval_steps", "max_steps", "global_batch_size",
+                 "global_batch_tokens", "early_stopping_patience"):  # fmt: skip
         if getattr(arguments, name) == 0 or getattr(arguments, name) < -1:
             problems.append(f"--{name} is at least 1, or -1")
     if arguments.max_steps < 0 and arguments.num_train_epochs <= 0:
@@ -198,12 +233,55 @@ def _contradictions(arguments: Arguments, known: dict[str, Field[Any]]) -> list[
         problems.append("--validation_split_percentage lies between 0 and 100")
     if arguments.bf16 and arguments.fp16:
         problems.append("--bf16 and --fp16 exclude each other")
+    problems += [sentence for wrong, sentence in _pairs(arguments) if wrong]
     problems += [
         f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
     ]
     if arguments.push_to_hub and not arguments.hub_model_id:
         problems.append("--push_to_hub needs --hub_model_id owner/name")
     return problems
+
+
+def _pairs(arguments: Arguments) -> list[tuple[bool, str]]:
+    """Return what does not go together, and whether it is asked for."""
+    sizes = (arguments.global_batch_size, arguments.global_batch_tokens)
+    blocks, silent = arguments.task == "causal-lm", arguments.eval_strategy == "no"
+    stream = arguments.streaming
+    return [
+        (min(sizes) > 0, "--global_batch_size and --global_batch_tokens exclude each other"),
+        (
+            max(sizes) > 0 and arguments.gradient_accumulation_steps > 1,
+            "--gradient_accumulation_steps follows from the global batch: leave one of them out",
+        ),
+        (
+            sizes[1] > 0 and not blocks,
+            f"--global_batch_tokens is for blocks, samples of {arguments.task} differ in length",
+        ),
+        (stream and not blocks, f"--streaming is for causal-lm, not for {arguments.task}"),
+        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: nobody knows where a stream ends"),
+        (stream and arguments.dataloader_num_workers > 0, "--streaming reads in the rank: no --dataloader_num_workers"),
+        (
+            stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,
+            "--streaming is bounded by --max_steps alone: no --max_train_samples, no --max_train_bytes",
+        ),
+        (stream and arguments.eval_strategy == "epoch", "--streaming knows no epochs: write --eval_strategy steps"),
+        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: name it with --model"),
+        (arguments.use_peft and arguments.lora_r < 1, "--lora_r is at least 1"),
+        (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
+        (
+            arguments.attn_implementation.startswith("flash") and arguments.mixed_precision == "no",
+            f"--attn_implementation {arguments.attn_implementation} needs --bf16 or --fp16",
+        ),
+        (arguments.load_best_model_at_end and silent, "--load_best_model_at_end needs --eval_strategy steps or epoch"),
+        (
+            arguments.early_stopping_patience > 0 and silent,
+            "--early_stopping_patience needs --eval_strategy steps or epoch",
+        ),
+        (
+            arguments.metric_for_best_model == "accuracy" and arguments.writes,
+            f"--metric_for_best_model accuracy is for classification, not for {arguments.task}",
+        ),
+    ]
 
 
 def parse_or_exit(argv: Sequence[str]) -> Arguments:

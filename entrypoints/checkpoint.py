@@ -105,14 +105,14 @@ def commit(path: Path, **facts: Any) -> int:
     return sum(entry["size"] for entry in files.values())  # type: ignore[misc]
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest complete ones, and what torn ones are older than those."""
+def prune(folder: Path, keep: int, spare: str = "") -> None:
+    """Remove all but the newest complete ones and the one named `spare`, and what torn ones are older than those."""
     complete = [found for found in find(folder) if found.marked]
     if len(complete) < keep:
         return
     oldest = complete[keep - 1]
     for found in find(folder):
-        if found < oldest:
+        if found < oldest and found.path.name != spare:
             discard(found.path)
 
 

@@ -23,6 +23,7 @@ STDLIB = "python-stdlib"
 _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
     "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "encodings", "pydoc_data",
 }  # fmt: skip
+_PAIR = {"prompt", "completion"}
 _ROWS = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"}
 
 
@@ -46,6 +47,7 @@ class Columns:
 
     text: str = "text"
     label: str | None = None
+    turns: bool = False  # conversations: prompt and completion are one too, where the text is not there
     config: str = ""
     split: str = "train"
 
@@ -61,9 +63,18 @@ def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> l
     return sorted(found, key=lambda document: document.order)
 
 
-def hold_out(documents: list[Document], percentage: float) -> tuple[list[Document], list[Document]]:
-    """Return (training, held out); the only document of all is cut at the end of a line."""
-    if percentage == 0:
+def stream(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Iterator[str]:
+    """Yield the texts that names stand for in the order in which they lie there, none kept; raises Refused."""
+    for name in names:
+        for document in _named(name, columns, inputs, lazily=True):
+            yield document.read()
+
+
+def hold_out(
+    documents: list[Document], percentage: float, whole: bool = False
+) -> tuple[list[Document], list[Document]]:
+    """Return (training, held out); the only document of all is cut at the end of a line, unless it is to stay whole."""
+    if percentage == 0 or (whole and len(documents) == 1):
         return documents, []
     if len(documents) == 1 and documents[0].label is None:
         text = documents[0].read()
@@ -92,9 +103,10 @@ def take(documents: Iterable[Document], max_bytes: int = -1) -> Iterator[str]:
             return
 
 
-def _named(name: str, columns: Columns, inputs: Mapping[str, str]) -> list[Document]:
+def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool = False) -> Iterator[Document]:
     if name == STDLIB:
-        return list(_standard_library())
+        yield from _standard_library()
+        return
     path = name
     if name.startswith("input:"):
         which, _, below = name.removeprefix("input:").partition("/")
@@ -102,15 +114,18 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str]) -> list[Docum
             raise Refused(f"the job has no input {which!r}; it has: {', '.join(sorted(inputs)) or 'none'}")
         path = os.path.join(inputs[which], below) if below else inputs[which]
     if os.path.isdir(path):
-        return [item for file in _files_below(Path(path)) for item in _of_file(file, Path(path), columns, found=True)]
-    if os.path.isfile(path):
-        return _of_file(Path(path), Path(path).parent, columns)
-    if matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
+        for file in _files_below(Path(path)):
+            yield from _of_file(file, Path(path), columns, found=True)
+    elif os.path.isfile(path):
+        yield from _of_file(Path(path), Path(path).parent, columns)
+    elif matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
         above = Path(os.path.commonpath([os.path.dirname(match) or "." for match in matches]))
-        return [item for match in matches for item in _of_file(Path(match), above, columns)]
-    if path == name and not glob.has_magic(name) and _like_hub_name(name):
-        return _of_hub(name, columns)
-    raise Refused(f"the dataset {name} does not exist below {os.getcwd()}")
+        for match in matches:
+            yield from _of_file(Path(match), above, columns)
+    elif path == name and not glob.has_magic(name) and _like_hub_name(name):
+        yield from _of_hub(name, columns, lazily)
+    else:
+        raise Refused(f"the dataset {name} does not exist below {os.getcwd()}")
 
 
 def _standard_library() -> Iterator[Document]:
@@ -137,52 +152,64 @@ def _holder(text: str) -> Callable[[], str]:
     return lambda: text
 
 
-def _of_file(file: Path, above: Path, columns: Columns, found: bool = False) -> list[Document]:
-    """Return a file's documents; one that was only found in a folder is left out when it holds no text."""
+def _of_file(file: Path, above: Path, columns: Columns, found: bool = False) -> Iterator[Document]:
+    """Yield a file's documents; one that was only found in a folder is left out when it holds no text."""
     key = Path(os.path.relpath(file, above)).as_posix()
     if file.suffix.lower() in _ROWS:
         try:
-            return _documents(_rows(file), key, columns)
+            yield from _documents(_rows(file), key, columns)
         except (ValueError, UnicodeDecodeError, csv.Error) as error:
             raise Refused(f"{file} cannot be read: {error}") from None
+        return
     if columns.label is not None:
         if found:
-            return []
+            return
         raise Refused(f"{file} has no labels: classification reads jsonl, csv, parquet or a hub dataset")
     with open(file, "rb") as stream:
         binary = b"\0" in stream.read(8192)
     if binary and not found:
         raise Refused(f"{file} is not text")
-    return [] if binary else [Document(key, _reader(file))]
+    if not binary:
+        yield Document(key, _reader(file))
 
 
-def _rows(file: Path) -> Iterable[Mapping[str, Any]]:
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield a file's rows as they are read; a .json file alone is read whole."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         import pyarrow.parquet
 
-        return pyarrow.parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
-    if suffix in (".csv", ".tsv"):
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches():
+                yield from batch.to_pylist()
+    elif suffix in (".csv", ".tsv"):
         with open(file, encoding="utf-8-sig", newline="") as stream:
             csv.field_size_limit(1 << 30)
-            return list(csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ","))
-    with open(file, encoding="utf-8-sig") as stream:
-        if suffix == ".json":
-            whole = json.load(stream)
-            return whole if isinstance(whole, list) else [whole]
-        return [json.loads(line) for line in stream if line.strip()]
+            yield from csv.DictReader(stream, delimiter="\t" if suffix == ".tsv" else ",")
+    else:
+        with open(file, encoding="utf-8-sig") as stream:
+            if suffix == ".json":
+                whole = json.load(stream)
+                yield from whole if isinstance(whole, list) else [whole]
+            else:
+                yield from (json.loads(line) for line in stream if line.strip())
 
 
-def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) -> list[Document]:
-    documents = []
+def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) -> Iterator[Document]:
+    """Yield a document for each row, what is no text (a conversation) as JSON; raises Refused."""
     for number, row in enumerate(rows):
+        if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
+            said = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+            row = {columns.text: said}
         for column in filter(None, (columns.text, columns.label)):
             if not isinstance(row, Mapping) or row.get(column) is None:
                 known = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
                 raise Refused(f"row {number + 1} of {key} has no {column!r}; it has: {known}")
+        text = row[columns.text]
+        if isinstance(text, list | dict):
+            text = json.dumps(text, ensure_ascii=False)
         label = None if columns.label is None else str(row[columns.label])
-        documents.append(Document(f"{key}#{number}", _holder(str(row[columns.text])), label))
-    return documents
+        yield Document(f"{key}#{number}", _holder(str(text)), label)
 
 
 def _like_hub_name(name: str) -> bool:
@@ -192,16 +219,16 @@ def _like_hub_name(name: str) -> bool:
     )  # fmt: skip
 
 
-def _of_hub(name: str, columns: Columns) -> list[Document]:
+def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
     try:
         from datasets import load_dataset
     except ImportError:
         raise Refused(f"the hub dataset {name} needs the package datasets (pip install datasets)") from None
     try:
-        rows = load_dataset(name, columns.config or None, split=columns.split)
+        rows = load_dataset(name, columns.config or None, split=columns.split, streaming=lazily)
     except Exception as error:  # the library raises errors of many kinds: no such name, no network, no such split
         raise Refused(f"{name} is no file here, and the hub dataset cannot be loaded: {_first_line(error)}") from None
-    return _documents(rows, f"{name}:{columns.split}", columns)
+    yield from _documents(rows, f"{name}:{columns.split}", columns)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from arguments import Arguments
+    from layout import Layout
 
 GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrices in the feed-forward part, not two
 
@@ -19,7 +21,7 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
     """Return the model in float32 on the CPU; raises Refused when it cannot be had or made."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    auto: Any = AutoModelForCausalLM if arguments.task == "causal-lm" else AutoModelForSequenceClassification
+    auto: Any = AutoModelForCausalLM if arguments.writes else AutoModelForSequenceClassification
     names: dict[str, Any] = {}
     if labels:
         names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
@@ -33,13 +35,59 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         what = arguments.model or f"of type {arguments.model_type}"
         raise Refused(f"the model {what} cannot be made: {str(error).strip().splitlines()[0]}") from None
-    if arguments.task == "causal-lm" and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
+    if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
         raise Refused(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training
     if arguments.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    if arguments.use_peft:
+        import adapter
+
+        model = adapter.adapted(model, arguments)
     return model  # type: ignore[no-any-return]
+
+
+def check(arguments: Arguments, plan: Layout, device: torch.device) -> None:
+    """Raise Refused for what this device, or this layout, does not do."""
+    attention = arguments.attn_implementation
+    if attention.startswith("flash"):
+        if device.type != "cuda":
+            raise Refused(f"--attn_implementation {attention} needs a GPU; on {device.type} there is sdpa")
+        if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+            raise Refused(f"--attn_implementation {attention} needs the package flash_attn; without it there is sdpa")
+    for flag in ("use_peft", "torch_compile"):
+        if getattr(arguments, flag) and plan.carrier != "accelerate":
+            raise Refused(f"--{flag} goes with strategies none and ddp, not with {plan.described}")
+    if arguments.torch_compile:
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if arguments.torch_compile_backend not in known:
+            raise Refused(
+                f"--torch_compile_backend is one of {', '.join(known)}, not {arguments.torch_compile_backend}"
+            )
+
+
+def compiled(model: torch.nn.Module, arguments: Arguments) -> None:
+    """Let the model be compiled at its first call; in place, so that its parameters keep their names."""
+    if arguments.torch_compile:
+        model.compile(backend=arguments.torch_compile_backend, mode=arguments.torch_compile_mode or None)
+
+
+def plain(model: Any, arguments: Arguments) -> Any:
+    """Return the trained model as it is saved: not compiled any more, the adapter merged where that is wished."""
+    model._compiled_call_impl = None
+    if arguments.merge_adapter:
+        import adapter
+
+        return adapter.merged(model)
+    return model
+
+
+def graphs() -> int:
+    """Return how many graphs were compiled."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _config(arguments: Arguments, tokenizer: Any, names: dict[str, Any]) -> Any:
@@ -114,7 +162,7 @@ def length(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
 
 
 def optimizer(model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
-    """Return AdamW; biases and norms are not decayed."""
+    """Return AdamW, in one kernel or step by step; biases and norms are not decayed."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [one for one in trained if one.dim() >= 2], "weight_decay": arguments.weight_decay},
@@ -125,7 +173,7 @@ def optimizer(model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optim
         lr=arguments.learning_rate,
         betas=(arguments.adam_beta1, arguments.adam_beta2),
         eps=arguments.adam_epsilon,
-        fused=True,
+        fused=arguments.optim == "adamw_torch_fused",
     )
 
 

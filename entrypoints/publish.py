@@ -17,7 +17,8 @@ def check_token() -> None:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the model and its tokenizer as from_pretrained reads them; what was there is replaced once all is written."""
+    """Write the model, or its adapter alone, and the tokenizer as from_pretrained reads them; what was there is
+    replaced once all is written."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.config.use_cache = True

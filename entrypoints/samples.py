@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from refused import Refused
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+if TYPE_CHECKING:
+    from arguments import Arguments
 
 IGNORED = -100  # a label that no loss counts
 EMPTY = -1  # index of a sample that teaches nothing: what a rank gets that has none left in the last batch
@@ -87,12 +91,17 @@ def packed(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> np.ndarra
 
 
 def padded(items: Sequence[Item], pad: int) -> Item:
-    """Return a batch of rows, filled up on the right to the longest, with its attention mask."""
+    """Return a batch of rows, filled up on the right to the longest, with its attention mask; labels of tokens too."""
     ids = [item["input_ids"] for item in items]
     full = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(one) for one in ids])
     mask = (torch.arange(full.shape[1])[None, :] < lengths[:, None]).long()
-    return {"input_ids": full, "attention_mask": mask, "labels": torch.stack([item["labels"] for item in items])}
+    goals = [item["labels"] for item in items]
+    if goals[0].dim():
+        labels = torch.nn.utils.rnn.pad_sequence(goals, batch_first=True, padding_value=IGNORED)
+    else:
+        labels = torch.stack(goals)
+    return {"input_ids": full, "attention_mask": mask, "labels": labels}
 
 
 class GlobalBatches(Sampler[list[int]]):
@@ -122,6 +131,19 @@ class GlobalBatches(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         return self.size // self.global_batch if self.drop_last else math.ceil(self.size / self.global_batch)
+
+    @property
+    def passed(self) -> float:
+        """Passes over the data, the part of the one that goes on included."""
+        return self.epoch + self.samples / self.size
+
+    def place(self) -> dict[str, int]:
+        """Return the place in the data that a checkpoint keeps."""
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def go_to(self, place: Mapping[str, int]) -> None:
+        """Go on from a place in the data."""
+        self.epoch, self.samples = place["epoch"], place["samples"]
 
     def windows(self) -> list[int]:
         """Return how many micro-batches each remaining step of this epoch takes."""
@@ -153,6 +175,24 @@ class GlobalBatches(Sampler[list[int]]):
         order = torch.randperm(self.size, generator=generator).tolist()
         batches = [order[at : at + self.global_batch] for at in range(self.samples, self.size, self.global_batch)]
         return [batch for batch in batches if not self.drop_last or len(batch) == self.global_batch]
+
+
+def accumulation(arguments: Arguments, data_ranks: int) -> int:
+    """Return the micro-batches of one step, given or derived from the global batch; raises Refused when it is no
+    multiple of what one forward pass of all ranks takes."""
+    wanted, unit = arguments.global_batch_size, "samples"
+    if arguments.global_batch_tokens > 0:
+        wanted, unit = arguments.global_batch_tokens, "tokens"
+    if wanted < 0:
+        return arguments.gradient_accumulation_steps
+    share = arguments.per_device_train_batch_size * data_ranks * (arguments.block_size if unit == "tokens" else 1)
+    if wanted % share:
+        near = max(share, round(wanted / share) * share)
+        raise Refused(
+            f"--global_batch_{'size' if unit == 'samples' else unit} {wanted:,} is no multiple of the {share:,} {unit} "
+            f"that {data_ranks} ranks take at once; {near:,} is the nearest"
+        )
+    return wanted // share
 
 
 def loader(dataset: Dataset[Item], workers: int, pinned: bool, **options: Any) -> DataLoader[Item]:

@@ -49,6 +49,7 @@ class Keeper:
     keep: int
     report: Callable[..., None]  # kind, data: an event
     say: Callable[[str], None]
+    best: str = ""  # a checkpoint that is kept whatever comes after it
     saved_step: int = -1
     saved_at: float = 0.0
 
@@ -79,7 +80,7 @@ class Keeper:
         write(path, training, loop, ranks)
         facts = {"step": step, "attempt": self.attempt, "world_size": len(ranks)}
         size = checkpoint.commit(path, **facts, parts=training.parts, layout=training.layout)
-        checkpoint.prune(self.folder, self.keep)
+        checkpoint.prune(self.folder, self.keep, self.best)
         seconds = round(time.monotonic() - self.saved_at, 3)
         self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
 
@@ -95,6 +96,16 @@ class Keeper:
             self.say(problem)
             return problem
         return None
+
+    def go_back(self, name: str, training: Training) -> bool:
+        """Put a checkpoint of that name back and return whether it could be; collective."""
+        path = self.folder / name
+        problem = parallel.from_rank_0(lambda: checkpoint.damage(path) if name else "none was written")
+        if problem is not None:
+            self.say(f"the best checkpoint cannot be had: {problem}")
+            return False
+        read(path, training)
+        return True
 
     def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Put the newest complete checkpoint back and return (loop, this rank's own), or None when there is none.

@@ -10,6 +10,10 @@ WORLD_SIZE, MASTER_ADDR and MASTER_PORT):
 
     python train.py --model gpt2 --dataset "texts/*.txt" --bf16 --num_train_epochs 1
 
+Conversations, through a chat template, an adapter that learns the answers:
+
+    python train.py --task chat --model Qwen/Qwen3-0.6B --dataset chats.jsonl --use_peft --bf16
+
 Classes of texts:
 
     python train.py --task sequence-classification --model distilbert-base-uncased --dataset reviews.csv
@@ -52,17 +56,22 @@ def main() -> int:
 
 def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout) -> int:
     """Train as told and return the exit code."""
+    import accelerate
     import model as models
     import publish
     import tasks
     import torch
     import trackers
+    import transformers
     from accelerate.utils import set_seed
+    from best import Best
+    from checkpoint import folder_of
     from evaluation import evaluate, said
     from generate import sample
     from progress import Meter, Teller
-    from samples import GlobalBatches, loader
+    from samples import GlobalBatches, accumulation, loader
     from snapshot import Keeper, Training, set_random_state
+    from stream import StreamBatches
     from transformers.utils.logging import disable_progress_bar
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -74,27 +83,31 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     trackers_wanted = trackers.chosen(arguments.report_to) or None
     frame = parallel.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
     accelerator = frame.accelerator
+    models.check(arguments, plan, frame.device)
     set_seed(arguments.seed)  # alike on all ranks: they build the same model
 
     # -----------------------------------------------------------------------------------------------------------------
     # Data
     task = tasks.prepare(arguments, context.inputs)
-    batches = GlobalBatches(
-        len(task.train),
-        per_device=arguments.per_device_train_batch_size,
-        accumulation=arguments.gradient_accumulation_steps,
-        world=plan.data_ranks,  # the others take the samples of one of these
-        rank=plan.data_rank(context.rank),
-        seed=arguments.seed,
-        drop_last=arguments.dataloader_drop_last,
-        full=plan.pipeline > 1,
-    )
+    place: dict[str, Any] = {
+        "per_device": arguments.per_device_train_batch_size,
+        "accumulation": accumulation(arguments, plan.data_ranks),
+        "world": plan.data_ranks,  # the others take the samples of one of these
+        "rank": plan.data_rank(context.rank),
+        "full": plan.pipeline > 1,
+    }
+    pinned = accelerator.device.type == "cuda"
+    batches: Any
+    if arguments.streaming:
+        batches = feed = StreamBatches(task.train, **place)
+    else:
+        batches = GlobalBatches(len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **place)
+        workers = arguments.dataloader_num_workers
+        feed = loader(task.train, workers, pinned, batch_sampler=batches, collate_fn=task.collate)
     if batches.steps_per_epoch == 0:
         raise Refused(
             f"{len(task.train)} samples are fewer than one batch of {batches.global_batch}, and the last is dropped"
         )
-    pinned = accelerator.device.type == "cuda"
-    feed = loader(task.train, arguments.dataloader_num_workers, pinned, batch_sampler=batches, collate_fn=task.collate)
     held_out = None
     if task.held_out is not None:
         size = arguments.per_device_eval_batch_size
@@ -109,6 +122,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     bare: Any = models.build(arguments, task.tokenizer, task.labels)
     model_type = bare.config.model_type
     parameters = sum(parameter.numel() for parameter in bare.parameters())
+    learned = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
+    models.compiled(bare, arguments)
     frame.prepare(bare, lambda model: models.optimizer(model, arguments))
     del bare  # some strategies have it in parts now
     model = frame.model
@@ -116,10 +131,13 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     training = Training(model, frame.optimizer, schedule, accelerator.scaler, frame.parts_kept, plan.described)
 
     facts = frame.describe()
-    teller.event("world", parameters=parameters, **facts)
+    versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
+    counts = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
+    teller.event("world", versions=versions, **counts, **facts)
     teller.say(f"data: {task.described}")
     teller.say(
-        f"model: {model_type}, {parameters:,} parameters, {facts['parameters_per_rank'][0]:,} of them on rank 0; "
+        f"model: {model_type}, {parameters:,} parameters, {facts['parameters_per_rank'][0]:,} of them on rank 0"
+        f"{'' if learned == parameters else f', {learned:,} of them learn'}; "
         f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
     )
 
@@ -128,13 +146,15 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     every_steps, every_s = intervals(arguments, context)
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
     keeper = Keeper(Path(context.checkpoint_dir), context.attempt, keep, teller.event, teller.say)
-    meter = Meter(accelerator.device)
+    meter, best = Meter(accelerator.device), Best(arguments)
     step, saved_step, first_loss = 0, 0, None
     resumed = keeper.resume(training)
     if resumed is not None:
         loop, mine = resumed
         step, first_loss = loop["step"], loop["first_loss"]
-        batches.epoch, batches.samples = loop["epoch"], loop["samples"]
+        batches.go_to(loop)
+        best.set_state(loop["best"])
+        keeper.best = best.checkpoint
         if mine:
             meter.set_state(mine["meter"])
     elif held_out is not None and arguments.eval_on_start:
@@ -153,17 +173,25 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     def save() -> None:
         nonlocal saved_step
         saved_step = step
-        place = {"epoch": batches.epoch, "samples": batches.samples}
-        keeper.save(step, training, {"step": step, "first_loss": first_loss, **place}, {"meter": meter.state()})
+        loop = {"step": step, "first_loss": first_loss, "best": best.state(), **batches.place()}
+        keeper.save(step, training, loop, {"meter": meter.state()})
+
+    def save_best() -> None:
+        before, best.checkpoint = best.checkpoint, folder_of(keeper.folder, step, keeper.attempt).name
+        save()
+        if keeper.saved_step != step:  # the disk is full, say
+            best.checkpoint = before
+        keeper.best = best.checkpoint
 
     # -----------------------------------------------------------------------------------------------------------------
     # The loop: one turn of the inner one is one optimiser step
     agreement = parallel.Agreement()
     stop, checked = False, False
+    last = step >= total_steps or best.enough
     model.train()
     teller.begin(step)
     meter.since = time.monotonic()
-    while step < total_steps and not stop:
+    while not (last or stop):
         source = iter(feed)
         for count in batches.windows():
             window = [to_device(next(source), frame.device) for _ in range(count)]
@@ -191,19 +219,20 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
                 values = {**meter.read(frame), "learning_rate": rate}
                 if norm is not None:
                     values["grad_norm"] = float(norm)
-                values["epoch"] = round(batches.epoch + batches.samples / batches.size, 4)
+                values["epoch"] = round(batches.passed, 4)
                 teller.metrics(step, **values)
                 teller.line(step, values)
                 if not math.isfinite(values["loss"]):
                     teller.event("alarm", step=step, reason=f"the loss is {values['loss']}")
-            if (
-                held_out is not None
-                and not last
-                and evaluation_is_due(arguments, step, batches.samples >= batches.size)
-            ):
+            if held_out is not None and not last and evaluation_is_due(arguments, step, batches.exhausted):
                 found = evaluate(frame, held_out)
                 teller.metrics(step, **found)
                 teller.say(f"step {step}/{total_steps}  held-out {said(found)}")
+                if best.hear(found) and best.keeps:
+                    save_best()
+                if best.enough:
+                    last = True
+                    teller.say(f"{best.in_vain} evaluations were no better: it ends at step {step}/{total_steps}")
             if due or last or (every_steps is not None and step % every_steps == 0) or stop:
                 save()
             if last or stop:
@@ -212,7 +241,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
             batches.next_epoch()
     agreement.close()
 
-    if stop and step < total_steps:
+    if stop and not last:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
         trackers.finish(accelerator)
         return parallel.leave(runtime.EXIT_RESUMABLE)
@@ -222,12 +251,19 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     save()  # for a run whose steps were all done before
     found = evaluate(frame, held_out) if held_out is not None else {}
     if found:
-        teller.metrics(total_steps, **found)
+        teller.metrics(step, **found)
+        if best.keeps and not best.hear(found) and keeper.go_back(best.checkpoint, training):
+            found = evaluate(frame, held_out)
+            teller.metrics(step, **found)
+            teller.say(f"back to the best evaluation, {best.checkpoint}")
+    if arguments.torch_compile:
+        teller.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
     trained = frame.whole()
     if trained is not None:
+        trained = models.plain(trained, arguments)
         folder = Path(context.model_dir)
         publish.save(trained, task.tokenizer, folder)
-        if arguments.task == "causal-lm" and arguments.sample_tokens > 0:
+        if arguments.writes and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
             teller.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
         if found:

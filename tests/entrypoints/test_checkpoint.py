@@ -100,3 +100,12 @@ def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path):
     (checkpoint.folder_of(tmp_path, 4, 1) / "COMPLETE").unlink()
     checkpoint.prune(tmp_path, 2)
     assert (checkpoint.folder_of(tmp_path, 3, 1)).exists(), "one complete is left, so nothing may go"
+
+
+def test_pruning_spares_the_best_one(tmp_path: Path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    checkpoint.prune(tmp_path, 1, spare="step-00000002.a1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.a1", "step-00000004.a1"]
+    checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004.a1"]

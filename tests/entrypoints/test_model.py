@@ -9,6 +9,7 @@ from tests.entrypoints.trainer import ENTRYPOINTS
 
 import model as models  # isort: skip
 from arguments import Arguments  # isort: skip
+from layout import Layout  # isort: skip
 from refused import Refused  # isort: skip
 from samples import IGNORED  # isort: skip
 
@@ -122,3 +123,44 @@ def test_schedules(warmup: dict):
         schedule.step()
     assert rates[:5] == [0.0, 0.25, 0.5, 0.75, 1.0] and rates[20] == pytest.approx(0.0)
     assert rates[12] == pytest.approx(0.5)
+
+
+def test_one_kernel_or_step_by_step():
+    model = torch.nn.Linear(2, 2)
+    assert models.optimizer(model, small()).defaults["fused"] is True
+    assert models.optimizer(model, small(optim="adamw_torch")).defaults["fused"] is False
+
+
+def test_activations_are_computed_again():
+    """Fewer tensors are kept from the forward to the backward pass, and the gradients are the same."""
+    ids = torch.arange(16)[None]
+    kept, gradients = [], []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = models.build(small(gradient_checkpointing=again, dropout=0.0), Words(), []).train()
+        found = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: found.append(one.numel()) or one, lambda one: one):
+            loss = models.losses(model(ids).logits, ids).sum()
+        loss.backward()
+        kept.append(sum(found))
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert kept[1] < kept[0] / 2
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
+
+
+CANNOT = {
+    "no gpu": ({"attn_implementation": "flash_attention_2"}, Layout(), "cpu", "needs a GPU; on cpu there is sdpa"),
+    "no package": ({"attn_implementation": "flash_attention_2"}, Layout(), "cuda", "needs the package flash_attn"),
+    "lora": ({"use_peft": True}, Layout("fsdp", shard=2), "cpu", "--use_peft goes with strategies none and ddp, not"),
+    "compile": ({"torch_compile": True}, Layout(tensor=2), "cpu", "--torch_compile goes with strategies none and ddp"),
+    "compiler": ({"torch_compile": True, "torch_compile_backend": "gcc"}, Layout(), "cpu", "is one of .*not gcc"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_this_machine_or_layout_does_not_do_is_refused(case: str):
+    more, layout, device, sentence = CANNOT[case]
+    with pytest.raises(Refused, match=sentence) as caught:
+        models.check(small(**more), layout, torch.device(device))
+    assert "\n" not in str(caught.value)
+    models.check(small(use_peft=True, torch_compile=True), Layout("ddp", replicate=2), torch.device("cpu"))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.entrypoints.trainer import ENTRYPOINTS
 
-from samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, loader, packed, padded  # isort: skip
+from arguments import Arguments  # isort: skip
+from refused import Refused  # isort: skip
+from samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, accumulation, loader, packed, padded  # isort: skip
 
 assert ENTRYPOINTS
 
@@ -116,3 +119,36 @@ def test_loaders_draw_no_global_random_numbers():
     batches = GlobalBatches(6, 2, 1, 1, 0, 3, False)
     assert len(list(loader(Rows([[1]] * 6, [0] * 6), 0, False, batch_sampler=batches))) == 3
     assert (torch.get_rng_state() == state).all()
+
+
+@pytest.mark.parametrize(
+    "asked, ranks, steps",
+    [
+        ({}, 4, 3),
+        ({"global_batch_size": 64}, 4, 8),
+        ({"global_batch_tokens": 4096}, 2, 16),
+        ({"global_batch_size": 8}, 4, 1),
+    ],
+)
+def test_accumulation_follows_from_the_global_batch(asked: dict, ranks: int, steps: int):
+    given = {"per_device_train_batch_size": 2, "block_size": 64, "gradient_accumulation_steps": 1 if asked else 3}
+    assert accumulation(Arguments(**given, **asked), ranks) == steps
+
+
+@pytest.mark.parametrize(
+    "asked, sentence",
+    [
+        (
+            {"global_batch_size": 12},
+            "--global_batch_size 12 is no multiple of the 8 samples that 4 ranks take at once; 16 is",
+        ),
+        ({"global_batch_size": 3}, "8 is the nearest"),
+        (
+            {"global_batch_tokens": 1000},
+            "--global_batch_tokens 1,000 is no multiple of the 512 tokens .* 1,024 is the nearest",
+        ),
+    ],
+)
+def test_a_global_batch_that_ranks_cannot_share_is_refused(asked: dict, sentence: str):
+    with pytest.raises(Refused, match=sentence):
+        accumulation(Arguments(per_device_train_batch_size=2, block_size=64, **asked), 4)

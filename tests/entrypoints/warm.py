@@ -29,6 +29,8 @@ def become(argv: list[str], env: dict[str, str], log: str, cwd: str) -> None:
 
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some libraries greet on standard output
     import accelerate
     import torch.distributed.checkpoint
     import torch.distributed.checkpoint.state_dict
@@ -54,7 +56,7 @@ def main() -> None:
         else:
             done, status = os.waitpid(what, os.WNOHANG)
             answer = {"code": os.waitstatus_to_exitcode(status) if done else None}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""LoRA through peft: the pretrained model stays as it is, a small adapter beside it learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from refused import Refused
+
+if TYPE_CHECKING:
+    from arguments import Arguments
+
+
+def adapted(model: Any, arguments: Arguments) -> Any:
+    """Return the model with an adapter in it, the only part that is trained; raises Refused when it finds no place."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise Refused("--use_peft needs the package peft (pip install peft)") from None
+    targets: Any = arguments.lora_target_modules or None
+    config = LoraConfig(
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM" if arguments.writes else "SEQ_CLS",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise Refused(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
+
+
+def merged(model: Any) -> Any:
+    """Return the plain model that a model with an adapter stands for."""
+    return model.merge_and_unload()
