@@ -95,6 +95,9 @@ class Database:
     def _connect(self, *, locked: bool = False) -> sqlite3.Connection:
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            ignore = self.home / ".gitignore"
+            if not self.path.exists() and not ignore.exists():
+                ignore.write_text("*\n")  # a home inside a source is no part of it: neither git's nor ours
         except OSError as error:
             raise StoreError(
                 f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"

@@ -21,6 +21,7 @@ from cloudtrain.store import Store
 from cloudtrain.submitter import Submitter, identity, run_id
 from cloudtrain.testing.memory import MemoryBackend
 from cloudtrain.watch import Watcher
+from tests.conftest import WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -452,3 +453,19 @@ def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path):
 def test_find_a_run_by_prefix(submitter, job):
     run = submitter.submit(job)
     assert Run.find(run.run_id[:8]).run_id == Run.find().run_id == run.run_id
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_a_home_inside_the_source_is_no_part_of_it(tmp_path, in_git):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print(1)\n")
+    if in_git:
+        subprocess.run(["git", "init", "-q", str(source)], check=True)
+    submitter = Submitter(home=source / "home", watch=False)
+    job = {"source": str(source), "entrypoint": "train.py"}
+    first = submitter.submit(job, new=True)
+    first.wait(WAIT_S)
+    again = submitter.submit(job, new=True)
+    assert again.wait(WAIT_S).state is State.SUCCEEDED
+    assert [run.attempts[0].plan.bundle["files"] for run in (first, again)] == [1, 1]
