@@ -18,8 +18,11 @@ GROUP = "cloudtrain.backends"
 # name -> "module:class", and the extra that brings what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
     "local": ("cloudtrain.backends.local:LocalBackend", None),
+    "sagemaker": ("cloudtrain.backends.sagemaker:SagemakerBackend", "sagemaker"),
     "slurm": ("cloudtrain.backends.slurm:SlurmBackend", None),
     "ssh": ("cloudtrain.backends.ssh:SshBackend", "ssh"),
+    "vertex": ("cloudtrain.backends.vertex:VertexBackend", "vertex"),
+    "vertex-local": ("cloudtrain.backends.vertex_local:VertexLocalBackend", None),
 }
 
 

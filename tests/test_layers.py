@@ -11,9 +11,10 @@ LAYERS = [
     "errors state events process",
     "job spec sections provenance jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
+    " aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions sagemakeroptions batch jobfolder requests simulators",
-    "backends store database migrations config configfile verdict",
+    "backends store curves database migrations config configfile verdict",
     "submitter run watch registry plots comparison",
     "cli console report notebook training testing __init__ __main__",
 ]

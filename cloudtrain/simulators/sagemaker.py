@@ -14,10 +14,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,10 @@ class Simulator:
 
     def __init__(self, folder: Path | None = None, port: int = 0) -> None:
         try:
-            from moto.server import DomainDispatcherApplication, create_backend_app
+            from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
             from werkzeug.serving import WSGIRequestHandler, make_server
         except ModuleNotFoundError:
-            raise MissingExtra("the simulator of SageMaker", "sagemaker-simulator") from None
+            raise MissingExtra("the simulator of SageMaker", "simulators") from None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="cloudtrain-sagemaker-"))
         self.jobs: dict[str, TrainingJob] = {}
         self.habits = Habits()
@@ -253,13 +253,11 @@ def main() -> int:
         simulator.make_bucket(bucket)
     for name, value in simulator.environ.items():
         print(f"export {name}={value}", flush=True)  # noqa: T201
-    try:
-        while True:
-            time.sleep(3600)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        simulator.close()
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    over.wait()
+    simulator.close()
     return 0
 
 

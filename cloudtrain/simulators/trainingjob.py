@@ -410,7 +410,8 @@ def bring(call: Call, uri: str, into: Path, share: int | None = None, count: int
     A name is relative to the last slash of the prefix. `share`: every `count`-th object only.
     """
     bucket, prefix = split(uri)
-    base, found, token = prefix[: prefix.rfind("/") + 1], 0, {}
+    base, found = prefix[: prefix.rfind("/") + 1], 0
+    token: dict[str, str] = {}
     while True:
         page = call("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
         for item in page.get("Contents", []):

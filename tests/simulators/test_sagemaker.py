@@ -1,0 +1,55 @@
+"""The simulator of SageMaker is believed only because a hand-written script, which imports nothing of ours, passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.simulators.sagemaker import Simulator
+
+
+@pytest.fixture
+def simulator(tmp_path: Path):
+    found = Simulator(tmp_path / "hosts")
+    yield found
+    found.close()
+
+
+def test_a_hand_written_script_passes(simulator: Simulator, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("by_hand_sagemaker.py")
+    env = {**os.environ, **simulator.environ, "PYTHONPATH": ""}
+    ran = subprocess.run([sys.executable, "-I", script], env=env, capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    two = seen["two"]
+    assert two["status"] == "Completed" and two["environment"] == {"COLOUR": "blue"}
+    assert two["transitions"] == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    assert two["tags"] == [{"Key": "team", "Value": "nlp"}]
+    assert sorted(two["lines"]) == ["algo-1", "algo-2"]
+    assert two["lines"]["algo-1"][0].endswith("of 2")
+    assert two["lines"]["algo-1"][1:] == two["lines"]["algo-2"][1:] == ["given 3.0e-4 blue hello", "checkpoint None"]
+    assert two["model"] == ["weights", "weights"] and two["checkpoint"] == "7"
+    assert (two["again"], two["stop"]) == ("ResourceInUse", "ValidationException")
+    assert seen["bad"]["status"] == "Failed"
+    assert seen["bad"]["reason"] == "AlgorithmError: it did not want to, exit code: 3"
+    assert seen["bad"]["lines"]["algo-1"][2] == "checkpoint 7", "another job finds the checkpoints of that prefix"
+    assert (seen["long"], seen["limit"]) == ("Stopped", "MaxRuntimeExceeded")
+    assert (seen["unknown"], seen["spot"]) == ("ValidationException", "ValidationException")
+    assert seen["listed"] == ["bad", "limit", "long", "two"] and seen["ours"] == []
+
+
+def test_the_simulator_as_a_program_says_how_it_is_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cloudtrain.simulators.sagemaker", "--bucket", "mine"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        said = dict(process.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(4))
+        client = "import boto3; print([b['Name'] for b in boto3.client('s3').list_buckets()['Buckets']])"
+        env = {**os.environ, **said}
+        ran = subprocess.run([sys.executable, "-c", client], env=env, capture_output=True, text=True, timeout=120)
+        process.terminate()
+    assert ran.stdout.strip() == "['mine']", ran.stderr
