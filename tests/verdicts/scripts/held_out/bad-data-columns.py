@@ -1,0 +1,4 @@
+from datasets import Dataset
+
+rows = Dataset.from_dict({"text": ["a", "b"]})
+print(rows["content"])

@@ -1,0 +1,13 @@
+import torch
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return bytearray(2**62)
+
+
+for batch in torch.utils.data.DataLoader(Rows(), num_workers=1):
+    print(batch)

@@ -1,0 +1,6 @@
+import os
+
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+import layers  # noqa
+
+layers.build()

@@ -1,0 +1,5 @@
+def loss():
+    return None
+
+
+loss().backward()

@@ -1,0 +1,3 @@
+from transformers import AdamW, AutoTokenizer
+
+print(AdamW, AutoTokenizer)
