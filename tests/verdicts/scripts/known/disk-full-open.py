@@ -1,0 +1,7 @@
+def steps(first, last):
+    for step in range(first, last):
+        print(f"{{'loss': {3.0 - step / 100:.4f}, 'learning_rate': 5e-05, 'epoch': {step / 100:.2f}}}")
+
+steps(0, 20)
+with open("/dev/full", "wb") as file:
+    file.write(b"0" * 1_000_000)

@@ -1,0 +1,4 @@
+import os
+
+key = os.environ["COMET_API_KEY"]
+print(len(key))

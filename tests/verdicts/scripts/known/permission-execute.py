@@ -1,0 +1,3 @@
+import subprocess
+
+subprocess.run(["./prepare.sh", "--shards", "8"], check=True)

@@ -1,0 +1,4 @@
+import os
+
+print("step 12")
+os.abort()

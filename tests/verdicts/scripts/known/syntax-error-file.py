@@ -1,0 +1,3 @@
+print("loading"
+for step in range(3):
+    pass
