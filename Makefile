@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup demo test test-long promises lint types format docs bench clean
+.PHONY: help setup demo test test-long promises strategies lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -31,6 +31,10 @@ test-long: $(STAMP) ## the long forms too
 
 promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run
+
+strategies: $(STAMP) ## every training strategy against one process; writes the table of docs/training.md
+	$(BIN)/python docs/strategies.py --run
+	$(BIN)/python docs/generate.py
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

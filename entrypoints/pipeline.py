@@ -12,8 +12,8 @@ import torch.distributed as dist
 from frame import Batch, local, scored
 from refused import Refused
 from samples import GlobalBatches, loader
-from sharded import Sharded, by_mesh, filled, mesh_of, shard, skeleton, split_layers, untie
-from stages import Stage, cut, plan_of
+from sharded import Sharded, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
+from stages import check_cut, cut
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
@@ -39,7 +39,8 @@ class Pipeline(Sharded):
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         layout = self.layout
         self.bare = skeleton(bare, layout)
-        plan_of(bare)
+        check_split(bare, layout.tensor)
+        check_cut(bare, layout.stages)
         self.mesh = mesh_of(layout, self.device)
         if layout.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
@@ -233,6 +234,3 @@ def parts(tensor: torch.Tensor) -> int:
     for axis, placement in enumerate(tensor.placements):
         count *= tensor.device_mesh.size(axis) if placement.is_shard() else 1
     return count
-
-
-__all__ = ["Pipeline", "Stage", "microbatches", "parts"]

@@ -26,6 +26,7 @@ class Sharded(Frame):
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.bare = skeleton(bare, self.layout)
+        check_split(bare, self.layout.tensor)
         self.mesh = mesh_of(self.layout, self.device)
         if self.layout.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
@@ -103,24 +104,33 @@ def filled(what: tuple[type, Any], state: dict[str, torch.Tensor]) -> Any:
     return made.eval()
 
 
+def check_split(model: Any, size: int) -> None:
+    """Raise Refused unless the model's layers can be split over so many ranks. Before the first collective: ranks that
+    leave would let down others that wait."""
+    config = model.config
+    if size > 1 and (not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan)):
+        raise Refused(
+            f"tp_size {size}: transformers has no tensor parallel plan for {config.model_type}; "
+            "leave it out, or write fsdp"
+        )
+    heads = config.num_attention_heads
+    counts = {
+        "attention heads": heads,
+        "key and value heads": getattr(config, "num_key_value_heads", None) or heads,
+        "feed-forward columns": getattr(config, "intermediate_size", None) or size,
+        "tokens of the vocabulary": config.vocab_size,
+    }
+    for what, count in counts.items() if size > 1 else ():
+        if count % size:
+            raise Refused(f"tp_size {size} does not divide the model's {count} {what}")
+
+
 def split_layers(model: Any, mesh: DeviceMesh) -> None:
-    """Lay the model's matrices out over the ranks as transformers' plan for its family says; raises Refused."""
+    """Lay the model's matrices out over the ranks as transformers' plan for its family says."""
     from transformers.distributed import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    size, config = mesh.size(), model.config
-    kind = config.model_type
-    if not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan):
-        raise Refused(
-            f"tp_size {size}: transformers has no tensor parallel plan for {kind}; leave it out, or write fsdp"
-        )
-    heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    for what, count in (("attention heads", heads), ("key and value heads", kv),
-                        ("feed-forward columns", getattr(config, "intermediate_size", size)),
-                        ("tokens of the vocabulary", config.vocab_size)):  # fmt: skip
-        if count % size:
-            raise Refused(f"tp_size {size} does not divide the model's {count} {what}")
-    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))
+    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
     tied = untie(model)
     apply_tensor_parallelism(model, mesh, plan)
     if tied:

@@ -66,16 +66,20 @@ class Stage(nn.Module):
         return self.model.get_output_embeddings()(hidden) if self.last else hidden
 
 
+def check_cut(model: Any, count: int) -> None:
+    """Raise Refused unless the model can be cut into so many equal stages."""
+    layers = len(getattr(model.base_model, plan_of(model).layers))
+    if layers % count:
+        raise Refused(f"{layers} layers cannot be dealt out equally over {count} pipeline stages")
+
+
 def cut(model: Any, indices: list[int], count: int) -> list[Stage]:
     """Return the stages of these numbers among `count` equal ones, and leave the model with their modules only.
 
-    Names of parameters stay what they are in the whole model. Raises Refused.
+    Names of parameters stay what they are in the whole model.
     """
     plan, base = plan_of(model), model.base_model
-    layers = getattr(base, plan.layers)
-    if len(layers) % count:
-        raise Refused(f"{len(layers)} layers cannot be dealt out equally over {count} pipeline stages")
-    each = len(layers) // count
+    each = len(getattr(base, plan.layers)) // count
     made = [_piece(model, plan, index, each, count) for index in indices]
     kept = {number for index in indices for number in range(index * each, (index + 1) * each)}
     _leave(base, plan, kept, 0 in indices, count - 1 in indices)

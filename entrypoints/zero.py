@@ -41,10 +41,21 @@ def options(layout: Layout, arguments: Arguments) -> dict[str, Any]:
     return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)}
 
 
+def forget() -> None:
+    """Let transformers make models as ever: when it knows of ZeRO 3 it draws other first weights, and gathers in between."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
 class Zero(Frame):
     """The engine keeps gradients and optimizer state in parts, and parameters too in stage 3; it clips and steps itself."""
 
     parts_kept = "deepspeed"
+
+    def __init__(self, accelerator: Any, layout: Layout) -> None:
+        super().__init__(accelerator, layout)
+        forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.bare = None
@@ -92,9 +103,7 @@ class Zero(Frame):
     def whole(self) -> Any:
         if self.bare is None:
             return self.model.module if self.rank == 0 else None
-        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
         state = self.accelerator.get_state_dict(self.model)
         # From here on rank 0 is alone with the model, and transformers would gather parameters from the others.
-        unset_hf_deepspeed_config()
+        forget()
         return filled(self.bare, {name: tensor.cpu() for name, tensor in state.items()}) if self.rank == 0 else None

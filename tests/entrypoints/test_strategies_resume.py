@@ -1,0 +1,90 @@
+"""Law 7 where the model lies in parts: killed and started again on the same layout, bit-equal, dropout on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.entrypoints.trainer import TINY, Trainer, texts, train
+
+pytestmark = pytest.mark.train
+
+STEPS = 9
+SIZES = ["--tokenizer", "bpe:304", "--num_hidden_layers", "2", "--dropout", "0.2", "--max_steps", str(STEPS)]
+CASES = {
+    "fsdp": (2, {"strategy": "fsdp"}),
+    "pp": (2, {"pp_size": 2}),
+    "tp": (2, {"tp_size": 2}),
+    "zero1": (2, {"strategy": "zero1"}),
+    "zero2": (2, {"strategy": "zero2"}),
+    "zero3": (2, {"strategy": "zero3"}),
+    "hsdp": (4, {"strategy": "hsdp", "dp_replicate_size": 2}),
+    "fsdp x tp": (4, {"strategy": "fsdp", "tp_size": 2}),
+    "fsdp x pp": (4, {"strategy": "fsdp", "pp_size": 2}),
+    "pp interleaved": (2, {"pp_size": 2, "virtual_stages": 2, "num_layers": 4}),
+}
+NAMES = [name if name in ("fsdp", "pp") else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    data = ["--dataset", str(texts(folder)), "--max_train_samples", "35", "--max_eval_samples", "5"]
+    return [*TINY, *SIZES, *data, "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", *more]
+
+
+def world(name: str) -> tuple[int, dict[str, str], list[str]]:
+    ranks, said = CASES[name]
+    layers = ["--num_hidden_layers", str(said["num_layers"])] if "num_layers" in said else []
+    parallelism = {key: value for key, value in said.items() if key != "num_layers"}
+    env = {"CLOUDTRAIN_PARALLELISM": json.dumps(parallelism), "CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3"}
+    return ranks, {**env, "CLOUDTRAIN_CHECKPOINT_KEEP": "9"}, layers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_lies_in_parts_goes_on_to_the_bit(tmp_path: Path, name: str):
+    ranks, env, more = world(name)
+    args = arguments(tmp_path / "texts", *more)
+    run = tmp_path / "run"
+    unbroken = train(run, args, ranks, **env)
+    first = load_file(run / "model" / "model.safetensors")
+    for step in (6, 9):  # as if it had been killed after step 3: what it wrote later is not complete
+        (run / "checkpoints" / f"step-{step:08d}.a1" / "COMPLETE").unlink()
+    resumed = train(run, args, ranks, attempt=2, **env)
+    assert f"resumed from {run}/checkpoints/step-00000003.a1" in resumed.output()
+    assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step > 3}
+    assert resumed.norms() == {step: norm for step, norm in unbroken.norms().items() if step > 3}
+    assert len(resumed.losses()) == STEPS - 3
+    second = load_file(run / "model" / "model.safetensors")
+    assert all((first[key] == second[key]).all() for key in first | second)
+
+
+def test_another_layout_is_refused_where_the_format_does_not_allow_it(tmp_path: Path):
+    args = arguments(tmp_path / "texts", "--max_steps", "2")
+    train(tmp_path / "run", args, 2, CLOUDTRAIN_PARALLELISM='{"strategy": "zero2"}')
+    env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "zero3"}'}
+    with Trainer(tmp_path / "run", args, 2, env, attempt=2) as refused:
+        assert refused.codes() == [78, 78], refused.everything()
+    assert "is of zero2 (shard 2): ZeRO reads its own layout only, not zero3 (shard 2)" in refused.output()
+    env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp"}'}
+    with Trainer(tmp_path / "run", args, 2, env, attempt=2) as refused:
+        assert refused.codes() == [78, 78], refused.everything()
+    assert "which ddp (replicate 2) cannot go on from: resume it as it was" in refused.output()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks, parallelism", [(4, {"strategy": "fsdp"}), (2, {"tp_size": 2})], ids=["fsdp 4", "tp 2"])
+def test_other_parts_of_the_same_format_go_on(tmp_path: Path, ranks: int, parallelism: dict):
+    """Written by FSDP over two ranks, dropout off; read in other parts: the same losses within 1e-5."""
+    args = arguments(tmp_path / "texts", "--dropout", "0", "--per_device_train_batch_size", "4")
+    env = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "3", "CLOUDTRAIN_CHECKPOINT_KEEP": "9"}
+    unbroken = train(tmp_path / "run", args, 2, CLOUDTRAIN_PARALLELISM='{"strategy": "fsdp"}', **env)
+    for step in (6, 9):
+        (tmp_path / "run" / "checkpoints" / f"step-{step:08d}.a1" / "COMPLETE").unlink()
+    batch = 16 // 2 // (1 if "tp_size" in parallelism else ranks)
+    args[-1] = str(batch)
+    resumed = train(tmp_path / "run", args, ranks, attempt=2, CLOUDTRAIN_PARALLELISM=json.dumps(parallelism), **env)
+    again, before = resumed.losses(), unbroken.losses()
+    assert sorted(again) == list(range(4, STEPS + 1))
+    assert max(abs(again[step] - before[step]) for step in again) < 1e-5
