@@ -16,7 +16,6 @@ import os
 import secrets
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 from cloudtrain.process import Process, detach
@@ -81,11 +80,9 @@ def opened(folder: Path) -> str:
     deadline = time.monotonic() + START_S
     started = 0.0
     while time.monotonic() < deadline:
-        url = address(folder)
-        if url is not None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/", timeout=10):
-                return url
-        elif time.monotonic() - started > 10:
+        if (url := address(folder)) is not None:
+            return url
+        if time.monotonic() - started > 10:
             started = time.monotonic()
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             command = [sys.executable, "-m", "cloudtrain.simulators.vertex", str(folder)]

@@ -1,7 +1,7 @@
 """The control channel between the supervisors of an attempt: JSON lines over TCP, node 0 in the middle.
 
     node 0 -> node    challenge; welcome; start; stop; verdict; beat
-    node -> node 0    hello; ready; refuse; fail; end; stop; beat; told
+    node -> node 0    hello; ready; refuse; fail; end; stop; beat; told; home
 
 Both sides prove that they know the attempt's token, where one was given. A single node opens no socket at all.
 """

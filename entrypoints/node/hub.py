@@ -29,6 +29,7 @@ class Hub:
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._members: dict[int, Channel] = {}
         self._told: set[int] = set()
+        self._home: set[int] = set()
         self._server: socket.socket | None = None
         self._verdict: Verdict | None = None
         self._told_by = 0.0
@@ -109,6 +110,13 @@ class Hub:
             return True
         return not set(self._members) - self._told and len(self._told) >= self._awaited
 
+    def home(self) -> None:
+        """This node's results are where they belong; the others say so themselves."""
+
+    @property
+    def all_home(self) -> bool:
+        return set(self._members) <= self._home
+
     def close(self) -> None:
         for channel in [*self._guests, *self._members.values()]:
             channel.close()
@@ -161,6 +169,8 @@ class Hub:
         kind = message["kind"]
         if kind == "told":
             self._told.add(node)
+        elif kind == "home":
+            self._home.add(node)
         elif self._verdict is not None:
             return
         elif kind == "beat":

@@ -89,6 +89,15 @@ class Member:
     def settled(self) -> bool:
         return self._over
 
+    def home(self) -> None:
+        """This node's results are where they belong: node 0 hangs up when all are."""
+        if self._channel is not None:
+            self._channel.send(kind="home")
+
+    @property
+    def all_home(self) -> bool:
+        return self._channel is None
+
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()

@@ -35,6 +35,8 @@ SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save 
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
 EXIT_BROKEN = 70  # an error of the launcher itself
+EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
+HOME_S = 900.0  # there: how long nodes wait until all have brought their results home
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
@@ -283,6 +285,9 @@ class Supervisor:
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
         verdict = self._bring_home(verdict)
+        on_vertex = hasattr(self, "_gang") and self._cluster.platform == "vertex"
+        if on_vertex:
+            self._await_others()
         reason = self.log.masked(verdict.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
         if verdict.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
@@ -306,7 +311,14 @@ class Supervisor:
         )
         if hasattr(self, "_gang"):
             self._gang.close()
-        return code
+        return EXIT_RESTART if on_vertex and verdict.state == "PREEMPTED" else code
+
+    def _await_others(self) -> None:
+        """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""
+        self._gang.home()
+        until = time.monotonic() + HOME_S
+        while not self._guard_died and not self._gang.all_home and time.monotonic() < until:
+            self._loop.wait(0.2)
 
     def _bring_home(self, verdict: Verdict) -> Verdict:
         """Bring the run's folders to its output; a run whose results are not there has not succeeded."""

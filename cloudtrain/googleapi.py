@@ -1,0 +1,250 @@
+"""Google's REST APIs with google-auth alone: calls, retries, and errors as sentences that say what to do.
+
+A simulator's address stands for all services and needs no credentials.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import IO, Any, NamedTuple
+
+from cloudtrain.errors import BackendError, MissingExtra, Unreachable
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+TIMEOUT_S = 60.0
+TRIES = 5
+LATER = (408, 429, 500, 502, 503, 504)  # the same call may work later
+_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
+
+
+class ApiError(BackendError):
+    """An API answered with an error; `status` is that of HTTP, `said` its own words."""
+
+    def __init__(self, status: int, said: str, what: str) -> None:
+        message, hint = explained(status, said, what)
+        super().__init__(message, hint)
+        self.status, self.said = status, said
+
+
+class Answer(NamedTuple):
+    """What an API answered: status, headers by small letters, body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body or b"null")
+
+
+class Api:
+    """Calls of one account. `endpoint` gives a simulator's address; it is asked again when that does not answer."""
+
+    def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
+        self._region, self._endpoint = region, endpoint
+        self._credentials: Any = None
+        self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if endpoint else []))
+
+    @property
+    def endpoint(self) -> str | None:
+        """The simulator's address, None for Google's own."""
+        return self._endpoint() if self._endpoint else None
+
+    def url(self, service: str) -> str:
+        """Return the address of aiplatform, storage or logging."""
+        if self._endpoint is not None:
+            return self._endpoint()
+        return (
+            f"https://{self._region}-{service}.googleapis.com"
+            if service == "aiplatform"
+            else f"https://{service}.googleapis.com"
+        )
+
+    def call(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        what: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        tries: int = TRIES,
+        fine: tuple[int, ...] = (),
+    ) -> Answer:
+        """Return an answer of 2xx or a status in `fine`; `what` says in words what was to be done. Blocking.
+
+        Raises ApiError, Unreachable where nobody knows whether it was done, BackendError without credentials.
+        """
+        if body is not None:
+            data, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
+        for turn in range(tries):
+            if turn:
+                time.sleep(min(0.25 * 2**turn, 8.0))
+            last = turn == tries - 1
+            try:
+                address = path if path.startswith("http") else self.url(service) + path
+                if query:
+                    address += ("&" if "?" in address else "?") + urllib.parse.urlencode(query)
+                request = urllib.request.Request(address, data, {**self._signed(), **(headers or {})}, method=method)
+                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                    return Answer(answer.status, _small(answer.headers), answer.read())
+            except urllib.error.HTTPError as error:
+                with error:
+                    found = Answer(error.code, _small(error.headers), error.read())
+                if found.status in fine:
+                    return found
+                if last or found.status not in LATER:
+                    raise ApiError(found.status, _said(found.body), what) from None
+            except (OSError, http.client.HTTPException) as error:
+                if last:
+                    reason = getattr(error, "reason", None) or error
+                    hint = "check the network" if self._endpoint is None else "the simulator does not answer"
+                    raise Unreachable(
+                        f"{what}: {urllib.parse.urlsplit(address).hostname} was not reached: {reason}", hint
+                    ) from None
+        raise AssertionError("the last try returns or raises")
+
+    def read(self, service: str, path: str, what: str, into: IO[bytes], at: int = 0) -> None:
+        """Write a large answer into a file, from byte `at` on; blocking. Raises ApiError, Unreachable."""
+        for turn in range(TRIES):
+            try:
+                headers = {**self._signed(), **({"Range": f"bytes={at}-"} if at else {})}
+                request = urllib.request.Request(self.url(service) + path, headers=headers)
+                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                    while piece := answer.read(1 << 20):
+                        into.write(piece)
+                        at += len(piece)
+                    if answer.length in (None, 0):
+                        return
+            except urllib.error.HTTPError as error:
+                with error:
+                    said = _said(error.read())
+                if error.code == 416:
+                    return  # all of it was there
+                if error.code not in LATER or turn == TRIES - 1:
+                    raise ApiError(error.code, said, what) from None
+            except (OSError, http.client.HTTPException) as error:
+                if turn == TRIES - 1:
+                    raise Unreachable(f"{what}: the transfer broke off: {error}") from None
+            time.sleep(0.25 * 2**turn)
+
+    def credentials(self) -> Any:
+        """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""
+        try:
+            import google.auth
+            from google.auth import exceptions
+        except ImportError:
+            raise MissingExtra("Google Cloud", "vertex") from None
+        login = "gcloud auth application-default login"
+        try:
+            if self._credentials is None:
+                self._credentials, _ = google.auth.default(scopes=[SCOPE])
+            if not self._credentials.valid:
+                self._credentials.refresh(_transport())
+        except exceptions.DefaultCredentialsError:
+            raise BackendError("no credentials for Google Cloud were found", login) from None
+        except exceptions.GoogleAuthError as error:
+            raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
+        return self._credentials
+
+    def _signed(self) -> dict[str, str]:
+        return {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
+
+
+def explained(status: int, said: str, what: str) -> tuple[str, str]:
+    """Return one sentence and a hint for an error of Google's APIs."""
+    text = " ".join(said.split())[:400]
+    low = text.lower()
+    metric = _METRIC.search(text)
+    if metric or (status == 429 and "quota" in low):
+        which = f" ({metric[1]})" if metric else ""
+        hint = "ask for more on the console's page IAM & Admin > Quotas, or try another region"
+        if metric and "preemptible" in metric[1]:
+            hint += "; Spot has quotas of its own, for GPUs and for CPUs"
+        return f"{what}: the quota is used up{which}: {text}", hint
+    if "resources are insufficient" in low or "stockout" in low:
+        return f"{what}: Google has no such machines free now: {text}", "try another region or machine, or Spot later"
+    if "actas" in low or "act as" in low:
+        return (
+            f"{what}: you may not use this service account: {text}",
+            "grant yourself roles/iam.serviceAccountUser on it",
+        )
+    if "has not been used" in low or "service_disabled" in low or "it is disabled" in low:
+        return (
+            f"{what}: the API is switched off in this project: {text}",
+            "gcloud services enable aiplatform.googleapis.com",
+        )
+    if status == 401:
+        return f"{what}: Google does not accept the credentials: {text}", "gcloud auth application-default login"
+    if status == 404 and "bucket" in low:
+        return (
+            f"{what}: the bucket does not exist: {text}",
+            "options.vertex.bucket; gcloud storage buckets create makes one",
+        )
+    if status == 404 and "<html" in low:
+        return f"{what}: there is no such place at Google", "check options.vertex.region and project"
+    if "location" in low and ("unsupported" in low or "not supported" in low or "not found" in low):
+        return f"{what}: Vertex AI is not offered there: {text}", "check options.vertex.region"
+    if status == 403:
+        return f"{what}: permission denied: {text}", "docs/vertex.md lists the roles that are needed"
+    return f"{what}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"
+
+
+def _said(body: bytes) -> str:
+    """Return an error's own words."""
+    text = body.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)["error"]
+        return str(found.get("message") or found) if isinstance(found, dict) else str(found)
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+def _small(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _transport() -> Any:
+    """Return what google-auth sends its own requests with: urllib, so that it needs no further package."""
+    from google.auth import exceptions, transport
+
+    class Response(transport.Response):
+        def __init__(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
+            self._status, self._headers, self._data = status, headers, data
+
+        status = property(lambda self: self._status)
+        headers = property(lambda self: self._headers)
+        data = property(lambda self: self._data)
+
+    class Request(transport.Request):
+        def __call__(
+            self,
+            url: str,
+            method: str = "GET",
+            body: bytes | None = None,
+            headers: Mapping[str, str] | None = None,
+            timeout: float | None = TIMEOUT_S,
+            **_: Any,
+        ) -> Response:
+            asked = urllib.request.Request(url, body, dict(headers or {}), method=method)
+            try:
+                with urllib.request.urlopen(asked, timeout=timeout) as answer:
+                    return Response(answer.status, _small(answer.headers), answer.read())
+            except urllib.error.HTTPError as error:
+                with error:
+                    return Response(error.code, _small(error.headers), error.read())
+            except OSError as error:
+                raise exceptions.TransportError(error) from None  # type: ignore[no-untyped-call]
+
+    return Request()

@@ -1,0 +1,153 @@
+"""Cloud Storage with the standard library alone, for containers on Vertex AI that bring no client of their own.
+
+It has as much of fsspec's interface as store.py uses. Credentials are those of the container, from the metadata server.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+TOKEN = "computeMetadata/v1/instance/service-accounts/default/token"
+PIECE = 32 << 20  # bytes in one request of an upload; a multiple of 256 KiB
+TRIES = 6
+TIMEOUT_S = 60.0
+LATER = (408, 429, 500, 502, 503, 504)  # the same request may work later
+
+
+class Files:
+    """Objects by "bucket/name"; every call blocks. Raises OSError, FileNotFoundError where there is no such thing."""
+
+    def __init__(self) -> None:
+        self._emulator = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+        self._base = self._emulator or "https://storage.googleapis.com"
+        self._token, self._valid_until = "", 0.0
+        self._lock = threading.Lock()
+
+    def info(self, path: str) -> dict[str, Any]:
+        return _entry(json.loads(self._ask("GET", _object(path))[1]))
+
+    def find(self, path: str, **_: Any) -> dict[str, dict[str, Any]]:
+        """Return all objects below a folder, by their paths."""
+        bucket, _, prefix = path.partition("/")
+        found, token = {}, ""
+        while True:
+            query = urllib.parse.urlencode(
+                {"prefix": prefix, "maxResults": 1000, **({"pageToken": token} if token else {})}
+            )
+            page = json.loads(self._ask("GET", f"/storage/v1/b/{bucket}/o?{query}")[1])
+            found.update({f"{bucket}/{item['name']}": _entry(item) for item in page.get("items", ())})
+            token = page.get("nextPageToken", "")
+            if not token:
+                return found
+
+    def cat_file(self, path: str) -> bytes:
+        return self._ask("GET", _object(path) + "?alt=media")[1]
+
+    def get_file(self, path: str, target: str) -> None:
+        """Copy an object into a file; a transfer that breaks off goes on where it was."""
+        url = _object(path) + "?alt=media"
+        size = int(self.info(path)["size"])
+        with open(target, "wb") as file:
+            while file.tell() < size:
+                at = file.tell()
+                piece = self._ask("GET", url, {"Range": f"bytes={at}-{min(at + PIECE, size) - 1}"})[1]
+                if not piece:
+                    raise OSError(errno.EIO, "the object became shorter while it was read")
+                file.write(piece)
+
+    def put_file(self, path: str, target: str) -> None:
+        """Copy a file; the object is replaced at once, when all of it has come."""
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= PIECE:
+                self.pipe_file(target, file.read())
+                return
+            begin = self._ask("POST", _upload(target, "resumable"), {"Content-Type": "application/json"}, b"{}")[0]
+            session, at = begin["location"], 0
+            while at < size:
+                file.seek(at)
+                piece = file.read(min(PIECE, size - at))
+                if not piece:
+                    raise OSError(errno.EIO, "the file became shorter while it was uploaded")
+                head = self._ask("PUT", session, {"Content-Range": f"bytes {at}-{at + len(piece) - 1}/{size}"}, piece)[
+                    0
+                ]
+                known = head.get("range", "")
+                at = int(known.rpartition("-")[2]) + 1 if known else at + len(piece)
+
+    def pipe_file(self, target: str, data: bytes) -> None:
+        self._ask("POST", _upload(target, "media"), {"Content-Type": "application/octet-stream"}, data)
+
+    def rm_file(self, path: str) -> None:
+        self._ask("DELETE", _object(path))
+
+    def _ask(
+        self, method: str, path: str, headers: dict[str, str] | None = None, data: bytes | None = None
+    ) -> tuple[dict[str, str], bytes]:
+        """Return headers and body of an answer; tries again what may work later."""
+        why = ""
+        for turn in range(TRIES):
+            if turn:
+                time.sleep(min(2.0**turn / 4, 8.0))
+            try:
+                url = path if path.startswith("http") else self._base + path
+                request = urllib.request.Request(url, data, {**self._signed(), **(headers or {})}, method=method)
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                    return _small(answer.headers), answer.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    said, found = error.read().decode("utf-8", "replace"), error.code
+                if found == 308:  # a piece of an upload has come
+                    return _small(error.headers), b""
+                if found == 404:
+                    raise FileNotFoundError(errno.ENOENT, "there is no such bucket or object") from None
+                why = f"{found} {' '.join(said.split())[:200]}"
+                if found not in LATER:
+                    raise PermissionError(errno.EACCES if found in (401, 403) else errno.EIO, why) from None
+            except (OSError, http.client.HTTPException) as error:
+                why = str(error)
+        raise OSError(errno.EIO, f"{method} {self._base}: {why}")
+
+    def _signed(self) -> dict[str, str]:
+        if self._emulator:
+            return {}
+        with self._lock:
+            if time.monotonic() >= self._valid_until:
+                host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+                request = urllib.request.Request(f"http://{host}/{TOKEN}", headers={"Metadata-Flavor": "Google"})
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                    found = json.load(answer)
+                self._token = found["access_token"]
+                self._valid_until = time.monotonic() + max(0.0, float(found["expires_in"]) - 120)
+            return {"Authorization": f"Bearer {self._token}"}
+
+
+def _object(path: str) -> str:
+    bucket, _, name = path.partition("/")
+    return f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}"
+
+
+def _upload(path: str, kind: str) -> str:
+    bucket, _, name = path.partition("/")
+    query = urllib.parse.urlencode({"uploadType": kind, "name": name}, quote_via=urllib.parse.quote)
+    return f"/upload/storage/v1/b/{bucket}/o?{query}"
+
+
+def _entry(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "file", "size": int(item["size"]), "generation": item["generation"]}
+
+
+def _small(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
