@@ -131,13 +131,14 @@ class SshBackend:
             if not found["bundle"]:
                 transfer.send(machine.there, self.root, bundle)
             into = f"{folder}/node-{rank}/source"
-            machine.there.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=START_S)
+            machine.there.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=transfer.SEND_S)
             machine.there.ask("write", written, path=f"{folder}/request.json")
             if rank == 0:
                 machine.there.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
 
         _raise(everywhere(ship, enumerate(chosen)))
         machines = [machine for machine, _ in chosen]
+        self._check_shared(plan, machines)
         given: dict[str, Any] = {"secrets": nodes.given_secrets(plan.manifest), "token": os.urandom(16).hex()}
         if len(machines) > 1:  # a submit that is finished by another needs the same word
             given["token"] = machines[0].there.ask("token", folder=folder).value
@@ -173,6 +174,22 @@ class SshBackend:
         if kept_apart:
             here.sort(key=lambda machine: machine not in first)
         return [(machine, found[machine.label]) for machine in here[:wanted]]
+
+    def _check_shared(self, plan: Plan, machines: Sequence[_Machine]) -> None:
+        """Refuse an output that is a path, but not the same folder on all nodes; raises BackendError."""
+        output, _ = places.output_path(plan.manifest["output"])
+        if output is None or len(machines) == 1:
+            return
+        mark, word = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
+        machines[0].there.ask("write", word, path=mark)
+        found = everywhere(lambda machine: machine.there.ask("read", path=mark).data, machines[1:])
+        _raise(found)
+        for machine, seen in zip(machines[1:], found, strict=True):
+            if seen != word:
+                raise BackendError(
+                    f"the output {output} is not the same folder on {machine.label} and {machines[0].label}",
+                    "name a folder that all machines share, or leave output out: node 0 keeps the results then",
+                )
 
     def _launch(
         self, plan: Plan, machines: Sequence[_Machine], rank: int, control: str | None, given: Mapping[str, Any]

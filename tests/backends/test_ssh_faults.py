@@ -14,7 +14,7 @@ import pytest
 from cloudtrain import remote
 from cloudtrain.backends.ssh import SshBackend
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BackendError, BadJob, Unreachable
+from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.job import Job
 from cloudtrain.run import Run
 from cloudtrain.state import State
@@ -262,26 +262,15 @@ def test_host_keys_are_never_learnt(lab, prepare, home, tmp_path):
     assert [problem.message for problem in backend.check()] == [caught.value.message]
 
 
-@pytest.mark.parametrize(
-    ("changes", "path"),
-    [
-        ({"parallelism": {"strategy": "fsdp"}}, "parallelism.strategy"),
-        ({"parallelism": {"strategy": "zero1"}}, "parallelism.strategy"),
-        ({"num_nodes": 4}, "num_nodes"),
-        ({"output": "https://host/x"}, "output"),
-    ],
-)
-def test_jobs_that_these_machines_cannot_do(lab, prepare, home, changes, path):
+def test_an_output_that_is_not_the_same_folder_everywhere(lab, prepare, home):
     backend = SshBackend(options(lab), home / "runs")
-    with pytest.raises(BadJob) as caught:
-        prepare(backend, "print(1)", **{"num_nodes": 2, **changes})
-    assert [problem.path for problem in caught.value.problems] == [path]
-
-
-def test_sharded_is_fine_with_a_shared_output(lab, prepare, home):
-    backend = SshBackend(options(lab), home / "runs")
-    plan, _ = prepare(backend, "print(1)", num_nodes=2, parallelism={"strategy": "fsdp"}, output=str(lab.shared))
-    assert plan.request["env"]["CLOUDTRAIN_RUN_DIR"] == f"{lab.shared}/fault-run"
+    script = "import os, pathlib\n(pathlib.Path(os.environ['CLOUDTRAIN_OUTPUT_DIR']) / os.environ['RANK']).touch()\n"
+    with pytest.raises(BackendError, match="is not the same folder on") as caught:
+        backend.submit(*prepare(backend, script, "private", num_nodes=2, output="/root/out"))
+    assert lab.hosts[1].address in caught.value.message and left_on(lab) == []
+    plan, bundle = prepare(backend, script, "shared", num_nodes=2, output=f"{lab.shared}/out")
+    assert until_final(backend, backend.submit(plan, bundle)).state is State.SUCCEEDED
+    assert sorted(path.name for path in (lab.shared / "out" / "shared" / "outputs").iterdir()) == ["0", "1"]
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------
