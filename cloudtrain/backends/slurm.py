@@ -75,7 +75,8 @@ class SlurmBackend:
             "CLOUDTRAIN_RUN_DIR_SHARED": "1",
             "CLOUDTRAIN_STDIN": "1",
         }
-        restarts = max(0, job.retry.max_attempts - attempt) if "preempted" in job.retry.on_events else 0
+        again = [event for event in ("preempted", "lost") if event in job.retry.on_events]
+        restarts = max(0, job.retry.max_attempts - attempt) if again else 0
         memory = job.resources.memory_bytes
         needs = {
             "cpus": job.resources.cpus,
@@ -93,7 +94,7 @@ class SlurmBackend:
                 "run_dir": run_dir,
                 "nodes": manifest.nodes,
                 "sbatch": request.arguments(manifest.attempt_id, run_id, folder, manifest, needs, self.given),
-                "script": request.script(manifest.attempt_id, folder, env, manifest, restarts, self.given),
+                "script": request.script(manifest.attempt_id, folder, env, manifest, restarts, again, self.given),
             },
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
@@ -106,7 +107,7 @@ class SlurmBackend:
         yield f"Slurm's time limit is max_runtime and {request.MARGIN_S // 60} minutes; the partition must allow that"
         if restarts:
             times = "once" if restarts == 1 else f"up to {restarts} times"
-            yield f"a preempted job is requeued by Slurm, {times}, and goes on from its newest checkpoint within this attempt"
+            yield f"a preempted job is requeued, {times}, and goes on from its newest checkpoint within this attempt"
         else:
             yield "a preempted job is not requeued (retry.max_attempts, or resources.use_spot)"
         if not manifest.gpus_per_node:

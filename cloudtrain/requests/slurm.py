@@ -12,8 +12,8 @@ r"""A job as a Slurm batch job: sbatch's arguments and the batch script, pure da
         slurm.out                  what Slurm and the setup lines printed
 
 One task a node: the launcher, which finds its place from SLURM_* (entrypoints/node/cluster.py). The script outlives the
-tasks: when they have left on request because Slurm preempts the job, it requeues the job itself, since Slurm records a
-job that ends within the grace time as failed and forgets it.
+tasks: when they have left on request because Slurm preempts the job, or have ended because a node was lost, it requeues
+the job itself, since Slurm records a job that ends within the grace time as failed and forgets it.
 """
 
 from __future__ import annotations
@@ -68,14 +68,10 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
   launch {command}
 code=$?
 cd ..
-if grep -qs '"state": "PREEMPTED"' node-*/status.json; then
-  phase=$(phase)
-  if [ ! -e cancel ] && [ ! -e stop ] && [ "$restart" -lt {restarts} ] && [ "$phase" = RUNNING ]; then
-    say REQUEUED "$code" preempted
-    scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
-  fi
-  say ENDED 75 "$phase"
-  exit 75
+if grep -qsE '"state": "({again})"' node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
+  [ "$restart" -lt {restarts} ] && [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
+  say REQUEUED "$code" again
+  scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
 fi
 say ENDED "$code" "$(phase)"
 exit "$code"
@@ -137,9 +133,15 @@ def arguments(
 
 
 def script(
-    attempt_id: str, folder: str, env: Mapping[str, str], manifest: Manifest, restarts: int, options: Mapping[str, Any]
+    attempt_id: str,
+    folder: str,
+    env: Mapping[str, str],
+    manifest: Manifest,
+    restarts: int,
+    events: Sequence[str],
+    options: Mapping[str, Any],
 ) -> str:
-    """Return the batch script; `restarts` is how often Slurm may start the job again."""
+    """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
     lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
     if options.get("conda"):
         lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
@@ -159,6 +161,7 @@ def script(
         # within '...' of bash -c
         quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
         restarts=restarts,
+        again="|".join(name.upper() for name in events),
         setup=setup,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
         wait=manifest.grace_s + STRAGGLER_S,

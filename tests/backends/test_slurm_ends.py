@@ -163,6 +163,22 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_goes_on(cluster: Cluster)
     assert slurm.ask("squeue", "-h") == ""
 
 
+@pytest.mark.long
+def test_a_lost_node_that_no_client_hears_of(cluster: Cluster) -> None:
+    """With every client asleep the job is requeued all the same: by its script, or by Slurm when that died too."""
+    for number in (1, 0):
+        backend, handle = cluster.submit(PATIENT, 2, num_nodes=2, retry={"max_attempts": 2})
+        wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+        cluster.slurm.nodes[number].power_off()
+        wait_for(
+            lambda: "Restarts=1" in cluster.slurm.ask("scontrol", "-o", "show", "job", job_of(handle)), "a restart"
+        )
+        cluster.slurm.nodes[number].reboot()
+        wait_for(lambda: lines("done", backend, handle)() == 2, "the end")
+        assert final(backend, handle).state is State.SUCCEEDED
+        assert lines("start 2", backend, handle)() == 2
+
+
 def test_reasons_before_training(cluster: Cluster) -> None:
     with pytest.raises(BackendError, match="Slurm refuses the job: .*partition") as caught:
         cluster.submit("print(1)", options={"partition": "nowhere"})
@@ -174,10 +190,11 @@ def test_reasons_before_training(cluster: Cluster) -> None:
     backend, handle = cluster.submit("print(1)", options={"python": "/no/such/python"})
     status = final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 127) and "/no/such/python" in status.reason
-    elsewhere = cluster.slurm.login.path("/root/not-shared")
-    backend, handle = cluster.submit("import os; print(os.environ['SEEN'])", options={"setup": ["export SEEN='a b'"]})
-    assert final(backend, handle).state is State.SUCCEEDED and said(backend, handle) == ["a b"]
-    assert not elsewhere.exists()
+    odd = f'{cluster.slurm.shared}/it\'s 100%j "odd" $HOME'
+    script = "import os; print(os.environ['SEEN'], os.getcwd())"
+    backend, handle = cluster.submit(script, num_nodes=2, options={"folder": odd, "setup": ["export SEEN='a b'"]})
+    assert final(backend, handle).state is State.SUCCEEDED
+    assert said(backend, handle) == [f"a b {handle}/source"] * 2 and handle.startswith(f"{odd}/runs/")
 
 
 @pytest.mark.parametrize("denied", [("squeue", "sacct"), ("scontrol", "sacct"), ("squeue", "scontrol", "sacct")])
