@@ -318,7 +318,7 @@ def extract(root: _Place, sha256: str, into: _Place) -> None:
     into = _path(into)
     if into.exists():
         return
-    half = into.with_name(f".{into.name}.{os.getpid()}")
+    half = into.with_name(f".{into.name}.{_unique()}")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     try:
@@ -379,7 +379,7 @@ def token(folder: _Place) -> str:
     """Return the word by which the nodes of an attempt know each other; made once, readable by this user only."""
     path = _path(folder) / "token"
     if not path.exists():
-        half = path.with_name(f"token.{os.getpid()}")
+        half = path.with_name(f"token.{_unique()}")
         half.touch(mode=0o600)
         half.write_text(os.urandom(16).hex())
         try:
@@ -407,7 +407,7 @@ def write(path: _Place, given: bytes = b"", mode: int = 0o600) -> None:
     """Replace a file, all or nothing."""
     path = _path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half = path.with_name(f".{path.name}.{_unique()}")
     try:
         with open(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(given)
@@ -516,6 +516,11 @@ def reach(host: str, port: int, wait_s: float = 5.0) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def _unique() -> str:
+    """Return the end of a temporary name that no other process or thread makes."""
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def _path(place: _Place) -> Path:

@@ -12,6 +12,7 @@ from cloudtrain.backend import FETCHABLE, LogLine
 from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import MARK
 from cloudtrain.process import Process
+from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, MetricRow, RunRecord, Store
 
@@ -191,10 +192,12 @@ class Run:
             )
         backend = watch.backend_of(newest.plan, self.store.home)
         plan, bundle = watch.replan(newest.plan, newest.number + 1, backend, self.store.home)
-        if self.store.next_attempt(plan, owner=Process.here(), resume=True):
+        with sending(plan.attempt_id):
+            if not self.store.next_attempt(plan, owner=Process.here(), resume=True):
+                return self
             self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
-            if self.watch:
-                watch.spawn(self.store, plan)
+        if self.watch:
+            watch.spawn(self.store, plan)
         return self
 
     def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:

@@ -20,6 +20,7 @@ from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.process import Process
 from cloudtrain.run import Run
+from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, Store, now
 
@@ -98,18 +99,20 @@ class Submitter:
                 "export it and try again",
             )
         origin = provenance.of(bundle)
-        if not self.store.intend(plan, identity=identity(plan), owner=me, key=key, parent=parent, provenance=origin):
-            return self._settled(plan.run_id)
-        backend = watch.backend_of(plan, self.home)
-        try:
-            handle = backend.submit(plan, bundle)
-        except CloudtrainError as error:
-            refused = Status(State.FAILED, None, error.message, ended_at=now())
-            self.store.record(plan.attempt_id, status=refused)
-            self.store.set_status(plan.run_id, refused)
-            self.store.acknowledge(plan.run_id)  # the person is told: the next submit is another wish
-            raise
-        self.store.accept(plan.attempt_id, handle)
+        wish = identity(plan)
+        with sending(plan.attempt_id):
+            if not self.store.intend(plan, identity=wish, owner=me, key=key, parent=parent, provenance=origin):
+                return self._settled(plan.run_id)
+            backend = watch.backend_of(plan, self.home)
+            try:
+                handle = backend.submit(plan, bundle)
+            except CloudtrainError as error:
+                refused = Status(State.FAILED, None, error.message, ended_at=now())
+                self.store.record(plan.attempt_id, status=refused)
+                self.store.set_status(plan.run_id, refused)
+                self.store.acknowledge(plan.run_id)  # the person is told: the next submit is another wish
+                raise
+            self.store.accept(plan.attempt_id, handle)
         if self.watch:
             watch.spawn(self.store, plan)
         return Run(plan.run_id, self.store, watch=self.watch)

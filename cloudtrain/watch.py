@@ -20,6 +20,7 @@ from cloudtrain.backend import Backend, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.process import Process, detach
+from cloudtrain.sending import is_being_sent
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, RunRecord, Store, now
 
@@ -151,7 +152,10 @@ class Watcher:
     def _settle(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Finish a submit that was begun by a process that has died, or of an attempt whose machines were not there."""
         owner = Process.parse(attempt.owner)
-        if attempt.owner != str(self.me):
+        if attempt.owner == str(self.me):
+            if is_being_sent(attempt.attempt_id):
+                return False  # by another thread of this process
+        else:
             if owner is None or owner.alive is not False:
                 return False
             if not self.store.claim(attempt.attempt_id, of=attempt.owner, by=self.me):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -469,3 +470,23 @@ def test_a_home_inside_the_source_is_no_part_of_it(tmp_path, in_git):
     again = submitter.submit(job, new=True)
     assert again.wait(WAIT_S).state is State.SUCCEEDED
     assert [run.attempts[0].plan.bundle["files"] for run in (first, again)] == [1, 1]
+
+
+def test_an_attempt_that_a_thread_sends_is_not_sent_by_another_that_looks(home, tmp_path, monkeypatch):
+    """Its owner is this very process, as it is for an attempt that a watcher was interrupted in."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    submitter = Submitter("memory", home=home, watch=False)
+    sent, seen = [], []
+    really = MemoryBackend.submit
+
+    def slow(self, plan, bundle):
+        sent.append(plan.attempt_id)
+        looking = threading.Thread(target=lambda: seen.append(Run(plan.run_id, Store(home), watch=False).refresh()))
+        looking.start()
+        looking.join(WAIT_S)
+        return really(self, plan, bundle)
+
+    monkeypatch.setattr(MemoryBackend, "submit", slow)
+    run = submitter.submit({"source": str(tmp_path), "entrypoint": "train.py"})
+    assert sent == [f"{run.run_id}-a1"]
+    assert len(seen) == 1 and not seen[0].state.final

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain import agent, bytecode, nodes, places
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
-from cloudtrain.errors import BackendError, BadJob, Problem
+from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.manifest import Manifest
 from cloudtrain.state import State, Status
 
@@ -111,7 +111,7 @@ class LocalBackend:
         folder = Path(requested[0]["folder"]).parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(folder / "request.json", json.dumps(plan.request))
+            agent.write(folder / "request.json", json.dumps(plan.request).encode())
             for node in requested:
                 self._ship(bundle, Path(node["folder"]))
         except OSError as error:
@@ -137,7 +137,12 @@ class LocalBackend:
         """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
         if not (node / "source").exists():
             node.mkdir(parents=True, exist_ok=True)
-            bundle.extract(node / "source")
+            try:
+                bundle.extract(node / "source")
+            except StoreError:
+                if not (node / "source").exists():
+                    raise
+                return  # somebody else who settles this very attempt was faster
             if self.python == sys.executable:
                 bytecode.lend(node / "source", bundle.path.parent / ".bytecode")
 
@@ -247,9 +252,3 @@ def _settled(place: Path, first: Path) -> Status | None:
         if leader is not None and leader.state.final:
             return leader
     return status
-
-
-def _write(path: Path, text: str) -> None:
-    half = path.with_name(f"{path.name}.{os.getpid()}")
-    half.write_text(text)
-    half.replace(path)
