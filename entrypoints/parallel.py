@@ -29,6 +29,11 @@ def frame(layout: Layout, arguments: Arguments, **options: Any) -> Frame:
     import torch
 
     mixed_precision = arguments.mixed_precision
+    if mixed_precision == "no":  # unless an Accelerate file says more
+        mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    # The layout says it: Accelerate would wrap the model a second time, or in something else.
+    for name in ("USE_FSDP", "USE_DEEPSPEED", "USE_PARALLELISM_CONFIG", "CONFIG_DS_FIELDS"):
+        os.environ.pop(f"ACCELERATE_{name}", None)
     if mixed_precision == "fp16" and layout.carrier != "accelerate":
         raise Refused(f"--fp16 goes with strategies none and ddp only, not with {layout.described}; there is --bf16")
     if layout.offload and layout.carrier != "deepspeed" and not torch.cuda.is_available():

@@ -17,7 +17,9 @@ from accelerate.utils import launch as environments
 path, processes, nodes = sys.argv[1:]
 given = ["--config_file", path, "--num_processes", processes, "--num_machines", nodes, "--machine_rank", "0",
          "--main_process_ip", "127.0.0.1", "--main_process_port", "0", "script.py"]
-args, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(given))
+args, defaults, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(given))
+if args.use_deepspeed:
+    args.deepspeed_fields_from_accelerate_config = ",".join((defaults.deepspeed_config if defaults else None) or {})
 before = dict(os.environ)
 made = environments.prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else environments.prepare_multi_gpu_env(args)
 print("\\n" + json.dumps({name: value for name, value in made.items() if before.get(name) != value}))

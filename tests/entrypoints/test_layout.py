@@ -76,3 +76,44 @@ def test_a_schedule_follows_from_the_virtual_stages():
 def test_what_is_refused(parallelism: dict, world: int, sentence: str):
     with pytest.raises(Refused, match=sentence):
         layout.chosen(parallelism, world)
+
+
+@pytest.mark.parametrize(
+    "environ, world, described",
+    [
+        ({}, 2, "ddp (replicate 2)"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}, 2, "fsdp (shard 2)"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 2, "zero3 (shard 2)"),
+        (
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+             "PARALLELISM_CONFIG_TP_SIZE": "2", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1"},
+            4, "fsdp (shard 2 x tensor 2)",
+        ),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+             "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"},
+            4, "hsdp (replicate 2 x shard 2)",
+        ),
+    ],
+)  # fmt: skip
+def test_an_accelerate_file_is_honoured(environ: dict, world: int, described: str):
+    parallelism = {"strategy": "ddp", "accelerate_config": "a.yaml"}
+    assert layout.chosen(parallelism, world, environ=environ).described == described
+
+
+@pytest.mark.parametrize(
+    "environ, sentence",
+    [
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "names ds.json"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme"}, "offloads to nvme"),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"},
+            "SHARD_GRAD_OP; the shared trainer has",
+        ),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}, "cp_size 2 needs GPUs"),
+    ],
+)
+def test_what_an_accelerate_file_says_beyond_it_is_refused(environ: dict, sentence: str):
+    with pytest.raises(Refused, match=sentence):
+        layout.chosen({"accelerate_config": "a.yaml"}, 2, environ=environ)
