@@ -435,6 +435,9 @@ def walk(path: _Place) -> list[list[Any]]:
 def texts(folder: _Place, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
     """Return the files of a folder that patterns such as node-*/status.json match: path below it -> (end of its) text."""
     top, found = _path(folder), {}
+    if top.is_dir():
+        for place in [top, *(place for place in top.iterdir() if place.is_dir())]:
+            os.listdir(place)  # on NFS this asks the server again; a name alone may be answered from what was
     for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
         try:
             with open(path, "rb") as file:

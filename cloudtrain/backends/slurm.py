@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain import batch, jobfolder, nodes, places, rpc, transfer
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.batch import Reading
 from cloudtrain.errors import BackendError, BadJob, Problem
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests import slurm as request
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
     from cloudtrain.job import Job
 
+LATE_S = (0.05, 0.5, 2.0)  # pauses until the last words of a job that has ended are there
 FOLLOW_S = 0.2  # how often a followed log is looked at
 
 
@@ -151,13 +154,24 @@ class SlurmBackend:
         return folder
 
     def status(self, handle: str) -> Status:
-        files = self._files(handle)
-        if "job" not in files:
-            return Status(State.LOST, None, f"{handle} is gone")
-        merged = jobfolder.merge(files)
-        if merged is not None and merged.state.final and merged.state is not State.PREEMPTED:
-            return merged
-        reading = batch.read(self._run, files["job"].strip())
+        reading: Reading | None = None
+        for pause_s in (0.0, *LATE_S):
+            time.sleep(pause_s)
+            files = self._files(handle)
+            if "job" not in files:
+                return Status(State.LOST, None, f"{handle} is gone")
+            merged = jobfolder.merge(files)
+            if merged is not None and merged.state.final and merged.state is not State.PREEMPTED:
+                return merged
+            reading = reading or batch.read(self._run, files["job"].strip())
+            if reading is not None and not reading.ended:
+                break
+            # It is over: what was read before Slurm was asked may be older than that. A job that ended by itself has had
+            # its say, which a shared file system may show a little late.
+            said = jobfolder.Word.of(files).name == "ENDED" or (merged is not None and merged.state.final)
+            itself = reading is not None and reading.state in ("COMPLETED", "FAILED")
+            if pause_s and (said or not itself):
+                break
         return jobfolder.judge(files, reading, merged, lambda: self._last_words(handle))
 
     def _files(self, handle: str) -> dict[str, str]:
