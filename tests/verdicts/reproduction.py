@@ -82,7 +82,7 @@ def neutral(text: str, root: Path) -> str:
 
 def alike(text: str) -> str:
     """Return a line with numbers and addresses left open: two runs agree in the rest."""
-    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+    return re.sub(r"\s+", " ", re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text))
 
 
 def write_wheel(folder: Path, name: str, needs: list[str]) -> None:
