@@ -20,6 +20,7 @@ from cloudtrain.errors import BackendError, MissingExtra, Unreachable
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 60.0
 TRIES = 5
+PAUSE_S = 0.25  # doubled from try to try
 LATER = (408, 429, 500, 502, 503, 504)  # the same call may work later
 _METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
 
@@ -90,7 +91,7 @@ class Api:
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
         for turn in range(tries):
             if turn:
-                time.sleep(min(0.25 * 2**turn, 8.0))
+                time.sleep(min(PAUSE_S * 2**turn, 8.0))
             last = turn == tries - 1
             try:
                 address = path if path.startswith("http") else self.url(service) + path
@@ -137,7 +138,7 @@ class Api:
             except (OSError, http.client.HTTPException) as error:
                 if turn == TRIES - 1:
                     raise Unreachable(f"{what}: the transfer broke off: {error}") from None
-            time.sleep(0.25 * 2**turn)
+            time.sleep(PAUSE_S * 2**turn)
 
     def credentials(self) -> Any:
         """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""

@@ -28,7 +28,7 @@ def source():
     where = (host or "https://storage.googleapis.com", bucket, urllib.parse.quote(name, safe=""))
     return ask("%s/storage/v1/b/%s/o/%s?alt=media" % where, **headers)
 os.makedirs(into, exist_ok=True)
-packed, why = os.path.join(into, "source.tar.gz"), ""
+packed, why, whole = os.path.join(into, "source.tar.gz"), "", False
 for turn in range(6):
     try:
         with source() as there, open(packed, "wb") as here:
@@ -37,13 +37,16 @@ for turn in range(6):
         with gzip.open(packed) as tar:
             for piece in iter(lambda: tar.read(1 << 20), b""):
                 digest.update(piece)
-        if digest.hexdigest() == E["CLOUDTRAIN_SOURCE_SHA256"]:
-            break
+        whole = digest.hexdigest() == E["CLOUDTRAIN_SOURCE_SHA256"]
         why = "its content is not what its name says"
-    except (OSError, EOFError, ValueError, gzip.zlib.error) as error:
+        break
+    except (gzip.BadGzipFile, gzip.zlib.error) as error:
+        why = str(error)
+        break
+    except (OSError, EOFError, ValueError) as error:
         why = str(error)
     time.sleep(min(2 ** turn, 10) if turn < 5 else 0)
-else:
+if not whole:
     print("the source %s cannot be fetched: %s" % (E["CLOUDTRAIN_SOURCE"], why), flush=True)
     sys.exit(78)
 shutil.rmtree(os.path.join(into, "source"), ignore_errors=True)
