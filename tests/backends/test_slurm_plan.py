@@ -16,6 +16,7 @@ from cloudtrain.batch import HIDE, Reading, find, read
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.job import Job
+from cloudtrain.state import State
 from cloudtrain.submitter import Submitter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
@@ -164,3 +165,26 @@ def test_what_slurm_says_is_understood() -> None:
     )
     assert find(site(), "x-a1") is None
     assert all(not name.startswith(HIDE) for name in ("SLURM_CONF", "PATH"))
+
+
+def test_a_job_that_ends_between_two_looks_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are read, the job ends, Slurm is asked: what the files said is older than what Slurm says."""
+    folder = tmp_path / "runs" / "r" / "a1"
+    (folder / "node-0").mkdir(parents=True)
+    (folder / "job").write_text("7")
+    (folder / "state").write_text("STARTED 0 - 1")
+    status = folder / "node-0" / "status.json"
+    status.write_text('{"state": "RUNNING"}')
+
+    def squeue(argv) -> dict:
+        status.write_text('{"state": "FAILED", "exit_code": 3, "reason": "rank 0 exited with code 3"}')
+        return {"code": 0, "out": "7|FAILED|NonZeroExitCode\n", "err": ""}
+
+    backend = SlurmBackend({"folder": str(tmp_path)}, tmp_path)
+    monkeypatch.setattr(backend, "_run", squeue)
+    found = backend.status(str(folder))
+    assert (found.state, found.exit_code) == (State.FAILED, 3)
+    (folder / "state").write_text("ENDED 0 127 FAILED")
+    status.unlink()
+    monkeypatch.setattr(backend, "_run", lambda argv: {"code": 0, "out": "7|FAILED|NonZeroExitCode\n", "err": ""})
+    assert backend.status(str(folder)).exit_code == 127
