@@ -30,6 +30,7 @@ def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> 
     specification, output = request["AlgorithmSpecification"], request["OutputDataConfig"]
     network, checkpoints = request.get("VpcConfig") or {}, request.get("CheckpointConfig") or {}
     made = HuggingFace(
+        entry_point=None,  # the container's command is the launcher's
         image_uri=specification["TrainingImage"],
         role=request["RoleArn"],
         instance_count=resources["InstanceCount"],
@@ -57,8 +58,9 @@ def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> 
         hyperparameters={
             name: text[1:-1] for name, text in request["HyperParameters"].items()
         },  # it quotes them itself
+        enable_sagemaker_metrics=specification["EnableSageMakerMetricsTimeSeries"],
         debugger_hook_config=False,
-        disable_profiler=True,
+        disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
         py_version="py3",  # asked for although the image says it
         sagemaker_session=session,
     )
@@ -92,7 +94,7 @@ def _sdk() -> tuple[Any, Any, Any]:
     """Import the SDK without its notices and its telemetry, which asks an address of its own without any time limit."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     for name in ("sagemaker", "sagemaker.config"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are raised as well
     import sagemaker
     from sagemaker.estimator import _TrainingJob
     from sagemaker.huggingface import HuggingFace

@@ -77,6 +77,7 @@ def create_training_job(job: Job, run_id: str, attempt: int, sha256: str, option
             "TrainingInputMode": "File",
             "ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK],
             "MetricDefinitions": metrics,
+            "EnableSageMakerMetricsTimeSeries": True,
         },
         "RoleArn": options.get("role") or "",
         "InputDataConfig": [*channels, code],
@@ -88,6 +89,7 @@ def create_training_job(job: Job, run_id: str, attempt: int, sha256: str, option
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
         "CheckpointConfig": {"S3Uri": f"{run}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "ProfilerConfig": {"DisableProfiler": True},
         "Tags": _tags(job, manifest),
     }
     _settings(request, job, machine, options)
