@@ -49,9 +49,8 @@ class Cluster:
         SlurmBackend.options().model_validate(given)
         return SlurmBackend(given, self.folder / "work")
 
-    def submit(
-        self, script: str, *args: object, options: dict | None = None, attempt: int = 1, **job
-    ) -> tuple[SlurmBackend, str]:
+    def plan(self, script: str, *args: object, options: dict | None = None, attempt: int = 1, **job):
+        """Return the backend, the plan and the bundle of a script."""
         self.count += 1
         source = self.folder / f"source-{self.count}"
         source.mkdir()
@@ -59,7 +58,10 @@ class Cluster:
         data = {"name": "ends", "source": str(source), "entrypoint": "script.py", "args": list(map(str, args))}
         backend = self.backend(**options or {})
         bundle = Bundle.make(source, self.folder / "bundles")
-        plan = backend.plan(Job.from_dict({**data, **job}), bundle, f"ends-{token_hex(4)}", attempt)
+        return backend, backend.plan(Job.from_dict({**data, **job}), bundle, f"ends-{token_hex(4)}", attempt), bundle
+
+    def submit(self, script: str, *args: object, **changes) -> tuple[SlurmBackend, str]:
+        backend, plan, bundle = self.plan(script, *args, **changes)
         handle = backend.submit(plan, bundle)
         self.handles.append((backend, handle))
         return backend, handle

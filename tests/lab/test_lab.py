@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from tests.conftest import wait_for
+from tests.lab.fixtures import need
 from tests.lab.host import REPOSITORY
 from tests.lab.network import Lab
 
@@ -84,6 +85,7 @@ def test_full_disk_and_another_key(lab: Lab) -> None:
 
 
 def test_nothing_outlives_a_killed_test_run() -> None:
+    need("sshd", "ip")
     code = (
         "import sys\n"
         "from tests.lab.network import Lab\n"
