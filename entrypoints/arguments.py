@@ -66,8 +66,10 @@ class Arguments:
     task: str = _is("causal-lm", "What is learned.", TASKS)
     chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
     assistant_only_loss: bool = _is(True, "In chat, learn the assistant's words alone; off: every token.")
-    model: str = _is("", "Hub name or folder of a pretrained model. Left out: from scratch, as --model_type says.")
-    tokenizer: str = _is("", "Hub name, folder, or bpe:4096 to train one of that size. Default: the model's, bpe:4096.")
+    model: str = _is(
+        "", "Hub name, folder or input:NAME of a pretrained model. Left out: from scratch, as --model_type says."
+    )
+    tokenizer: str = _is("", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's, bpe:4096.")
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
     hidden_size: int = _is(256, "Width, from scratch.")
     intermediate_size: int = _is(-1, "Width of the feed-forward part, from scratch; -1: as the architecture does it.")

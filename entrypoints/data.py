@@ -63,6 +63,16 @@ def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> l
     return sorted(found, key=lambda document: document.order)
 
 
+def located(name: str, inputs: Mapping[str, str]) -> str:
+    """Return the path that input:NAME, or input:NAME/below, stands for, any other name as it is; raises Refused."""
+    if not name.startswith("input:"):
+        return name
+    which, _, below = name.removeprefix("input:").partition("/")
+    if which not in inputs:
+        raise Refused(f"the job has no input {which!r}; it has: {', '.join(sorted(inputs)) or 'none'}")
+    return os.path.join(inputs[which], below) if below else inputs[which]
+
+
 def stream(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Iterator[str]:
     """Yield the texts that names stand for in the order in which they lie there, none kept; raises Refused."""
     for name in names:
@@ -107,12 +117,7 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool 
     if name == STDLIB:
         yield from _standard_library()
         return
-    path = name
-    if name.startswith("input:"):
-        which, _, below = name.removeprefix("input:").partition("/")
-        if which not in inputs:
-            raise Refused(f"the job has no input {which!r}; it has: {', '.join(sorted(inputs)) or 'none'}")
-        path = os.path.join(inputs[which], below) if below else inputs[which]
+    path = located(name, inputs)
     if os.path.isdir(path):
         for file in _files_below(Path(path)):
             yield from _of_file(file, Path(path), columns, found=True)

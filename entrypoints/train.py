@@ -57,6 +57,7 @@ def main() -> int:
 def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout) -> int:
     """Train as told and return the exit code."""
     import accelerate
+    import data
     import model as models
     import publish
     import tasks
@@ -76,6 +77,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
 
     # -----------------------------------------------------------------------------------------------------------------
     # Setup
+    arguments.model, arguments.tokenizer = (
+        data.located(name, context.inputs) for name in (arguments.model, arguments.tokenizer)
+    )
     if arguments.push_to_hub:
         publish.check_token()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a log has no use for one

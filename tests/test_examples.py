@@ -1,0 +1,65 @@
+"""Every example runs as written, on `local`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import Run
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+BOUND_S = 280
+# folder -> what its output shows when it has done what it is for
+SHOWN = {
+    "own-script": r"trained by 2 processes",
+    "train_distributed": r"'nodes_used': 3, .*'status': 'distributed_trained'(.|\n)*accuracy 0\.9",
+    "classification": r"held-out loss .* accuracy (1\.000|0\.9)",
+    "ddp": r"2 x cpu, strategy ddp (.|\n)*held-out loss 6\.\d+ -> [345]\.",
+    "lora": r"of them learn; (.|\n)*held-out loss 5\.\d+ -> [34]\.",
+}
+ELSEWHERE = {"quickstart"}  # make demo; its losses over machines: tests/backends
+
+
+def commands(folder: Path) -> list[str]:
+    """Return the commands that an example is run with, as its README or its job file writes them."""
+    readme, job = folder / "README.md", folder / "job.yaml"
+    if readme.exists() and (
+        found := re.search(r"^```\n((?:(?:cloudtrain|python) .*\n)+)```$", readme.read_text(), re.M)
+    ):
+        return found[1].splitlines()
+    return [line.lstrip("# ") for line in job.read_text().splitlines() if re.match(r"#\s+cloudtrain submit", line)]
+
+
+def test_every_example_is_run_and_listed():
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == SHOWN.keys() | ELSEWHERE
+    listed = set(re.findall(r"^\| \[([\w-]+)\]\(\1/\)", (EXAMPLES / "README.md").read_text(), re.M))
+    assert listed == folders
+    assert all(commands(EXAMPLES / name) for name in folders)
+
+
+@pytest.mark.train
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in ("lora", "ddp") else ()) for name in SHOWN]
+)
+def test_it_runs_as_written(name: str, tmp_path: Path, home: Path, census: Path):
+    shutil.copytree(EXAMPLES / name, tmp_path / "examples" / name)  # where nobody's fetched folders lie
+    folder = str(Path(sys.executable).parent)
+    env = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    for command in commands(tmp_path / "examples" / name):
+        done = subprocess.run(
+            command.split(), cwd=tmp_path, env=env, text=True, timeout=BOUND_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+    assert re.search(SHOWN[name], done.stdout), done.stdout
+    run = Run.find()
+    worlds = {event.node: event.data["pid"] for event in run.store.events(run.run_id, "world") if "pid" in event.data}
+    assert len(set(worlds.values())) == len(worlds) == run.record.job["num_nodes"]
