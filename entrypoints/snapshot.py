@@ -112,6 +112,8 @@ class Keeper:
 
         Collective. Random numbers are left to the caller: they come last, when all else is ready.
         """
+        if training.parts:
+            check_seen(self.folder)
         found = parallel.from_rank_0(lambda: checkpoint.newest(self.folder, self.say))
         if found is None:
             return None
@@ -141,8 +143,8 @@ def write_parts(path: Path, training: Training) -> None:
     """Write this rank's part of model and optimizer below a folder; collective."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    if not path.is_dir():
-        raise OSError(f"{path} is not there on every node: a model in parts needs a folder that all nodes see")
+    if not all(parallel.every_rank(path.is_dir())):  # on all ranks alike: nobody may wait for one that gave up
+        raise OSError(f"{path} is not there on every node")
     if training.parts == "deepspeed":
         training.model.save_checkpoint(str(path / "state"), tag="parts", save_latest=False)
     else:
@@ -150,12 +152,10 @@ def write_parts(path: Path, training: Training) -> None:
 
 
 def read_parts(path: Path, training: Training) -> None:
-    """Put this rank's part of model and optimizer back; collective. Raises Refused where it cannot be read."""
+    """Put this rank's part of model and optimizer back; collective."""
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    if missing := [rank for rank, there in enumerate(parallel.every_rank(path.is_dir())) if not there]:
-        raise Refused(f"{path} is not there on rank {missing[0]}: a model in parts needs a folder that all nodes see")
     if training.parts == "deepspeed":
         training.model.load_checkpoint(str(path / "state"), tag="parts")
         return
@@ -168,6 +168,19 @@ def read_parts(path: Path, training: Training) -> None:
         optim_state_dict=state["optimizer"],
         options=_options(training),
     )
+
+
+def check_seen(folder: Path) -> None:
+    """Raise Refused unless all ranks see what rank 0 writes into the folder; collective."""
+    mark = folder / ".seen"
+    parallel.from_rank_0(mark.touch)
+    blind = [rank for rank, sees in enumerate(parallel.every_rank(mark.exists())) if not sees]
+    parallel.from_rank_0(lambda: mark.unlink(missing_ok=True))
+    if blind:
+        raise Refused(
+            f"rank {blind[0]} does not see rank 0's checkpoints in {folder}: a model in parts needs a folder that all nodes "
+            "share, or strategy ddp"
+        )
 
 
 def check_layout(path: Path, training: Training) -> None:

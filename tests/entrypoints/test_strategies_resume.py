@@ -88,3 +88,21 @@ def test_other_parts_of_the_same_format_go_on(tmp_path: Path, ranks: int, parall
     again, before = resumed.losses(), unbroken.losses()
     assert sorted(again) == list(range(4, STEPS + 1))
     assert max(abs(again[step] - before[step]) for step in again) < 1e-5
+
+
+def test_a_model_in_parts_needs_a_folder_that_all_nodes_see(tmp_path: Path):
+    """Each rank has a checkpoint folder of its own here, as nodes without a common disk have."""
+    args = arguments(tmp_path / "texts")
+    for rank in (0, 1):
+        (tmp_path / "disks" / str(rank)).mkdir(parents=True)
+    script = tmp_path / "own_disk.py"
+    script.write_text(
+        "import os, sys, train\n"
+        "os.environ['CLOUDTRAIN_CHECKPOINT_DIR'] += '/' + os.environ['RANK']\n"
+        "sys.exit(train.main())\n"
+    )
+    env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "fsdp"}', "CLOUDTRAIN_CHECKPOINT_DIR": tmp_path / "disks"}
+    with Trainer(tmp_path / "run", args, 2, env, script=script) as refused:
+        assert refused.codes() == [78, 78], refused.everything()
+    assert "rank 1 does not see rank 0's checkpoints" in refused.output()
+    assert refused.losses() == {}
