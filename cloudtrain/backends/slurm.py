@@ -233,8 +233,7 @@ class SlurmBackend:
             return Here()
         from cloudtrain.remote import Host
 
-        setup = [f"module load {' '.join(self.given['modules'])}"] if self.given.get("modules") else []
-        return There(Host(**login), str(self.given.get("python") or "python3"), setup)
+        return There(Host(**login), str(self.given.get("python") or "python3"), request.environment(self.given))
 
     @cached_property
     def _run(self) -> Callable[[Sequence[str]], Mapping[str, Any]]:

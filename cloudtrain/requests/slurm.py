@@ -132,6 +132,14 @@ def arguments(
     return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
 
 
+def environment(options: Mapping[str, Any]) -> list[str]:
+    """Return the shell lines that bring the options' modules and conda environment."""
+    lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
+    if options.get("conda"):
+        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
+    return lines
+
+
 def script(
     attempt_id: str,
     folder: str,
@@ -142,10 +150,7 @@ def script(
     options: Mapping[str, Any],
 ) -> str:
     """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
-    lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
-    if options.get("conda"):
-        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
-    lines += options.get("setup", ())
+    lines = [*environment(options), *options.get("setup", ())]
     setup = "".join(
         f"{{ {line}\n}} || {{ say ENDED 78 setup; echo {shlex.quote(f'this setup line failed: {line}')}; exit 78; }}\n"
         for line in lines
