@@ -109,7 +109,6 @@ class CustomJobs:
         from google.cloud import aiplatform
         from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
 
-        logging.getLogger("google.cloud.aiplatform").setLevel(logging.WARNING)  # it prints otherwise
         wanted = CustomJob.from_json(json.dumps(job))
         _, project, _, region = parent.split("/")
         endpoint = self._api.endpoint
@@ -133,12 +132,17 @@ class CustomJobs:
             encryption_spec_key_name=wanted.encryption_spec.kms_key_name or None,
         )
         CustomJobSpec.copy_from(made.job_spec, wanted.job_spec)  # what the constructor has no argument for
+        talk = logging.getLogger("google.cloud.aiplatform.jobs")  # it prints what it does
+        level = talk.level
+        talk.setLevel(logging.WARNING)
         try:
             made.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
             raise ApiError(int(error.code or 500), str(error.message), "the job was not accepted") from None
         except OSError as error:  # requests' errors are such
             raise Unreachable(f"the job was not accepted: {type(error).__name__}") from None
+        finally:
+            talk.setLevel(level)
         return str(made.resource_name)
 
     # -- look ----------------------------------------------------------------------------------------------------------

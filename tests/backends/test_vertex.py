@@ -117,13 +117,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize("client", ["rest", "sdk"])
 @pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "rich"])
-def test_a_server_receives_what_the_plan_printed(paper: Bench, client: str, options: dict):
+def test_a_server_receives_what_the_plan_printed(paper: Bench, client: str, options: dict, capfd):
     from google.cloud import aiplatform_v1
 
     backend = paper.backend(client=client, **options)
     plan, bundle = paper.plan("print(1)", **RICH)
     plan = backend.plan(Job.from_dict(plan.job), bundle, "run-x")
     handle = backend.submit(plan, bundle)
+    assert capfd.readouterr() == ("", ""), "a backend never prints"
     assert paper.asked("POST", CREATE if client == "rest" else r"/customJobs\?") == 1
     wanted = aiplatform_v1.CustomJob.from_json(json.dumps(Plan.from_json(plan.to_json()).request["customJob"]))
     (sent,) = paper.sent()
