@@ -133,6 +133,7 @@ class Agreement:
         import torch.distributed as dist
 
         self._several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = cpu_group() if self._several else None
         self._pending: tuple[Any, Any] | None = None
 
     def settle(self, stop: bool, due: bool) -> tuple[bool, bool]:
@@ -144,7 +145,7 @@ class Agreement:
 
         heard = self.close()
         flags = torch.tensor([stop, due], dtype=torch.int32)
-        self._pending = (flags, dist.all_reduce(flags, dist.ReduceOp.MAX, async_op=True))
+        self._pending = (flags, dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True))
         return heard
 
     def close(self) -> tuple[bool, bool]:
@@ -155,6 +156,13 @@ class Agreement:
         self._pending = None
         work.wait()
         return bool(flags[0]), bool(flags[1])
+
+
+def cpu_group() -> Any:
+    """Return all ranks as a group that takes CPU tensors, which NCCL does not; collective."""
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else dist.group.WORLD
 
 
 def from_rank_0(make: Callable[[], T]) -> T:

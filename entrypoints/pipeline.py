@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from frame import Batch, local, scored
 from refused import Refused
-from samples import GlobalBatches, loader
 from sharded import Sharded, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
 from stages import check_cut, cut
 from torch.distributed.fsdp import FSDPModule
@@ -78,10 +77,7 @@ class Pipeline(Sharded):
         return (self.model.get_input_embeddings() if first else self.model.get_output_embeddings()).weight  # type: ignore[no-any-return]
 
     def held_out(self, dataset: Any, size: int, collate: Any, pinned: bool) -> Any:
-        size = self.microbatches * -(-size // self.microbatches)
-        rank = self.layout.data_rank(self.rank)
-        batches = GlobalBatches(len(dataset), size, 1, self.layout.data_ranks, rank, 0, False, full=True)
-        return loader(dataset, 0, pinned, batch_sampler=batches, collate_fn=collate)
+        return super().held_out(dataset, self.microbatches * -(-size // self.microbatches), collate, pinned)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -191,13 +187,14 @@ class Pipeline(Sharded):
             if leads:
                 mine[name] = full.detach().cpu().contiguous()
         theirs = parallel.every_rank({name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()})
+        group = parallel.cpu_group()
         for source, tensors in enumerate(theirs):
             for name, (shape, dtype) in tensors.items() if source else ():
                 if self.rank == source:
-                    dist.send(mine[name], 0)
+                    dist.send(mine[name], 0, group=group)
                 elif self.rank == 0:
                     mine[name] = torch.empty(shape, dtype=dtype)
-                    dist.recv(mine[name], source)
+                    dist.recv(mine[name], source, group=group)
         return filled(self.bare, mine) if self.rank == 0 else None
 
     def reshard(self) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests.entrypoints.trainer import TINY, Trainer, texts, train
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 STEPS = 15
 SIZES = ["--tokenizer", "bpe:304", "--num_hidden_layers", "4", "--num_attention_heads", "4", "--max_steps", str(STEPS)]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.entrypoints.trainer import TINY, Trainer, texts, train
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 STEPS = 9
 SIZES = ["--tokenizer", "bpe:304", "--num_hidden_layers", "2", "--dropout", "0.2", "--max_steps", str(STEPS)]
