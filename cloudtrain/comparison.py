@@ -70,13 +70,8 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "exit_code": status.exit_code,
         "reason": _named(status.reason, run.run_id) or None,
         "attempts": len(attempts),
-        **{name: value for name, value in last_values(run).items() if math.isfinite(value)},
+        **{row.name: row.last for row in run.store.curves.summary(run.run_id) if math.isfinite(row.last)},
     }
-
-
-def last_values(run: Run) -> dict[str, float]:
-    """Return the last value of every metric."""
-    return {row.name: row.value for row in run.store.metrics(run.run_id)}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result"})
 
+_BEHIND_BAR = "]" + MARK
 _TRAINER_LINE = re.compile(r"^\s*(\{'.*\})\s*$")  # what transformers' Trainer prints: {'loss': 2.1, 'epoch': 0.5}
 
 
@@ -34,7 +35,12 @@ class Event:
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]] | None:
-    """Return (kind, data) of a marked line, or None when the line is ordinary text."""
+    """Return (kind, data) of a marked line, or None when the line is ordinary text.
+
+    A progress bar does not end its line: what comes right behind its closing bracket is a marked line too.
+    """
+    if _BEHIND_BAR in text:
+        text = text[text.index(_BEHIND_BAR) + 1 :]
     if not text.startswith(MARK) or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         return None
     try:

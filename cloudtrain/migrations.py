@@ -73,4 +73,55 @@ _SECOND = (
 # Where each run came from (cloudtrain.provenance), beside `runs`: lists of runs need not read the patches.
 _THIRD = ("CREATE TABLE provenance (run_id TEXT PRIMARY KEY REFERENCES runs, data TEXT NOT NULL) WITHOUT ROWID",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
+# Curves in blocks of BLOCK numbered lines, kept up by a trigger, so that a curve of a million points is drawn from a
+# thousand rows. Not a number and infinity count as points and are no part of what a block says of its values.
+BLOCK = 1024
+_FINITE = "(new.value IS NOT NULL AND new.value > -9e999 AND new.value < 9e999)"
+_FOURTH = (
+    """CREATE TABLE curves (
+        attempt_id  TEXT NOT NULL REFERENCES attempts,
+        name        TEXT NOT NULL,
+        node        INTEGER NOT NULL,
+        block       INTEGER NOT NULL,      -- seq / BLOCK
+        points      INTEGER NOT NULL,
+        finite      INTEGER NOT NULL,      -- how many of them are finite numbers
+        total       REAL NOT NULL,         -- their sum
+        lowest      REAL,
+        highest     REAL,
+        first_value REAL,
+        last_value  REAL,
+        first_step  INTEGER NOT NULL,
+        last_step   INTEGER NOT NULL,
+        last_seq    INTEGER NOT NULL,
+        last_at     TEXT NOT NULL,
+        PRIMARY KEY (attempt_id, name, node, block)
+    ) WITHOUT ROWID""",
+    f"""INSERT INTO curves
+        SELECT attempt_id, name, node, seq / {BLOCK}, count(*), total(finite), total(finite * value),
+               min(CASE WHEN finite THEN value END), max(CASE WHEN finite THEN value END), NULL, NULL, 0, 0, max(seq), ''
+          FROM (SELECT *, (value IS NOT NULL AND value > -9e999 AND value < 9e999) AS finite FROM metrics)
+         GROUP BY attempt_id, name, node, seq / {BLOCK}""",
+    f"""UPDATE curves SET (first_value, first_step) =
+        (SELECT value, step FROM metrics m WHERE m.attempt_id = curves.attempt_id AND m.node = curves.node
+            AND m.seq >= block * {BLOCK} AND m.seq < (block + 1) * {BLOCK} AND m.name = curves.name ORDER BY seq LIMIT 1)""",
+    """UPDATE curves SET (last_value, last_step, last_at) =
+        (SELECT value, step, at FROM metrics m WHERE m.attempt_id = curves.attempt_id AND m.node = curves.node
+            AND m.seq = last_seq AND m.name = curves.name)""",
+    # Two statements and no upsert: inside a trigger the outer statement's OR IGNORE decides about conflicts.
+    f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
+        INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.node, new.seq / {BLOCK}, 0, 0, 0, NULL, NULL,
+               new.value, NULL, new.step, new.step, -1, '');
+        UPDATE curves SET points = points + 1,
+               finite = finite + {_FINITE},
+               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
+               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
+               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
+               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
+               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
+               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,
+               last_seq = max(last_seq, new.seq)
+         WHERE attempt_id = new.attempt_id AND name = new.name AND node = new.node AND block = new.seq / {BLOCK};
+    END""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)

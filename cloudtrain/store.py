@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backend import Plan
+from cloudtrain.curves import Curves
 from cloudtrain.database import Database
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import Event
@@ -82,6 +83,7 @@ class Store:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.database = Database(home)
+        self.curves = Curves(self.database)
 
     @property
     def warnings(self) -> list[str]:
@@ -315,6 +317,16 @@ class Store:
             rows = db.execute(query, (run_id, kind) if kind else (run_id,))
             return [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
 
+    def latest(self, attempt_id: str, node: int, kind: str) -> Event | None:
+        """Return the newest event of a kind on one node, found from the end."""
+        query = (
+            "SELECT attempt_id, node, seq, at, kind, data FROM events WHERE attempt_id = ? AND node = ? AND kind = ?"
+            " ORDER BY seq DESC LIMIT 1"
+        )
+        with self.database.read() as db:
+            row = db.execute(query, (attempt_id, node, kind)).fetchone()
+        return Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) if row else None
+
     def provenance(self, run_id: str) -> dict[str, Any]:
         """Return where a run came from (see cloudtrain.provenance); empty for one of an older cloudtrain."""
         with self.database.read() as db:
@@ -329,6 +341,32 @@ class Store:
 
 _RUNS = "SELECT * FROM runs"
 _ATTEMPTS = "SELECT attempts.* FROM attempts"
+
+
+class _Late(Mapping[str, Any]):
+    """JSON of a mapping that is parsed when something is asked of it: a list of runs asks nothing of their jobs."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._parsed: dict[str, Any] | None = None
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        if self._parsed is None:
+            self._parsed = dict(json.loads(self._text))
+        return self._parsed
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __repr__(self) -> str:
+        return repr(self._data)
 
 
 def _marks(items: Sequence[object]) -> str:
@@ -357,7 +395,7 @@ def _run(row: sqlite3.Row) -> RunRecord:
         key=row["key"],
         parent=row["parent"],
         identity=row["identity"],
-        job=json.loads(row["job"]),
+        job=_Late(row["job"]),
         created_at=row["created_at"],
         acknowledged=row["acked_at"] is not None,
         cancel_requested=row["cancel_at"] is not None,

@@ -102,8 +102,7 @@ class Watcher:
     def _parser(self, attempt: AttemptRecord) -> MetricParser:
         """Return what listens to an attempt's ordinary lines; a new watcher goes on counting where the last one was."""
         if attempt.attempt_id not in self._parsers:
-            rows = self.store.metrics(attempt.run_id)
-            seen = {row.name: row.step for row in rows if row.attempt == attempt.number}
+            seen = {row.name: row.step for row in self.store.curves.of_attempt(attempt.attempt_id)}
             self._parsers[attempt.attempt_id] = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen)
         return self._parsers[attempt.attempt_id]
 

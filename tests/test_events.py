@@ -97,3 +97,10 @@ def test_of_several_ranks_one_is_heard():
 
 def test_counting_goes_on_where_another_watcher_was():
     assert list(events.MetricParser({}, {"loss": 7}).metrics("{'loss': 1.0}")) == [(8, "loss", 1.0)]
+
+
+def test_an_event_behind_a_progress_bar_is_heard():
+    bar = " 99%|#########8| 296/300 [00:16<00:00, 19.52it/s]"
+    assert events.parse(bar + events.format("metric", {"step": 1, "loss": 2.0})) == ("metric", {"step": 1, "loss": 2.0})
+    assert events.parse(bar) is None and events.parse("]" + events.MARK) is None
+    assert events.parse("say " + events.format("metric", {"step": 1})) is None

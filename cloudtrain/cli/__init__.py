@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "show": "Show a run: its state, attempts, times and job.",
         "diff": "Show what two runs differ in.",
         "logs": "Print a run's log, of all nodes.",
-        "metrics": "Print a run's metrics.",
+        "metrics": "Print the metrics of runs.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
         "watch": "Watch a run in the foreground, for CI and tmux.",

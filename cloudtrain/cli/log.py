@@ -43,6 +43,7 @@ class Screen:
         self._clean: Callable[[str], str] | None = clean if is_terminal() and not raw else None
         self._encode = json.JSONEncoder(ensure_ascii=False).encode if as_json else None
         self._raw = raw
+        self.for_people = not raw and not as_json
         self._prefixes: dict[tuple[int, int], str] = {}
 
     def show(self, line: LogLine) -> str | None:
@@ -139,7 +140,7 @@ def print_log(
 ) -> str | None:
     """Print a run's lines behind a cursor, with `follow` until it is final; return the last cursor. Blocking."""
     cursor = after
-    with Lines() as out:
+    with _out(run, screen, follow) as out:
         if tail is not None:
             last: deque[str] = deque(maxlen=tail)
             for line in run.logs(after=cursor, raw=True):
@@ -161,6 +162,16 @@ def print_log(
         except KeyboardInterrupt as stop:
             raise Interrupted(cursor) from stop
     return cursor
+
+
+def _out(run: Run, screen: Screen, follow: bool) -> Lines:
+    """Return where the lines go: with a live view below them when a person follows them on a terminal."""
+    if follow and screen.for_people and is_terminal():
+        from cloudtrain.cli import live
+
+        if live.wanted():
+            return live.Live(run)
+    return Lines()
 
 
 class Interrupted(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.state import State
 
 if TYPE_CHECKING:
+    from cloudtrain.curves import Summary
     from cloudtrain.store import RunRecord, Store
 
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool) -> int:
     """List runs, the newest first.
 
+    `loss` is the last one heard of. On a narrow terminal columns are left out rather than wrapped.
+
     \b
     cloudtrain ls -n 5
     cloudtrain ls --state RUNNING --json
@@ -37,13 +41,16 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
     wanted = [State(state.upper()) for state in states]
     found = store.runs(limit=limit, states=wanted, name=name)
     if as_json:
-        terminal.print_json([_row_json(record) for record in found])
+        losses = store.curves.last([record.run_id for record in found])
+        terminal.print_json([_row_json(record, losses.get(record.run_id)) for record in found])
     elif found:
+        losses = store.curves.last([record.run_id for record in found])
         terminal.table(
-            ("run", "state", "exit", "age", "took", "backend", "target"),
-            [_row(record) for record in found],
-            right=("exit", "age", "took"),
+            ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
+            [_row(record, losses.get(record.run_id)) for record in found],
+            right=("exit", "age", "took", "loss"),
             styles=runs.STYLES,
+            spare=("target", "backend", "took", "exit", "loss", "age"),
         )
     else:
         terminal.say("there are no runs yet" if not (wanted or name) else "no run is like that")
@@ -63,15 +70,16 @@ def _look(store: Store, limit: int, name: str | None) -> None:
             terminal.note(f"warning: {record.run_id}: {error.message}")
 
 
-def _row(record: RunRecord) -> tuple[str, ...]:
+def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:
     status = record.status
     code = "" if status.exit_code is None else str(status.exit_code)
     took = runs.between(status.started_at, status.ended_at) if status.started_at else ""
     target = "" if record.target == record.backend else record.target
-    return record.run_id, str(status.state), code, runs.between(record.created_at), took, record.backend, target
+    last = f"{loss.last:.4g}" if loss else ""
+    return record.run_id, str(status.state), code, runs.between(record.created_at), took, last, record.backend, target
 
 
-def _row_json(record: RunRecord) -> dict[str, object]:
+def _row_json(record: RunRecord, loss: Summary | None) -> dict[str, object]:
     status = record.status
     return {
         "run_id": record.run_id,
@@ -84,4 +92,6 @@ def _row_json(record: RunRecord) -> dict[str, object]:
         "created_at": record.created_at,
         "started_at": status.started_at,
         "ended_at": status.ended_at,
+        "loss": loss.last if loss and math.isfinite(loss.last) else None,
+        "step": loss.step if loss else None,
     }

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.backend import Plan
-from cloudtrain.cli import options, provenance, runs, summary, terminal
+from cloudtrain.cli import options, provenance, runs, summary, terminal, timeline
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
     from cloudtrain.run import Run
-
-TIMELINE = ("state", "world", "checkpoint", "alarm", "result")
 
 
 @options.command()
@@ -78,33 +76,7 @@ def _show(run: Run) -> None:
             ("model", summary.model(run)),
         ]
     )
-    if len(attempts) > 1:
-        terminal.say("", "attempts")
-        terminal.table(
-            ("  attempt", "state", "exit", "took", "reason"),
-            [
-                (
-                    f"  {attempt.number}",
-                    str(attempt.status.state),
-                    "" if attempt.status.exit_code is None else str(attempt.status.exit_code),
-                    runs.between(attempt.status.started_at, attempt.status.ended_at)
-                    if attempt.status.started_at
-                    else "",
-                    attempt.status.reason,
-                )
-                for attempt in attempts
-            ],
-            right=("exit", "took"),
-            styles=runs.STYLES,
-        )
-    events = [event for event in run.store.events(run.run_id) if event.kind in TIMELINE]
-    if events:
-        terminal.say("", "timeline")
-        for event in events[-30:]:
-            said = "  ".join(f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {}))
-            terminal.say(
-                f"  {event.at[:19]}Z  {event.attempt.rpartition('-')[2]} node {event.node}  {event.kind:<10} {said}"
-            )
+    timeline.tell(run)
     provenance.tell(run)
     terminal.say("", "job")
     terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SAID)

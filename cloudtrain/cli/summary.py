@@ -61,7 +61,7 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
         next_commands(
             run.run_id,
             *(["fetch"] if _has_results(run) else []),
-            *(["metrics"] if run.store.metrics(run.run_id) else []),
+            *(["metrics"] if run.store.curves.summary(run.run_id) else []),
             "logs",
         )
     elif status.state is State.TIMED_OUT:

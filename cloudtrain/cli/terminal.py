@@ -33,11 +33,28 @@ def say(*lines: str, style: str = "") -> None:
         sys.stdout.write(f"{begin}{clean(line)}{end}\n")
 
 
-def _codes(stream: TextIO, style: str) -> tuple[str, str]:
-    """Return what switches a style on and off; nothing for a pipe, a dumb terminal, or under NO_COLOR."""
+def write(*lines: str) -> None:
+    """Print lines that are ours to the last character, colours included."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def colours(stream: TextIO | None = None) -> bool:
+    """Return whether colours are shown: not on a pipe, a dumb terminal, or under NO_COLOR."""
     import os
 
-    if not style or not is_terminal(stream) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """Return how many columns there are; 80 where nobody says."""
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _codes(stream: TextIO, style: str) -> tuple[str, str]:
+    """Return what switches a style on and off; nothing where colours are not shown."""
+    if not style or not colours(stream):
         return "", ""
     return "".join(f"\x1b[{_STYLES[word]}m" for word in style.split()), "\x1b[0m"
 
@@ -67,11 +84,16 @@ def table(
     *,
     right: Sequence[str] = (),
     styles: dict[str, str] | None = None,
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print a table; on a terminal through rich, with `styles` by a cell's text; columns of `right` stand right."""
+    """Print a table; on a terminal through rich, with `styles` by a cell's text; columns of `right` stand right.
+
+    Where a terminal is too narrow, columns of `spare` are left out, the first of them first.
+    """
     texts = [[clean(cell) for cell in row] for row in rows]
     if is_terminal():
-        _rich_table(headers, texts, right, styles or {})
+        kept = _fitting(headers, texts, spare)
+        _rich_table([headers[at] for at in kept], [[row[at] for at in kept] for row in texts], right, styles or {})
         return
     widths = [max(len(row[at]) for row in [list(headers), *texts]) for at in range(len(headers))]
     for row in [list(headers), *texts]:
@@ -80,6 +102,17 @@ def table(
             for cell, width, head in zip(row, widths, headers, strict=True)
         ]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _fitting(headers: Sequence[str], rows: list[list[str]], spare: Sequence[str]) -> list[int]:
+    """Return the columns that are shown on a terminal of this width."""
+    kept = list(range(len(headers)))
+    widths = [max(len(row[at]) for row in [list(headers), *rows]) for at in kept]
+    for head in spare:
+        if sum(widths[at] + 2 for at in kept) - 2 <= width():
+            break
+        kept = [at for at in kept if headers[at] != head]
+    return kept
 
 
 def _rich_table(headers: Sequence[str], rows: list[list[str]], right: Sequence[str], styles: dict[str, str]) -> None:
@@ -130,6 +163,7 @@ class Lines:
         self._waiting: list[str] = []
         self._some = threading.Event()
         self._lock = threading.Lock()
+        self._pause = threading.Event()  # set by nobody: what waits for it sleeps
         self._closed = False
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -160,16 +194,17 @@ class Lines:
             lines = self._waiting[:]
             if lines:
                 del self._waiting[: len(lines)]  # a line that was added since stays
-                lines.append("")
-                self._out.write("\n".join(lines))
+                self._write(lines)
                 self._out.flush()
 
+    def _write(self, lines: list[str]) -> None:
+        self._out.write("\n".join([*lines, ""]))
+
     def _serve(self) -> None:
-        done = threading.Event()
         while not self._closed:
             self._some.wait()
             self._some.clear()
-            done.wait(DELAY_S)
+            self._pause.wait(DELAY_S)
             try:
                 self.flush()
             except OSError as error:

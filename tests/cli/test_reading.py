@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.cli.terminal import clean
 from tests.cli.conftest import CLI, SCRIPT
 from tests.conftest import WAIT_S, wait_for
 
@@ -50,9 +54,11 @@ def ids(history, monkeypatch):
     return history[1]
 
 
-def on_a_terminal(*words: str, env: dict[str, str] | None = None) -> str:
+def on_a_terminal(*words: str, env: dict[str, str] | None = None, columns: int = 0) -> str:
     """Return what a command writes to a terminal."""
     main, worker = pty.openpty()
+    if columns:
+        fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
         [*CLI, *words], stdout=worker, stderr=worker, env={**os.environ, "TERM": "xterm", **(env or {})}
     )
@@ -77,9 +83,11 @@ def on_a_terminal(*words: str, env: dict[str, str] | None = None) -> str:
 def test_ls_lists_the_newest_first(cli, ids):
     shown = cli("ls")
     lines = shown.out.splitlines()
-    assert lines[0].split() == ["run", "state", "exit", "age", "took", "backend", "target"]
+    assert lines[0].split() == ["run", "state", "exit", "age", "took", "loss", "backend", "target"]
     assert [line.split()[0] for line in lines[1:]] == [ids["odd"], ids["two"], ids["failed"]]
     assert lines[3].split()[1:3] == ["FAILED", "1"]
+    assert lines[3].split()[-2:] == ["1", "local"]  # the last loss
+    assert (cli("ls", "--json").json[2]["loss"], cli("ls", "--json").json[2]["step"]) == (1.0, 2)
     assert "\x1b" not in shown.out
 
 
@@ -101,6 +109,14 @@ def test_ls_on_a_terminal_is_coloured_unless_told_otherwise(ids):
     assert "\x1b[31m" in on_a_terminal("show", "nothing") and "\x1b" not in on_a_terminal(
         "show", "x", env={"NO_COLOR": "1"}
     )
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_ls_on_a_narrow_terminal_leaves_columns_out_and_wraps_none(ids, columns):
+    lines = [clean(line) for line in on_a_terminal("ls", columns=columns).splitlines()]
+    assert len(lines) == 1 + len(ids) and max(map(len, lines)) <= columns
+    assert [line.split()[:2] for line in lines[2:]] == [[ids["two"], "SUCCEEDED"], [ids["failed"], "FAILED"]]
+    assert ("loss" in lines[0]) == (columns >= 60) and ("backend" in lines[0]) == (columns >= 80)
 
 
 def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, tmp_path, census):
@@ -146,7 +162,17 @@ def test_show_json_has_the_shape_that_was_promised(cli, ids):
 def test_show_for_people(cli, ids):
     shown = cli("show", ids["failed"]).out
     assert shown.startswith(f"{ids['failed']}  FAILED with exit code 1")
-    for text in ("reason", "timeline", "state=RUNNING", "at most 24h", "train.py --raise", "job\n", "max_runtime: 24h"):
+    for text in (
+        "reason",
+        "timeline",
+        "state RUNNING",
+        "attempts",
+        "provenance",
+        "at most 24h",
+        "train.py --raise",
+        "job\n",
+        "max_runtime: 24h",
+    ):
         assert text in shown
 
 
@@ -258,6 +284,27 @@ def test_metrics_for_people(cli, ids):
     assert [line.split()[:2] for line in cli("metrics", ids["failed"], "--name", "loss").out.splitlines()[1:]] == [
         ["0", "2"], ["1", "1.5"], ["2", "1"],
     ]  # fmt: skip
+
+
+def test_metrics_of_several_runs(cli, ids):
+    both = [ids["failed"], ids["two"]]
+    rows = cli("metrics", *both, "--json").rows
+    assert [row["run_id"] for row in rows] == [both[0]] * 3 + [both[1]] * 6  # two ranks speak in the second
+    assert cli("metrics", *both, "--csv").out.splitlines()[0] == "run_id,step,name,value,at"
+    head, *lines = cli("metrics", *both).out.splitlines()
+    assert head.split()[:2] == ["run", "metric"] and [line.split()[:3] for line in lines] == [
+        [both[0], "loss", "3"], [both[1], "loss", "6"],
+    ]  # fmt: skip
+
+
+def test_metrics_are_drawn(cli, ids):
+    lines = cli("metrics", ids["failed"], "--plot").out.splitlines()
+    assert lines[0] == "loss" and lines[1].split()[0] == "2" and lines[14].split()[0] == "1"
+    assert lines[15].split()[-1] == "2" and max(map(len, lines)) <= 80
+    several = cli("metrics", ids["failed"], ids["two"], "--plot", "--name", "loss").out
+    assert several.splitlines()[-2:] == [f"       * {ids['failed']}", f"       o {ids['two']}"]
+    assert cli("metrics", "--plot", "--csv").code == 2
+    assert "it has loss" in cli("metrics", ids["failed"], "--plot", "--name", "los").err
 
 
 def test_metrics_that_are_not_there(cli, ids):

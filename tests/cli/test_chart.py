@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cloudtrain.cli.chart import chart, short, spark
+
+
+def test_a_small_curve_goes_from_its_lowest_to_its_highest():
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7], 8, unicode=True) == "▁▂▃▄▅▆▇█"
+    assert spark([9, 9, 0, 7], 2, unicode=True) == "▁█"
+    assert spark([5, math.nan, 5], 9, unicode=True) == "▁▁"
+    assert spark([math.inf], 9) == "" == spark([], 9) == spark([1.0], 0)
+    assert spark([0, 4], 9, unicode=False) == "_^"
+
+
+def test_a_falling_line_in_marks():
+    lines = chart({"a": [(0, 3), (1, 2), (2, 1), (3, 0)]}, 14, 4, unicode=False)
+    drawn = [line.partition("|")[2] for line in lines[:-1]]
+    assert [row.strip("* ") for row in drawn] == [""] * 4
+    first = [row.index("*") for row in drawn]
+    assert first == sorted(first) and first[0] == 0 and max(map(len, drawn)) == 11
+    assert lines[-1].strip().startswith("+0") and lines[-1].endswith("3")
+
+
+def test_dots_are_four_to_a_line():
+    (top, *_) = chart({"a": [(0, 0), (1, 1)]}, 13, 1, unicode=True)
+    assert top == "1 ┤⣀⣀⠤⠤⠤⠒⠒⠒⠉⠉"  # rises within one line
+    flat = chart({"a": [(0, 5.0), (9, 5.0)]}, 20, 3, unicode=True)
+    assert sum("⠉" in line or "⠒" in line or "⣀" in line or "⠤" in line for line in flat) == 1
+
+
+def test_several_curves_have_a_mark_or_a_colour_each():
+    curves = {"one": [(0, 0), (1, 1)], "two": [(0, 1), (1, 0)]}
+    plain = chart(curves, 30, 6, unicode=True)
+    assert "\x1b" not in "".join(plain) and any("*" in line for line in plain) and any("o" in line for line in plain)
+    assert plain[-2].split() == ["*", "one"] and plain[-1].split() == ["o", "two"]
+    coloured = "".join(chart(curves, 30, 6, unicode=True, colours=True))
+    assert "\x1b[36m" in coloured and "\x1b[33m" in coloured and "*" not in coloured
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_no_line_is_longer_than_the_terminal(width):
+    curve = [(n * 1000, math.exp(-n / 50) * 1e-4) for n in range(500)]
+    assert max(map(len, chart({"a": curve}, width, 12, unicode=True))) <= width
+
+
+def test_what_is_no_number_is_left_out():
+    assert chart({"a": [(0, math.nan), (1, math.inf)]}, 40, 5) == ["no finite values"]
+    assert "1e" not in "".join(chart({"a": [(0, 1.0), (1, math.inf), (2, 2.0)]}, 40, 5))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.031, "0.031"), (2.5, "2.5"), (0, "0"), (12_000, "12k"), (1_200_000, "1.2M"), (3.1e-5, "3.1e-05")],
+)
+def test_numbers_are_short(value, text):
+    assert short(value) == text

@@ -1,0 +1,123 @@
+"""The live view below a followed log: what it says, what it spares the eye, and that a pipe never sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+
+import pytest
+
+from cloudtrain.backend import Plan
+from cloudtrain.cli.live import Panel, used
+from cloudtrain.cli.terminal import clean
+from cloudtrain.events import Event
+from cloudtrain.process import Process
+from cloudtrain.state import State, Status
+from cloudtrain.store import Store
+from tests.cli.conftest import CLI
+from tests.conftest import WAIT_S
+
+# Progress as tqdm writes it, with carriage returns, events behind the bar, and ordinary lines in between.
+SCRIPT = """\
+import sys, time
+for n in range(41):
+    sys.stderr.write(f"\\r{n * 100 // 40:3d}%|####| {n}/40 [00:{n:02d}<00:10, 9.9it/s]")
+    sys.stderr.flush()
+    print('::cloudtrain::{"kind": "metric", "step": %d, "loss": %f}' % (n, 2 - n / 40), flush=True)
+    if n % 20 == 0:
+        print("plain line", n, "\\x1b[2J", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def on_a_terminal(*words, columns=70, **settings) -> str:
+    """Return everything that a command writes to a terminal."""
+    main, worker = pty.openpty()
+    fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"}
+    process = subprocess.Popen([*CLI, *words], stdout=worker, stderr=worker, env=env, **settings)
+    os.close(worker)
+    written = b""
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        written += piece
+    os.close(main)
+    process.wait(timeout=WAIT_S)
+    assert process.returncode == 0, written
+    return written.decode()
+
+
+def lasting(written: str) -> list[str]:
+    """Return the lines that are left on the screen: what stands behind an erasure up to the next cursor movement up."""
+    left = ""
+    for piece in written.split("\r\x1b[J"):
+        *_, kept = ("", piece) if "A\r" not in piece else ("", piece[: piece.find("-----")])
+        left += kept
+    return [clean(line) for line in left.replace("\r\n", "\n").split("\n")]
+
+
+def test_a_followed_run_on_a_terminal_and_in_a_pipe(project, shell, census):
+    (project / "bar.py").write_text(SCRIPT)
+    written = on_a_terminal("submit", "bar.py", "-f")
+    lines = lasting(written)
+    assert [line for line in lines if line.startswith("plain line")] == [f"plain line {n} " for n in (0, 20, 40)]
+    assert not [line for line in lines if "it/s" in line and "100%|" not in line], "the bar does not flood the log"
+    assert "\x1b[2J" not in written, "a terminal obeys nothing in a log"
+    assert "RUNNING" in written and "loss" in written
+    assert any(line.startswith("bar-") and "SUCCEEDED after" in line for line in lines[-5:])
+    # every event was heard, although each stood behind a bar
+    assert [row["step"] for row in shell("metrics", "--json").rows] == list(range(41))
+
+    piped = shell("logs", "-f")
+    assert "\x1b[A" not in piped.out and "-----" not in piped.out and piped.out.count("it/s") == 41
+
+
+@pytest.fixture
+def store(home) -> Store:
+    store = Store(home)
+    plan = Plan(
+        "local", "tiny-1", 1, {}, {"sha256": "0"}, {"secrets": {}, "nodes": 10, "processes_per_node": 1},
+        {"name": "tiny", "hyperparameters": {"max_steps": "400"}}, "local",
+    )  # fmt: skip
+    assert store.intend(plan, identity="i", owner=Process.here())
+    store.record("tiny-1-a1", status=Status(State.RUNNING, started_at="2026-11-21T10:00:00Z"))
+    return store
+
+
+def record(store, seq, step, node=0, **values):
+    event = Event("tiny-1-a1", node, seq, "2026-11-21T10:00:01Z", "metric")
+    store.record("tiny-1-a1", metrics=[(event, step, name, value) for name, value in values.items()])
+
+
+def test_the_panel_says_what_the_history_knows(store, monkeypatch):
+    panel = Panel("tiny-1", store)
+    first = panel.lines(100)
+    assert len(first) == 3 and "RUNNING" in first[1] and "step" not in first[1]
+    for n in range(50):
+        record(store, n, n * 2, loss=5 - n / 10, tokens_per_s=12345.6)
+    gpus = [{"index": 0, "percent": 87.0, "memory_bytes": 40 << 30, "memory_total_bytes": 80 << 30}]
+    usage = {"cpu_percent": 250.4, "rss_bytes": 12_300_000_000, "gpus": gpus}
+    store.record("tiny-1-a1", events=[Event("tiny-1-a1", node, 1000, "t", "usage", usage) for node in range(10)])
+    store.record("tiny-1-a1", events=[Event("tiny-1-a1", 0, 1001, "t", "usage", {"cpu_percent": 10, "rss_bytes": 1})])
+    lines = panel.lines(100)
+    assert "step 98/400 (24%)" in lines[1] and "ETA" not in lines[1]  # nothing to estimate from yet
+    assert lines[2].startswith("loss 0.1 ") and "12,346 tokens/s" in lines[2]
+    assert lines[3] == "node 0  cpu 10%  memory 1 B"
+    assert lines[4] == "node 1  cpu 250%  memory 12 GB  gpu0 87% 43/86 GB"
+    assert lines[-1] == "and 2 nodes more" and len(lines) == 3 + 8 + 1
+    record(store, 60, 198, loss=0.05)
+    panel.hear(["anything", "step 198/200  loss 3"])
+    assert "step 198/200 (99%)" in panel.lines(100)[1] and "ETA" in panel.lines(100)[1]
+    panel.bar = "x" * 300
+    assert all(len(line) < 40 for line in map(clean, panel.lines(40)))
+
+
+def test_use_of_a_node_that_says_little():
+    assert used({}) == "cpu 0%  memory 0 B"
