@@ -1,7 +1,7 @@
 """What is done in the folder of a node, on the node itself: by this very process for local, over SSH for other machines.
 
-A node has a Python of 3.9 or newer and no cloudtrain. So this file imports the standard library and process.py alone,
-speaks plain data, and is sent as text (rpc.py). `serve` answers requests there: a line of JSON, then `size` bytes.
+A node has a Python of 3.9 or newer and no cloudtrain. So this file imports the standard library and what is sent with
+it (rpc.SENT) alone, speaks plain data, and is sent as text. `serve` answers requests there: a line of JSON, then `size` bytes.
 
     <root>/src/<sha256>.tar.gz   bundles, by their digest
     <root>/runs/<run>/           checkpoints, outputs, model: the run's, where it has no shared output
@@ -280,14 +280,7 @@ def end(node: _Place) -> None:
 
 
 def put(root: _Place, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
-    """Take a piece of a bundle, and with the last one keep it under its digest.
-
-    Raises ValueError when it is not of that digest, OSError when the disk is full.
-    """
-    import gzip
-    import hashlib
-    import zlib
-
+    """Take a piece of a bundle, and keep it under its digest with the last one; raises OSError when the disk is full."""
     folder = _path(root) / "src"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     half = folder / f".{sha256}.{os.getpid()}"
@@ -296,15 +289,6 @@ def put(root: _Place, sha256: str, offset: int, last: bool, given: bytes = b"") 
             file.seek(offset)
             file.write(given)
         if last:
-            whole = hashlib.sha256()
-            try:
-                with gzip.open(half) as stream:
-                    while piece := stream.read(1 << 20):
-                        whole.update(piece)
-            except (EOFError, zlib.error, gzip.BadGzipFile):
-                pass  # then it is not of that digest either
-            if whole.hexdigest() != sha256:
-                raise ValueError("what arrived is not the bundle that was sent")
             half.replace(folder / f"{sha256}.tar.gz")
     except BaseException:
         half.unlink(missing_ok=True)
@@ -312,32 +296,32 @@ def put(root: _Place, sha256: str, offset: int, last: bool, given: bytes = b"") 
 
 
 def extract(root: _Place, sha256: str, into: _Place) -> None:
-    """Unpack a kept bundle into a folder that then holds all of it or does not exist; one that exists is left alone."""
-    import tarfile
+    """Unpack a kept bundle into a folder that then holds all of it or does not exist; one that exists is left alone.
 
-    into = _path(into)
+    Raises ValueError, and keeps it no longer, when it is not of its digest; OSError when the disk is full.
+    """
+    import hashlib
+
+    from cloudtrain import archive  # sent along, but taken up by those who need it only
+    from cloudtrain.errors import StoreError
+
+    into, kept = _path(into), _path(root) / "src" / f"{sha256}.tar.gz"
     if into.exists():
         return
-    half = into.with_name(f".{into.name}.{_unique()}")
+    half = into.with_name(f".{into.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     try:
-        with tarfile.open(_path(root) / "src" / f"{sha256}.tar.gz", "r|gz") as archive:
-            links, made = [], set()
-            for member in archive:
-                path = half / member.name
-                if path.parent not in made:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    made.add(path.parent)
-                if member.issym():
-                    links.append((member.linkname, path))  # the client has made sure that none leads out of the tree
-                    continue
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode)
-                with open(descriptor, "wb") as file, archive.extractfile(member) as content:  # type: ignore[union-attr]
-                    shutil.copyfileobj(content, file, 1 << 20)
-                os.chmod(path, member.mode)
-        for target, path in links:
-            os.symlink(target, path)
+        whole = hashlib.sha256()
+        try:
+            with open(kept, "rb", buffering=0) as stream:
+                archive.extract(stream, half, whole.update)
+            sound = whole.hexdigest() == sha256
+        except StoreError:
+            sound = False
+        if not sound:
+            kept.unlink()
+            raise ValueError("what arrived is not the bundle that was sent")
         try:
             half.rename(into)
         except OSError as error:

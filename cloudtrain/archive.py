@@ -9,9 +9,10 @@ have written is refused, so that a hostile archive has little to try.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from cloudtrain.errors import StoreError
 
@@ -199,14 +200,44 @@ def _records(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
+class _Inflate:
+    """What isal's decompressor does, by the standard library."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(31)
+        self._full = False  # what was asked for last was given whole: more of it may be inside
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        piece = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
+        self._full = len(piece) == max_length
+        return piece
+
+    @property
+    def needs_input(self) -> bool:
+        return not (self._full or self._inflate.eof or self._inflate.unconsumed_tail)
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+
 class _Reader:
     """Unpacks gzip as it is read, never more than a piece ahead, and never beyond MAX_BYTES."""
 
     def __init__(self, stream: IO[bytes], update: Callable[[bytes], object]) -> None:
-        from isal import igzip_lib
+        self._inflate: Any
+        self._error: type[Exception]
+        try:
+            from isal import igzip_lib
 
-        self._inflate = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-        self._error: type[Exception] = igzip_lib.error  # type: ignore[assignment]  # its stub says otherwise
+            self._inflate = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            self._error = igzip_lib.error  # type: ignore[assignment]  # its stub says otherwise
+        except ImportError:  # a node has Python alone (agent.py)
+            self._inflate, self._error = _Inflate(), zlib.error
         self._stream, self._update = stream, update
         self._buffer, self._at, self._total = b"", 0, 0
 

@@ -7,12 +7,12 @@ for as long as it is asked; several threads may ask it at once, answers come in 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain import agent, remote
@@ -25,20 +25,28 @@ if TYPE_CHECKING:
     from asyncssh import SSHClientProcess
 
 CHUNK = 1 << 20  # bytes of a log in one answer
-# What arrives first: the modules by name, so that agent.py finds process.py where it looks for it.
+# What arrives first: a program that finds the modules which came with it, compiling those that are imported.
 _BOOT = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 _PROGRAM = """
-import json, sys, types
+import json, sys
 if sys.version_info < (3, 9):
     sys.exit("Python 3.9 or newer is needed, this is " + sys.version.split()[0])
-for name, text in json.loads({modules!r}):
-    sys.modules[name] = module = types.ModuleType(name)
-    module.__path__ = []
-    exec(compile(text, name, "exec"), module.__dict__)
+from importlib.machinery import ModuleSpec
+texts = json.loads({modules!r})
+class Sent:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=name == "cloudtrain") if name in texts else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(compile(texts[module.__name__], module.__name__, "exec"), module.__dict__)
+sys.meta_path.insert(0, Sent())
+from cloudtrain import agent
 sys.stdout.buffer.write(b"ready\\n")
 sys.stdout.buffer.flush()
-sys.modules["cloudtrain.agent"].serve()
+agent.serve()
 """
+SENT = ("agent", "process", "archive", "errors")  # modules of this package that an agent may import
 
 
 class Answer(NamedTuple):
@@ -247,12 +255,6 @@ class _Session:
 @cache
 def _program() -> bytes:
     """Return what an agent reads first: the length of a program, and the program."""
-    from cloudtrain import process
-
-    texts = [
-        ("cloudtrain", ""),
-        ("cloudtrain.process", inspect.getsource(process)),
-        ("cloudtrain.agent", inspect.getsource(agent)),
-    ]
-    text = _PROGRAM.format(modules=json.dumps(texts)).encode()
+    texts = {f"cloudtrain.{name}": Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in SENT}
+    text = _PROGRAM.format(modules=json.dumps({"cloudtrain": "", **texts})).encode()
     return b"%d\n%b" % (len(text), text)

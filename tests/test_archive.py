@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import sys
 import tarfile
 
 import pytest
@@ -205,3 +206,20 @@ def test_no_flipped_byte_is_taken_for_a_whole_archive(tmp_path_factory, data):
 )
 def test_where_links_lead(path, links, out):
     assert archive.leads_out(path, links) is out
+
+
+# -- on a node, which has no isal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, archive.PIECE - 1536, archive.PIECE, 3 * archive.PIECE + 7])
+@pytest.mark.parametrize("random", [False, True])
+def test_the_standard_library_unpacks_the_same(tmp_path, monkeypatch, size, random):
+    data = gzip.compress(packed(plain("a/b", os.urandom(size) if random else bytes(size)), plain("c", b"x" * size)))
+    whole = unpack(data, tmp_path / "isal")
+    monkeypatch.setitem(sys.modules, "isal", None)
+    assert unpack(data, tmp_path / "zlib") == whole
+    for name in ("a/b", "c"):
+        assert (tmp_path / "zlib" / name).read_bytes() == (tmp_path / "isal" / name).read_bytes()
+    for damage in (data[:-20], data[:-4] + b"\0\0\0\1", data + b"x", data[: len(data) // 2]):
+        with pytest.raises(StoreError):
+            unpack(damage, tmp_path / f"damaged-{len(damage)}")
