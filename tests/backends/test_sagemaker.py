@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -19,6 +20,8 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = Simulator(tmp_path / "hosts")
     for name, value in found.environ.items():
         monkeypatch.setenv(name, value)
+    with urlopen(Request(f"{found.url}/moto-api/reset", method="POST"), timeout=60):
+        pass  # what other tests in this process have left with moto
     found.make_bucket(BUCKET)
     yield found
     found.close()
