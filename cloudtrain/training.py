@@ -161,6 +161,7 @@ class DistributedTraining:
         wanted = {
             "name": "distributed-training",
             "source": source,
+            "allow_large": ["shipped/**"],  # bounded here already
             "entrypoint": ENTRYPOINT,
             "num_nodes": nodes,
             "hyperparameters": settings,
