@@ -87,7 +87,7 @@ class Merge:
                 node.next, node.last = seq + 1, (at, seq)
                 node.done = _is_last_word(text)
                 number = node.start * STARTS + seq
-                found.append((at, rank, of_rank, number, text, f"{rank}:{node.start}.{seq}.{at}"))
+                found.append((at, rank, of_rank, number, text, f"{rank}:{node.start}.{seq}.{at}" + "!" * node.done))
         for mark, (rank, text) in sorted(self._loose.items()):
             known = self._nodes.get(rank, _Node())
             number = known.start * STARTS + max(known.last[1], 0)
@@ -107,7 +107,8 @@ class Merge:
         for part in numbered.split(",") if numbered else ():
             rank, _, rest = part.partition(":")
             start, seq, at = rest.split(".", 2)
-            self._nodes[int(rank)] = _Node(int(start), int(seq) + 1, (at, int(seq)))
+            last = (at.rstrip("!"), int(seq))
+            self._nodes[int(rank)] = _Node(int(start), int(seq) + 1, last, at.endswith("!"))
             self._given[int(rank)] = part
         if plus:
             self._loose_last = (loose.split(" ")[0], loose.split(" ")[1])

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import machines, quantities
+from cloudtrain import machines, places, quantities
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.machines import Machine
 from cloudtrain.manifest import Manifest
@@ -59,6 +59,11 @@ class Request:
         output = (job.output or f"gs://{bucket}/{prefix}").rstrip("/")
         if not re.match(r"gs://[^/]+", output):
             self._wrong("output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix")
+        split = job.parallelism.tp_size * job.parallelism.pp_size > 1
+        if not job.entrypoint and job.num_nodes > 1 and (job.parallelism.strategy in places.SHARDED or split):
+            said = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
+            hint = "one node with more accelerators, or ddp; a script of your own may write to the bucket itself"
+            self._wrong("parallelism.strategy", said, hint)
         changes = {"output": output, "inputs": self._inputs()}
         self.manifest = Manifest.from_dict({**Manifest.of(job, run_id, attempt).to_dict(), **changes})
         self.parent = f"projects/{options['project']}/locations/{options['region']}"

@@ -152,6 +152,11 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
             "options.vertex.network_attachment",
         ),
         ({"args": [os.urandom(90_000).hex()]}, {}, "args"),
+        (
+            {"entrypoint": None, "args": [], "num_nodes": 2, "parallelism": {"strategy": "fsdp"}},
+            {},
+            "parallelism.strategy",
+        ),
     ],
 )
 def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict, options: dict, path: str):
