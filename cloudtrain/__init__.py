@@ -8,6 +8,7 @@ TYPE_CHECKING = False  # as in typing, which costs several times what this file 
 if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.job import Job
+    from cloudtrain.notebook import runs
     from cloudtrain.run import Run
     from cloudtrain.state import State, Status
     from cloudtrain.submitter import Submitter, submit
@@ -23,6 +24,7 @@ _HOME = {
     "State": "state",
     "Status": "state",
     "Submitter": "submitter",
+    "runs": "notebook",
     "submit": "submitter",
 }
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Status",
     "Submitter",
     "__version__",
+    "runs",
     "submit",
 ]
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cloudtrain import config, watch
 from cloudtrain.backend import FETCHABLE, LogLine
@@ -116,6 +117,19 @@ class Run:
             if not follow or (self.refresh().state.final and len(self.attempts) < number):
                 return
             time.sleep(0.05)
+
+    def plot(self, *names: str) -> Any:
+        """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly."""
+        from cloudtrain import plots
+
+        self.refresh()
+        return plots.curves([self], names)
+
+    def _repr_html_(self) -> str:
+        from cloudtrain import notebook
+
+        self.refresh()
+        return notebook.card(self)
 
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """Return the points of all curves, or of one, in the order in which they were emitted."""

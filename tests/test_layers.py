@@ -15,11 +15,19 @@ LAYERS = [
     " vertexoptions googleapi bucket customjobs joblog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions sagemakeroptions batch jobfolder requests simulators",
     "backends store curves database migrations config configfile verdict",
-    "submitter run watch registry plots comparison",
-    "cli console report notebook training testing __init__ __main__",
+    "submitter run watch registry plots comparison notebook",
+    "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-PYDANTIC = {"job", "sections", "spec", "sshoptions", "slurmoptions", "sagemakeroptions", "vertexoptions"}  # the spec's own rooms
+PYDANTIC = {
+    "job",
+    "sections",
+    "spec",
+    "sshoptions",
+    "slurmoptions",
+    "sagemakeroptions",
+    "vertexoptions",
+}  # the spec's own rooms
 LAZY = {
     "torch",
     "transformers",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cloudtrain.store import AttemptRecord, Store
 
 EVERY_S = 1.0  # how often the history is asked
+DELAY_S = 0.1  # how long a line may wait for others, with which it is drawn at once
 NODES = 8  # that are shown
 CURVE = 24  # columns
 ROOM = 10  # lines that a terminal must have
@@ -72,7 +73,7 @@ class Live(Lines):
         while not self._closed:
             if self._some.wait(max(0.0, self._asked + EVERY_S - time.monotonic())):
                 self._some.clear()
-                pause.wait(terminal.DELAY_S)
+                pause.wait(DELAY_S)
             if self._closed:
                 return
             if time.monotonic() - self._asked >= EVERY_S:

@@ -1,0 +1,42 @@
+"""cloudtrain report: a run as one page of HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain.cli import options, runs, terminal
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@options.run_or_newest
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN.html here."
+)
+@options.json_option
+def command(run: str | None, output: Path | None, as_json: bool) -> int:
+    """Write a run into one HTML file: curves, use, provenance, job, plan and logs.
+
+    Without RUN it is the newest. The file holds everything that it shows, opens from disk and asks nobody for anything.
+    It needs plotly: pip install 'cloudtrain[console]'.
+
+    \b
+    cloudtrain report tiny-lm-26 -o report.html
+    """
+    from cloudtrain import report
+
+    found = runs.find(run)
+    found.refresh()
+    path = output or Path(f"{found.run_id}.html")
+    try:
+        report.write(found, path)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
+    size = path.stat().st_size
+    if as_json:
+        terminal.print_json({"run_id": found.run_id, "path": str(path), "size_bytes": size})
+    else:
+        terminal.say(f"{path}  {runs.size(size)}")
+    return 0

@@ -1,0 +1,113 @@
+"""Figures of runs: their curves, and what their nodes used; plotly's, for the report, the notebook and the console."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadRequest
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Run
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+ROW_PX = 260
+_FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
+
+
+def curves(runs: Sequence[Run], names: Sequence[str] = ()) -> Any:
+    """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
+
+    A long curve is drawn in 1,000 points, with the band that its values lie in. Raises BadRequest without plotly, or
+    where there is nothing to draw.
+    """
+    known = list(dict.fromkeys(row.name for run in runs for row in run.store.curves.summary(run.run_id)))
+    chosen = [name for name in known if not names or name in names]
+    if not chosen:
+        raise BadRequest("there are no such metrics", f"there is {', '.join(known)}" if known else "")
+    figure = _grid([_text(name) for name in chosen])
+    for number, run in enumerate(runs):
+        for at, name in enumerate(chosen):
+            points = run.store.curves.points(run.run_id, name)
+            steps = [point.step for point in points]
+            place = {"row": at // 2 + 1, "col": at % 2 + 1}
+            look = {"legendgroup": run.run_id, "showlegend": len(runs) > 1 and at == 0}
+            colour = COLOURS[number % len(COLOURS)]
+            if any(point.points > 1 for point in points):
+                band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+                figure.add_scatter(x=steps, y=[_drawn(point.highest) for point in points], **band, **place)
+                figure.add_scatter(
+                    x=steps, y=[_drawn(point.lowest) for point in points], fill="tonexty",
+                    fillcolor=_faint(colour), **band, **place,
+                )  # fmt: skip
+            figure.add_scatter(
+                x=steps, y=[_drawn(point.value) for point in points], name=_text(run.run_id),
+                mode="lines+markers" if len(points) < 3 else "lines", line={"color": colour, "width": 1.5},
+                **look, **place,
+            )  # fmt: skip
+    return figure
+
+
+def use(run: Run) -> Any:
+    """Return a plotly figure of what the nodes used over time, None where nothing was told; raises BadRequest without
+    plotly."""
+    events = run.store.events(run.run_id, "usage")
+    if not events:
+        return None
+    gpus = any(event.data.get("gpus") for event in events)
+    titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
+    figure = _grid(titles)
+    for node in sorted({event.node for event in events}):
+        told = [event for event in events if event.node == node]
+        colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
+        for at, (field, _, factor) in enumerate(_FIELDS):
+            figure.add_scatter(
+                x=[event.at for event in told], y=[_scaled(event.data, field, factor) for event in told],
+                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode="lines", line=colour,
+                row=1, col=at + 1,
+            )  # fmt: skip
+        for index in sorted({gpu.get("index", 0) for event in told for gpu in event.data.get("gpus") or ()}):
+            for at, (field, factor) in enumerate((("percent", 1.0), ("memory_bytes", 1e-9))):
+                seen = [(event.at, gpu) for event in told for gpu in event.data["gpus"] if gpu.get("index", 0) == index]
+                figure.add_scatter(
+                    x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
+                    name=f"node {node}, GPU {index}", showlegend=False, mode="lines", line=colour, row=2, col=at + 1,
+                )  # fmt: skip
+    return figure
+
+
+def _grid(titles: Sequence[str]) -> Any:
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError:
+        raise BadRequest("figures need plotly, which is not installed", "pip install 'cloudtrain[console]'") from None
+    rows = math.ceil(len(titles) / 2)
+    figure = make_subplots(
+        rows=rows, cols=min(len(titles), 2), subplot_titles=list(titles), vertical_spacing=min(0.3, 0.25 / rows)
+    )
+    figure.update_layout(
+        template="plotly_white", height=ROW_PX * rows + 60, margin={"l": 50, "r": 20, "t": 40, "b": 40},
+        hovermode="x unified",
+    )  # fmt: skip
+    return figure
+
+
+def _text(name: str) -> str:
+    """Return a name as plotly shows it: it takes tags and entities of HTML in every text."""
+    return html.escape("".join(letter if letter.isprintable() else "?" for letter in name))
+
+
+def _drawn(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _scaled(data: Mapping[str, Any], field: str, factor: float) -> float | None:
+    value = data.get(field)
+    return value * factor if isinstance(value, int | float) else None
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"
