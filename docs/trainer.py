@@ -84,7 +84,7 @@ parallelism: {accelerate_config: fsdp.yaml}                     # an Accelerate 
 ```
 
 Each case of this table trained the same 15 steps as one process did: the same global batch, fp32, clipping and two micro-batches a step, a held-out set of 13 samples, tied
-embeddings unless it says otherwise. Loss and gradient norm are the largest differences at any step; parameters on a rank are the largest share that any rank said it holds. Ranks
+embeddings unless it says otherwise. Loss and gradient norm are the largest differences at any step (the norm's relative to it); parameters on a rank are the largest share that any rank said it holds. Ranks
 that hold the same parameters had bit-equal gradients. The wrapper and the shares come from the jobs' own `world` events, and the saved models agree within 2e-4.
 
 STRATEGIES_TABLE

@@ -21,6 +21,10 @@ SHOWN = {
     "train_distributed": r"'nodes_used': 3, .*'status': 'distributed_trained'(.|\n)*accuracy 0\.9",
     "classification": r"held-out loss .* accuracy (1\.000|0\.9)",
     "ddp": r"2 x cpu, strategy ddp (.|\n)*held-out loss 6\.\d+ -> [345]\.",
+    "fsdp": r"2 x cpu, strategy fsdp \(shard 2\), wrapper FSDP2(.|\n)*held-out loss 6\.\d+ -> [345]\.",
+    "zero3": r"strategy zero3 \(shard 2\), wrapper DeepSpeedEngine(.|\n)*held-out loss 6\.\d+ -> [345]\.",
+    "tp": r"strategy ddp \(tensor 2\), wrapper DTensor(.|\n)*held-out loss 6\.\d+ -> [345]\.",
+    "pp": r"strategy ddp \(pipeline 2, 1f1b\), wrapper PipelineStage(.|\n)*held-out loss 6\.\d+ -> [345]\.",
     "lora": r"of them learn; (.|\n)*held-out loss 5\.\d+ -> [34]\.",
 }
 ELSEWHERE = {"quickstart"}  # make demo; its losses over machines: tests/backends
@@ -47,7 +51,11 @@ def test_every_example_is_run_and_listed():
 @pytest.mark.train
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in ("lora", "ddp") else ()) for name in SHOWN]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ("lora", "ddp", "fsdp", "zero3", "tp", "pp") else ())
+        for name in SHOWN
+    ],
 )
 def test_it_runs_as_written(name: str, tmp_path: Path, home: Path, census: Path):
     shutil.copytree(EXAMPLES / name, tmp_path / "examples" / name)  # where nobody's fetched folders lie
