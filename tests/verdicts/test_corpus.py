@@ -106,7 +106,8 @@ def test_a_script_fails_again_as_recorded(entry: Entry, tmp_path: Path):
     if isinstance(entry.label["rank"], int):
         assert end["failed_rank"] == entry.end["failed_rank"]
     if (deciding := entry.label["deciding"]) is None:
-        assert len(log) == len(entry.log)
+        recorded = {alike(text) for _, _, text in entry.log}
+        assert {alike(text) for _, _, text in log} <= recorded, "a rank that is ended may not have spoken yet"
     elif entry.label["where"] == "reason":
         assert alike(deciding) in alike(end["reason"])
     else:

@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 
 import torch
 
@@ -10,9 +11,10 @@ class Rows(torch.utils.data.Dataset):
 
     def __getitem__(self, row):
         if row == 2:
+            time.sleep(1)  # what was loaded before has arrived
             os.kill(os.getpid(), signal.SIGSEGV)
         return row
 
 
-for batch in torch.utils.data.DataLoader(Rows(), num_workers=1):
+for batch in torch.utils.data.DataLoader(Rows(), num_workers=1, collate_fn=list):
     print(batch, flush=True)
