@@ -32,6 +32,7 @@ __all__ = ["begun", "given_secrets", "left", "merge", "merged", "node_status", "
            "status_of", "stop", "supervised", "tail"]  # fmt: skip
 CHUNK = 1 << 20  # bytes read of a log at a time
 TAIL_S = 0.03  # how often a followed log is looked at
+ASK_S = 0.15  # how often at least it is asked whether more can come
 _Raw = tuple[str, int, int, int, str, int]  # at, node, rank, seq, text, offset behind the line
 # What is behind an offset on every node, in pieces; None where nothing is, or nobody knows.
 Look = Callable[[Sequence[int]], Sequence[Iterable[bytes] | None]]
@@ -130,8 +131,12 @@ def merged(
     offsets += [0] * (nodes - len(offsets))
     words = [str(offset) for offset in offsets]  # kept, since most of a cursor stays as it was
     quiet = 0  # looks in which nothing was new: they come less often, down to a fifth, and cost a fifth
+    began, ask_at = time.monotonic(), 0.0
     while True:
-        last = not follow or ended()  # asked before reading: what was written until then is read below
+        last = not follow
+        if follow and (moment := time.monotonic()) >= ask_at:
+            last = ended()  # asked before reading: what was written until then is read below
+            ask_at = moment + min((moment - began) / 50, ASK_S)  # asking costs more than looking
         seen = False
         streams = [
             _lines(pieces, node, offsets[node]) for node, pieces in enumerate(look(offsets)) if pieces is not None

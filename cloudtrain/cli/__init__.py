@@ -37,7 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "diff": "Show what two runs differ in.",
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print the metrics of runs.",
-        "report": "Write a run into one HTML file: curves, use, provenance, job, plan and logs.",
+        "report": "Write a run into one HTML file.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
         "watch": "Watch a run in the foreground, for CI and tmux.",

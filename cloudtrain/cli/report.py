@@ -17,10 +17,10 @@ from cloudtrain.errors import BadRequest
 )
 @options.json_option
 def command(run: str | None, output: Path | None, as_json: bool) -> int:
-    """Write a run into one HTML file: curves, use, provenance, job, plan and logs.
+    """Write a run into one HTML file.
 
-    Without RUN it is the newest. The file holds everything that it shows, opens from disk and asks nobody for anything.
-    It needs plotly: pip install 'cloudtrain[console]'.
+    Without RUN it is the newest. Curves, use, provenance, job, plan and the logs of all nodes: the file holds everything
+    that it shows, opens from disk and asks nobody for anything. It needs plotly: pip install 'cloudtrain[console]'.
 
     \b
     cloudtrain report tiny-lm-26 -o report.html
