@@ -10,6 +10,9 @@ from safetensors.torch import load_file
 
 from tests.entrypoints.trainer import TINY, Trainer, texts, train
 
+import snapshot  # isort: skip
+from refused import Refused  # isort: skip
+
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
 STEPS = 9
@@ -60,6 +63,33 @@ def test_what_lies_in_parts_goes_on_to_the_bit(tmp_path: Path, name: str):
     assert all((first[key] == second[key]).all() for key in first | second)
 
 
+@pytest.mark.parametrize(
+    "written, asked, sentence",
+    [
+        (
+            ("deepspeed", "zero2 (shard 2)"),
+            ("deepspeed", "zero3 (shard 2)"),
+            "ZeRO reads its own layout only, not zero3",
+        ),
+        (("deepspeed", "zero2 (shard 2)"), ("", "ddp (replicate 2)"), "which ddp .replicate 2. cannot go on from"),
+        (("", "ddp (replicate 2)"), ("sharded", "fsdp (shard 2)"), "is of ddp .replicate 2., which fsdp"),
+        (("pipeline", "ddp (pipeline 2, 1f1b)"), ("pipeline", "ddp (pipeline 4, 1f1b)"), "resume it as it was"),
+        (("sharded", "fsdp (shard 2)"), ("pipeline", "ddp (pipeline 2, 1f1b)"), "cannot go on from"),
+        (("sharded", "fsdp (shard 2)"), ("sharded", "fsdp (shard 2 x tensor 2)"), None),
+        (("", "ddp (replicate 2)"), ("", "none"), None),
+    ],
+)
+def test_which_layouts_go_on_from_which(tmp_path: Path, written: tuple, asked: tuple, sentence: str | None):
+    (tmp_path / "COMPLETE").write_text(json.dumps({"parts": written[0], "layout": written[1]}))
+    training = snapshot.Training(None, None, None, parts=asked[0], layout=asked[1])
+    if sentence is None:
+        snapshot.check_layout(tmp_path, training)
+        return
+    with pytest.raises(Refused, match=sentence):
+        snapshot.check_layout(tmp_path, training)
+
+
+@pytest.mark.long
 def test_another_layout_is_refused_where_the_format_does_not_allow_it(tmp_path: Path):
     args = arguments(tmp_path / "texts", "--max_steps", "2")
     train(tmp_path / "run", args, 2, CLOUDTRAIN_PARALLELISM='{"strategy": "zero2"}')
