@@ -9,11 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events process",
-    "job spec sending sections provenance jobfile yaml12 arguments quantities problems conflicts bundle bytecode archive source checkout git ignore"
+    "job spec sending sections provenance jobfile yaml12 arguments quantities problems conflicts bundle"
+    " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
     " aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
-    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions slurmoptions sagemakeroptions batch jobfolder requests simulators",
+    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
+    " slurmoptions sagemakeroptions batch jobfolder requests simulators",
     "backends store curves database migrations config configfile verdict",
     "submitter run watch registry plots comparison notebook",
     "cli console report training testing __init__ __main__",
