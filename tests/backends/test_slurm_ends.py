@@ -107,6 +107,9 @@ def test_preempted_requeued_resumed_and_then_no_more(cluster: Cluster) -> None:
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
     assert "Restarts=1" in slurm.ask("scontrol", "-o", "show", "job", job_of(handle))
     for node in (0, 1):
+        assert '"PREEMPTED"' in Path(handle, f"node-{node}", "status.json.0").read_text(), (
+            "put aside before the restart"
+        )
         numbers = [line.seq for line in backend.logs(handle) if line.node == node]
         assert numbers == list(range(len(numbers))), "numbers go on over a restart"
         own = [line.text for line in backend.logs(handle) if line.node == node and line.rank >= 0]
