@@ -15,7 +15,8 @@ from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, BadRequest, Problem
 
 NAME = "cloudtrain.toml"
-_TABLES = ("defaults", "targets")
+_TABLES = ("defaults", "targets", "notify")
+_NOTIFY = {"on": list, "command": str, "webhook": str}
 _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]\s*(?:#.*)?")
 _ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
@@ -115,9 +116,14 @@ def _problems(document: Document) -> list[Problem]:
 
     for table, entries in document.value.items():
         if table not in _TABLES:
-            add("is not a known table", (table,), "known are [defaults] and [targets.NAME]")
+            add("is not a known table", (table,), "known are [defaults], [targets.NAME] and [notify]")
         elif not isinstance(entries, dict):
-            add("must be a table", (table,), f"write [{table}]" if table == "defaults" else "write [targets.NAME]")
+            add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
+        elif table == "notify":
+            for name, value in entries.items():
+                if not isinstance(value, _NOTIFY.get(name, ())):
+                    add("is not known there, or of another kind", (table, name), 'known are on = ["end", "failure",'
+                        ' "preemption"], command = "..." and webhook = "..."')  # fmt: skip
         elif table == "targets":
             for name, entry in entries.items():
                 if not isinstance(entry, dict):

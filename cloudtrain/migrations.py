@@ -124,4 +124,7 @@ _FOURTH = (
     END""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+# What was said to people: a second watcher does not say it again.
+_FIFTH = ("CREATE TABLE notices (attempt_id TEXT, event TEXT, at TEXT NOT NULL, PRIMARY KEY (attempt_id, event))",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)

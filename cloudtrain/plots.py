@@ -44,7 +44,7 @@ def curves(runs: Sequence[Run], names: Sequence[str] = ()) -> Any:
                 )  # fmt: skip
             figure.add_scatter(
                 x=steps, y=[_drawn(point.value) for point in points], name=_text(run.run_id),
-                mode="lines+markers" if len(points) < 3 else "lines", line={"color": colour, "width": 1.5},
+                mode=_mode(points), line={"color": colour, "width": 1.5},
                 **look, **place,
             )  # fmt: skip
     return figure
@@ -65,7 +65,7 @@ def use(run: Run) -> Any:
         for at, (field, _, factor) in enumerate(_FIELDS):
             figure.add_scatter(
                 x=[event.at for event in told], y=[_scaled(event.data, field, factor) for event in told],
-                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode="lines", line=colour,
+                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(told), line=colour,
                 row=1, col=at + 1,
             )  # fmt: skip
         for index in sorted({gpu.get("index", 0) for event in told for gpu in event.data.get("gpus") or ()}):
@@ -73,7 +73,7 @@ def use(run: Run) -> Any:
                 seen = [(event.at, gpu) for event in told for gpu in event.data["gpus"] if gpu.get("index", 0) == index]
                 figure.add_scatter(
                     x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
-                    name=f"node {node}, GPU {index}", showlegend=False, mode="lines", line=colour, row=2, col=at + 1,
+                    name=f"node {node}, GPU {index}", showlegend=False, mode=_mode(seen), line=colour, row=2, col=at + 1,
                 )  # fmt: skip
     return figure
 
@@ -92,6 +92,10 @@ def _grid(titles: Sequence[str]) -> Any:
         hovermode="x unified",
     )  # fmt: skip
     return figure
+
+
+def _mode(points: Sequence[object]) -> str:
+    return "lines+markers" if len(points) < 3 else "lines"
 
 
 def _text(name: str) -> str:

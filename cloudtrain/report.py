@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LINES = 2000  # of each node's log, the last ones
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+# Its own buttons only: plotly's others offer to send the figure to a server.
+_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d232b; margin: 2rem auto; max-width: 1100px; padding: 0 1rem }
 h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem; border-bottom: 1px solid #d8dde3 }
@@ -115,7 +117,7 @@ def _figure(name: str, figure: Any) -> str:
     if figure is None:
         return ""
     data = json.loads(figure.to_json())
-    given = [json.dumps(part) for part in (data["data"], data["layout"], {"displaylogo": False, "responsive": True})]
+    given = [json.dumps(part) for part in (data["data"], data["layout"], _CONFIG)]
     # Inside a script nothing is escaped by entities, and its end is looked for first of all.
     safe = ", ".join(given).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return f'<div id="{name}"></div><script>Plotly.newPlot("{name}", {safe})</script>'

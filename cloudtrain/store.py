@@ -220,6 +220,12 @@ class Store:
                 (*_columns(status), run_id, *_FINAL),
             )
 
+    def claim_notice(self, attempt_id: str, event: str) -> bool:
+        """Take it upon this process to tell people of an event; False when another one has done so."""
+        with self.database.write() as db:
+            row = (attempt_id, event, now())
+            return bool(db.execute("INSERT OR IGNORE INTO notices VALUES (?, ?, ?)", row).rowcount)
+
     def request_cancel(self, run_id: str) -> None:
         """Write down the wish to cancel, before it is acted on."""
         with self.database.write() as db:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, provenance, registry, watch
+from cloudtrain import config, configfile, provenance, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
@@ -44,6 +44,7 @@ class Submitter:
         self.store = Store(self.home)
         self.watch = watch
         self.overrides = options
+        self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
 
     def submit(
         self,
@@ -98,7 +99,7 @@ class Submitter:
                 + (f" (nor are those of {', '.join(missing[1:])})" if missing[1:] else ""),
                 "export it and try again",
             )
-        origin = provenance.of(bundle)
+        origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
         wish = identity(plan)
         with sending(plan.attempt_id):
             if not self.store.intend(plan, identity=wish, owner=me, key=key, parent=parent, provenance=origin):
@@ -121,6 +122,7 @@ class Submitter:
 
     def resolve(self, job: Job | Mapping[str, Any] | str | os.PathLike[str], sets: Sequence[str] = ()) -> Resolved:
         """Return the job with its target's options merged in and validated; raises BadJob with all problems."""
+        self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
         found = config.resolve(job, sets, target=self.target, backends=registry.Names())
         kind = registry.backend_class(found.backend)
         options = {**found.options, **self.overrides}

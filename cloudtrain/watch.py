@@ -117,10 +117,23 @@ class Watcher:
         if status.state is State.LOST and attempt.handle is not None:
             _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)
+        if status.state is State.PREEMPTED:
+            self._tell(attempt, status, final=False)
         if not run.cancel_requested and self._retry(attempt, status, backend):
             return True
         self.store.set_status(self.run_id, status)
+        self._tell(attempt, status, final=True)
         return True
+
+    def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
+        """Let people know, as cloudtrain.toml asks for it; nothing that goes wrong there is in the way."""
+        from cloudtrain import notify
+
+        try:
+            if event := notify.event_of(status, final=final):
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, sorted(_hidden(attempt.plan)))
+        except (CloudtrainError, OSError) as error:
+            print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Start the next attempt if the job asks for one after such an end; True when the run's state was taken care of."""
@@ -244,6 +257,12 @@ def missing_secrets(plan: Plan) -> list[str]:
     ]
 
 
+def _hidden(plan: Plan) -> set[str]:
+    """Return the variables that hold, or are to hold, secrets of a job."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")} | set(secrets)
+
+
 def spawn(store: Store, plan: Plan) -> None:
     """Start the watcher of a run as a detached process; returns at once."""
     folder = store.home / "runs" / plan.run_id
@@ -251,7 +270,7 @@ def spawn(store: Store, plan: Plan) -> None:
     sources = {
         source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
     }
-    hidden = sources | set(plan.manifest["secrets"])
+    hidden = _hidden(plan)
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.

@@ -17,7 +17,7 @@ LAYERS = [
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder requests simulators",
     "backends store curves database migrations config configfile verdict",
-    "submitter run watch registry plots comparison notebook",
+    "submitter run watch registry plots comparison notebook notify",
     "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
