@@ -23,6 +23,7 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with urlopen(Request(f"{found.url}/moto-api/reset", method="POST"), timeout=60):
         pass  # what other tests in this process have left with moto
     found.make_bucket(BUCKET)
+    found.calls.clear()
     yield found
     found.close()
 
