@@ -25,7 +25,9 @@ def table() -> list[str]:
     found: dict[str, Any] = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     rows = ["| strategy | `parallelism` | model | ranks | wrapper | parameters on a rank | loss | gradient norm | on |"]
     rows.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name, case in found.items():
+    for name, case in sorted(
+        found.items(), key=lambda item: (item[0].count(" x "), item[1]["model"] != "llama", item[0])
+    ):
         said = ", ".join(f"{key}: {str(value).lower()}" for key, value in case["parallelism"].items())
         share = max(case["parameters_per_rank"]) / case["parameters"]
         rows.append(

@@ -40,7 +40,8 @@ checkpoint: {every: 5m, keep: 3}
 - **The same order on any world.** Global batch *k* holds the same samples on one process as on two.
 - **Evaluation counts every held-out sample once**, also where the world does not divide them.
 - **Resume is exact.** Model, optimiser, schedule, every rank's random states, the place in the data and the running means are in the checkpoint. Killed at any step and resumed on the
-  same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers).
+  same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers). What lies in parts (fsdp, pp; the long tests: interleaved, fsdp x tp,
+  fsdp x pp, zero2) goes on to the bit as well, in the same layout, from an earlier checkpoint of a run whose later ones were torn.
 - **A torn checkpoint is never chosen.** COMPLETE is written last, after a barrier: a list of sizes and sha256, verified when it is read. A damaged checkpoint is passed over, and said to be.
 - **The world is what was asked.** When Accelerate sees another number of processes than the launcher states, the trainer leaves with 78 before the first step.
 - **No host synchronisation at every step**: values leave the device at `logging_steps`.
@@ -80,7 +81,7 @@ parallelism: {strategy: hsdp, dp_replicate_size: 2}             # the same withi
 parallelism: {strategy: zero2}                                  # zero1, zero2, zero3: DeepSpeed, from the extra `deepspeed`; `offload: true`
 parallelism: {strategy: fsdp, tp_size: 4}                       # each layer over 4 neighbours, FSDP over the rest
 parallelism: {strategy: ddp, pp_size: 4, microbatches: 8}       # layers in 4 stages; pp_schedule 1f1b, gpipe or interleaved (virtual_stages)
-parallelism: {accelerate_config: fsdp.yaml}                     # an Accelerate file, for a script of your own
+parallelism: {accelerate_config: fsdp.yaml}                     # an existing Accelerate file: its strategy, sizes, offload and precision
 ```
 
 Each case of this table trained the same 15 steps as one process did: the same global batch, fp32, clipping and two micro-batches a step, a held-out set of 13 samples, tied
