@@ -95,6 +95,12 @@ class Curves:
             for name, points, first, last, lowest, highest, step, at in rows
         ]
 
+    def heard(self, attempt_id: str, before: int) -> set[str]:
+        """Return the names of an attempt's metrics that have points numbered below `before`."""
+        query = "SELECT DISTINCT name FROM curves WHERE attempt_id = ? AND block < ?"
+        with self._database.read() as db:
+            return {row[0] for row in db.execute(query, (attempt_id, before // BLOCK))}
+
     def _summary(self, where: str, name_of: str) -> list[Summary]:
         query = (
             "SELECT c.name, c.points, c.first_value, c.last_value, c.lowest, c.highest, c.last_step, c.last_at"

@@ -18,6 +18,8 @@ MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result"})
 
+# What tqdm writes when it is told of values: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`
+_BAR_LINE = re.compile(r"\d%\|.*\| *(\d+)/(\d+) \[[^\]]*?(?:it/s|s/it)((?:, [^=,\]]+=[^,\]]+)+)\]")
 _BEHIND_BAR = "]" + MARK
 _TRAINER_LINE = re.compile(r"^\s*(\{'.*\})\s*$")  # what transformers' Trainer prints: {'loss': 2.1, 'epoch': 0.5}
 
@@ -59,7 +61,7 @@ def format(kind: str, data: Mapping[str, Any]) -> str:
 
 
 class MetricParser:
-    """Finds metrics in ordinary lines: the Trainer's dictionaries and the user's own regular expressions.
+    """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
 
     The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
     in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
@@ -70,11 +72,14 @@ class MetricParser:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._seen: dict[str, int] = dict(seen or {})
         self._speaker: dict[str, int] = {}
+        self._bars: dict[str, tuple[int, int, int]] = {}  # done and size of the newest bar, steps of those before it
 
     def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
         """Yield (step, name, value) for every metric in one line of a rank's log."""
         if "{'" in text and (found := _TRAINER_LINE.match(text)):
             yield from self._trainer(found[1], rank)
+        if "%|" in text and (found := _BAR_LINE.search(text)):
+            yield from self._bar(int(found[1]), int(found[2]), found[3], rank)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):
                 groups = match.groupdict()
@@ -95,6 +100,21 @@ class MetricParser:
             named = isinstance(name, str) and name not in ("epoch", "step", "global_step")
             if named and value is not None and self._heard(name, rank):
                 yield self._step(name, step), name, value
+
+    def _bar(self, done: int, total: int, told: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
+        for part in told.removeprefix(", ").split(", "):
+            name, _, raw = part.partition("=")
+            value = _number(raw)
+            if value is None or not self._heard(name, rank):
+                continue
+            at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
+            if done == at:
+                continue  # drawn again
+            before += size if done < at else 0
+            self._bars[name] = (done, total, before)
+            self._seen[name] = before + done
+            yield before + done, name, value
 
     def _heard(self, name: str, rank: int) -> bool:
         return self._speaker.setdefault(name, rank) == rank

@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import events, registry
+from cloudtrain import events, foreign, registry
 from cloudtrain.backend import Backend, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
+FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
 
@@ -43,6 +45,8 @@ class Watcher:
         self._parsers: dict[str, MetricParser] = {}
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
+        self._readers: dict[tuple[str, Path], foreign.Reader] = {}
+        self._files_at = 0.0
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
         """Watch until the run is final and return its status; None when another process holds the lease. Blocking."""
@@ -77,6 +81,7 @@ class Watcher:
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
+        self._read_files(attempt, at_once=status.state.final)
         if status.state.final:
             return self._end(run, attempt, status, backend)
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
@@ -98,6 +103,34 @@ class Watcher:
             others = [event for event in found if event.kind != "metric"]
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
+
+    def _read_files(self, attempt: AttemptRecord, *, at_once: bool) -> None:
+        """Bring in what other tools wrote below the run's outputs, where these lie on this machine; what the log has
+        told already is not taken from them."""
+        if not at_once and time.monotonic() - self._files_at < FILES_S:
+            return
+        self._files_at = time.monotonic()
+        since = datetime.fromisoformat(attempt.created_at).timestamp()
+        output = str(attempt.plan.job.get("output") or "")
+        bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
+        for outputs in (base / attempt.run_id / "outputs" for base in bases):
+            for path in foreign.files(outputs, since):
+                name = str(path.relative_to(outputs))
+                reader = self._readers.setdefault((attempt.attempt_id, path), foreign.Reader(path, name))
+                while points := reader.read():
+                    heard = self.store.curves.heard(attempt.attempt_id, foreign.FIRST_SEQ)
+                    rows = [
+                        (
+                            Event(attempt.attempt_id, 0, point.seq, point.at, "metric"),
+                            point.step,
+                            point.name,
+                            point.value,
+                        )
+                        for point in points
+                        if point.name not in heard
+                    ]
+                    self.store.record(attempt.attempt_id, metrics=rows)
+                    self._lease()
 
     def _parser(self, attempt: AttemptRecord) -> MetricParser:
         """Return what listens to an attempt's ordinary lines; a new watcher goes on counting where the last one was."""

@@ -104,3 +104,17 @@ def test_an_event_behind_a_progress_bar_is_heard():
     assert events.parse(bar + events.format("metric", {"step": 1, "loss": 2.0})) == ("metric", {"step": 1, "loss": 2.0})
     assert events.parse(bar) is None and events.parse("]" + events.MARK) is None
     assert events.parse("say " + events.format("metric", {"step": 1})) is None
+
+
+def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
+    parser = events.MetricParser({})
+    lines = [
+        "  0%|          | 0/2 [00:00<?, ?it/s]",
+        " 50%|#####     | 1/2 [00:00<00:00, 9.90it/s, loss=1.5, lr=1e-3]",
+        " 50%|#####     | 1/2 [00:00<00:00, 9.90it/s, loss=1.5, lr=1e-3]",
+        "epoch 0: 100%|##########| 2/2 [00:00<00:00,  9.90it/s, loss=1.25, name=x]",
+        "  0%|          | 0/2 [00:00<?, ?it/s]",
+        " 50%|#####     | 1/2 [00:00<00:00, 1.20s/it, loss=nan]",
+    ]
+    found = [(step, name, repr(value)) for line in lines for step, name, value in parser.metrics(line)]
+    assert found == [(1, "loss", "1.5"), (1, "lr", "0.001"), (2, "loss", "1.25"), (3, "loss", "nan")]

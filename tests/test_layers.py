@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events process",
-    "job spec sending sections provenance jobfile yaml12 arguments quantities problems conflicts bundle"
+    "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
     " aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
