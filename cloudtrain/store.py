@@ -294,9 +294,12 @@ class Store:
             where = " AND ".join(f"{column} = ?" for column in given) or "1"
             parts.append(f"SELECT * FROM ({_RUNS} WHERE {where} {order})")
             values += [*given.values(), limit]
-        query = f"{' UNION ALL '.join(parts)} {order}"
+        # Sorted again only where there are several: for one, ten thousand whole rows would go through a sorter.
+        query, values = (
+            (f"{' UNION ALL '.join(parts)} {order}", [*values, limit]) if len(parts) > 1 else (parts[0], values)
+        )
         with self.database.read() as db:
-            return [_run(row) for row in db.execute(query, (*values, limit))]
+            return [_run(row) for row in db.execute(query, values)]
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         """Return a run's attempts, the oldest first."""
@@ -345,7 +348,11 @@ class Store:
             return [row[0] for row in db.execute("SELECT run_id FROM runs ORDER BY created_at DESC LIMIT 1000")]
 
 
-_RUNS = "SELECT * FROM runs"
+_RUNS = (
+    "SELECT run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code,"
+    " reason, started_at, ended_at, url FROM runs"
+)
+_STATES = {state.value: state for state in State}
 _ATTEMPTS = "SELECT attempts.* FROM attempts"
 
 
@@ -389,24 +396,20 @@ def _columns(status: Status) -> tuple[Any, ...]:
 
 
 def _status(row: sqlite3.Row) -> Status:
-    return Status(State(row["state"]), row["exit_code"], row["reason"], row["started_at"], row["ended_at"], row["url"])
+    return Status(
+        _STATES[row["state"]], row["exit_code"], row["reason"], row["started_at"], row["ended_at"], row["url"]
+    )
 
 
 def _run(row: sqlite3.Row) -> RunRecord:
+    # By position: asking ten thousand rows for seventeen names each took a quarter of the time of a list.
+    (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code, reason,
+     started_at, ended_at, url) = row  # fmt: skip
+    status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url)
+    known, asked = acked_at is not None, cancel_at is not None
     return RunRecord(
-        run_id=row["run_id"],
-        name=row["name"],
-        backend=row["backend"],
-        target=row["target"],
-        key=row["key"],
-        parent=row["parent"],
-        identity=row["identity"],
-        job=_Late(row["job"]),
-        created_at=row["created_at"],
-        acknowledged=row["acked_at"] is not None,
-        cancel_requested=row["cancel_at"] is not None,
-        status=_status(row),
-    )
+        run_id, name, backend, target, key, parent, identity, _Late(job), created_at, known, asked, status
+    )  # fmt: skip
 
 
 def _attempt(row: sqlite3.Row) -> AttemptRecord:
