@@ -38,7 +38,8 @@ def on_a_terminal(*words, columns=70, **settings) -> str:
     """Return everything that a command writes to a terminal."""
     main, worker = pty.openpty()
     fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"}
+    told = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env = {**told, "TERM": "xterm", "PYTHONUTF8": "1"}
     process = subprocess.Popen([*CLI, *words], stdout=worker, stderr=worker, env=env, **settings)
     os.close(worker)
     written = b""

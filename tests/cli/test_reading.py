@@ -59,8 +59,9 @@ def on_a_terminal(*words: str, env: dict[str, str] | None = None, columns: int =
     main, worker = pty.openpty()
     if columns:
         fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    told = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
-        [*CLI, *words], stdout=worker, stderr=worker, env={**os.environ, "TERM": "xterm", **(env or {})}
+        [*CLI, *words], stdout=worker, stderr=worker, env={**told, "TERM": "xterm", **(env or {})}
     )
     os.close(worker)
     written = b""

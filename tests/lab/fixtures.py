@@ -37,6 +37,8 @@ def lab(_lab: Lab) -> Iterator[Lab]:
     _lab.mend()
     try:
         wait_for(lambda: not any(host.processes() for host in _lab.hosts), "the end of every process on the hosts")
+        for host in _lab.hosts:
+            host.clear()
     except AssertionError:
         left = {host.name: host.processes() for host in _lab.hosts}
         for host in _lab.hosts:

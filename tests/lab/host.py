@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 INIT = Path(__file__).with_name("init.py")
@@ -121,6 +122,19 @@ class Host:
             folders[:] = [name for name in folders if os.lstat(os.path.join(at, name)).st_dev == device]
             found += [os.path.relpath(os.path.join(at, name), top) for name in names]
         return sorted(found)
+
+    def clear(self) -> None:
+        """Remove what a test has left on its disk; what is mounted there stays."""
+        top = self.path("/root")
+        for name in self.files():
+            (top / name).unlink()
+        device, own = top.stat().st_dev, []
+        for at, folders, _ in os.walk(top):
+            folders[:] = [name for name in folders if os.lstat(os.path.join(at, name)).st_dev == device]
+            own += [Path(at, name) for name in folders]
+        for folder in reversed(own):
+            with suppress(OSError):  # one that leads to a mount
+                folder.rmdir()
 
     def processes(self, *, containing: str = "") -> dict[int, str]:
         """Return pid (ours) -> command line of the processes on it but its PID 1 and its daemons; a census counts them."""
