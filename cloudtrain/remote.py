@@ -13,7 +13,7 @@ import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -94,7 +94,10 @@ class Remote:
 
         async def work() -> Done:
             async with self.process(command) as process:
-                out, err = await process.communicate(given)
+                try:
+                    out, err = await process.communicate(given)
+                except BrokenPipeError:  # it ended before it read what it was given
+                    out, err = await process.communicate()
                 assert isinstance(out, bytes) and isinstance(err, bytes)
                 code = process.returncode
                 return Done(255 if code is None else 128 - code if code < 0 else code, out, err)
@@ -107,8 +110,9 @@ class Remote:
         async def begin() -> tuple[Any, SSHClientProcess[bytes]]:
             context = self.process(command)
             process = await context.__aenter__()
-            process.stdin.write(given)
-            process.stdin.write_eof()
+            with suppress(BrokenPipeError):  # as above
+                process.stdin.write(given)
+                process.stdin.write_eof()
             return context, process
 
         context, process = wait(self.explained(begin(), ANSWER_S))

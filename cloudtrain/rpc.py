@@ -11,6 +11,7 @@ import json
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -155,7 +156,8 @@ class There:
 
     async def _begin(self, connection: Any) -> _Session:
         process = await connection.create_process(self._command, encoding=None)
-        process.stdin.write(_program())
+        with suppress(BrokenPipeError):  # it may be gone already; what it said is read below
+            process.stdin.write(_program())
         if await process.stdout.readline() != b"ready\n":
             words = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
             raise BackendError(
@@ -222,10 +224,15 @@ class _Session:
         if self.over:
             raise Ended("it was idle")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        self._process.stdin.write(data)
-        if len(data) > remote.PIECE:
-            await self._process.stdin.drain()
+        try:  # the channel closes before the reader has heard of it
+            self._process.stdin.write(data)
+            self._waiting.append(future)
+            if len(data) > remote.PIECE:
+                await self._process.stdin.drain()
+        except BrokenPipeError:
+            self.over = True
+            future.cancel()
+            raise Ended("it ended") from None
         return await future
 
     async def _read(self) -> None:

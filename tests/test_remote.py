@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -168,10 +171,21 @@ def test_the_same_operations_here_and_there(there, tmp_path):
 
 
 def test_an_agent_that_ended_is_begun_again(lab, there):
+    async def ask_as_it_closes() -> bytes:
+        (session,) = [task.result() for task in (await there.remote.connection()).cloudtrain_sessions.values()]
+        while not session._process.is_closing():
+            await asyncio.sleep(0)
+        closed.append(session.over)
+        return (await there._ask(b'{"operation": "read", "arguments": {"path": "/etc/hostname"}, "size": 0}\n')).data
+
+    closed: list[bool] = []
     assert there.ask("read", path="/etc/hostname").data
-    for pid in lab.hosts[0].processes(containing="exec(sys.stdin.buffer"):
-        subprocess.run(["kill", "-9", str(pid)], check=True)
-    assert there.ask("read", path="/etc/hostname").data
+    for _ in range(5):
+        asked = remote.begin(ask_as_it_closes())
+        for pid in lab.hosts[0].processes(containing="exec(sys.stdin.buffer"):
+            os.kill(pid, signal.SIGKILL)
+        assert asked.result(60)
+    assert not all(closed)  # at least once its channel was closed before its reader had heard of it
 
 
 def test_a_python_that_is_not_there(host):
