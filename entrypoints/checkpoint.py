@@ -4,7 +4,8 @@
         ...                              the state (snapshot.py)
         COMPLETE                         written last: size and sha256 of every other file
 
-A folder without COMPLETE, or with a file that is not what COMPLETE says, is never chosen. Standard library only.
+A folder without COMPLETE, or with a file that is not what COMPLETE says, is never chosen. A process that is killed
+anywhere leaves a folder without COMPLETE: it gets its name when all it speaks of is on the disk. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MARKER = "COMPLETE"
 VERSION = 1
+THREADS = 8  # that read at once: hashing lets go of the interpreter's lock
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)")
 
 
@@ -31,10 +34,6 @@ class Found:
     attempt: int
     step: int
     path: Path
-
-    @property
-    def marked(self) -> bool:
-        return (self.path / MARKER).is_file()
 
 
 def folder_of(folder: Path, step: int, attempt: int) -> Path:
@@ -62,23 +61,49 @@ def newest(folder: Path, say: Callable[[str], None]) -> Found | None:
 
 def damage(path: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None; reads every byte of it."""
+    expected = manifest(path)
+    if isinstance(expected, str):
+        return expected
+    if problem := misfit(path, expected):
+        return problem
     try:
-        marker = json.loads((path / MARKER).read_bytes())
-        if marker["version"] != VERSION:
-            return f"it has version {marker['version']}, this trainer reads {VERSION}"
-        expected: dict[str, dict[str, Any]] = marker["files"]
-        for name, entry in expected.items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != entry["size"]:
-                return f"{name} has {file.stat().st_size:,} bytes instead of {entry['size']:,}"
-            if _sha256(file) != entry["sha256"]:
-                return f"{name} is not what was written"
+        found = _each(lambda name: _sha256(path / name), expected)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    wrong = (name for name, digest in found if digest != expected[name]["sha256"])
+    return next((f"{name} is not what was written" for name in wrong), None)
+
+
+def manifest(path: Path) -> dict[str, dict[str, Any]] | str:
+    """Return size and sha256 of each file as COMPLETE has them, or why there is nothing to go by."""
+    try:
+        text = (path / MARKER).read_bytes()
     except FileNotFoundError:
         return "it was not finished"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        return f"its {MARKER} cannot be read: {error}"
+    if not text.strip():
+        return f"its {MARKER} is empty, so that nothing can be verified: another version or another tool wrote it"
+    try:
+        marker = json.loads(text)
+        if marker["version"] != VERSION:
+            return f"it has version {marker['version']}, this trainer reads {VERSION}"
+        return {
+            str(name): {"size": int(at["size"]), "sha256": str(at["sha256"])} for name, at in marker["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MARKER} cannot be read ({type(error).__name__})"
+
+
+def misfit(path: Path, expected: dict[str, dict[str, Any]]) -> str | None:
+    """Return which file is missing or of another size, without reading any."""
+    for name, entry in expected.items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if size != entry["size"]:
+            return f"{name} has {size:,} bytes instead of {entry['size']:,}"
     return None
 
 
@@ -91,35 +116,65 @@ def begin(path: Path) -> None:
 
 def commit(path: Path, **facts: Any) -> int:
     """Put every file on the disk, then COMPLETE; returns the bytes of the checkpoint."""
-    files = {}
-    for file in sorted(item for item in path.rglob("*") if item.is_file()):
-        _sync(file)
-        files[file.relative_to(path).as_posix()] = {"size": file.stat().st_size, "sha256": _sha256(file)}
-    _sync(path)
+    names = sorted(item.relative_to(path).as_posix() for item in path.rglob("*") if item.is_file())
+    files = dict(_each(lambda name: _settled(path / name), names))
+    for folder in (*(item for item in path.rglob("*") if item.is_dir()), path):
+        _sync(folder)
     partial = path / f".{MARKER}"
     partial.write_text(json.dumps({"version": VERSION, **facts, "files": files}, indent=1))
     _sync(partial)
     partial.replace(path / MARKER)
     _sync(path)
     _sync(path.parent)
-    return sum(entry["size"] for entry in files.values())  # type: ignore[misc]
+    return sum(int(entry["size"]) for entry in files.values())
 
 
-def prune(folder: Path, keep: int, spare: str = "") -> None:
-    """Remove all but the newest complete ones and the one named `spare`, and what torn ones are older than those."""
-    complete = [found for found in find(folder) if found.marked]
-    if len(complete) < keep:
-        return
-    oldest = complete[keep - 1]
+def prune(folder: Path, keep: int, spare: str = "", verified: set[str] | None = None) -> None:
+    """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
+
+    `verified` holds the names whose bytes are known to be right and takes in those that are read here, so that each
+    is read once. Nothing is removed for one that turns out to be damaged.
+    """
+    verified = set() if verified is None else verified
+    whole, older = 0, []
     for found in find(folder):
-        if found < oldest and found.path.name != spare:
+        if whole >= keep:
+            older.append(found)
+        elif _stands(found.path, verified):
+            whole += 1
+    for found in older:
+        if found.path.name != spare:
             discard(found.path)
+
+
+def _stands(path: Path, verified: set[str]) -> bool:
+    """Return whether a checkpoint counts; its bytes are read once, its files' sizes are looked at each time."""
+    if path.name not in verified:
+        if damage(path) is not None:
+            return False
+        verified.add(path.name)
+        return True
+    expected = manifest(path)
+    return not isinstance(expected, str) and misfit(path, expected) is None
 
 
 def discard(path: Path) -> None:
     """Remove a checkpoint, its COMPLETE first."""
     (path / MARKER).unlink(missing_ok=True)
     shutil.rmtree(path)
+
+
+def _each(act: Callable[[str], Any], names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return (name, what `act` makes of it) in order, several at once; the first error is raised."""
+    ordered = list(names)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "hash") as pool:
+        return list(zip(ordered, pool.map(act, ordered), strict=True))
+
+
+def _settled(file: Path) -> dict[str, Any]:
+    """Put a file on the disk and return its size and hash."""
+    _sync(file)
+    return {"size": file.stat().st_size, "sha256": _sha256(file)}
 
 
 def _sha256(file: Path) -> str:

@@ -11,12 +11,13 @@ common disk. Where it lies in parts, every rank writes and reads its own, below 
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Keeper:
     best: str = ""  # a checkpoint that is kept whatever comes after it
     saved_step: int = -1
     saved_at: float = 0.0
+    verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
 
     def __post_init__(self) -> None:
         self.saved_at = time.monotonic()
@@ -73,6 +75,8 @@ class Keeper:
             failed = parallel.from_rank_0(lambda: self._tried(step, lambda: self._write(step, training, loop, ranks)))
         if failed is None:
             self.saved_step = step
+        else:  # what lies there takes room that the next one may need
+            parallel.from_rank_0(lambda: self._tried(step, lambda: checkpoint.discard(path)) if path.is_dir() else None)
         self.saved_at = time.monotonic()
 
     def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
@@ -80,7 +84,8 @@ class Keeper:
         write(path, training, loop, ranks)
         facts = {"step": step, "attempt": self.attempt, "world_size": len(ranks)}
         size = checkpoint.commit(path, **facts, parts=training.parts, layout=training.layout)
-        checkpoint.prune(self.folder, self.keep, self.best)
+        self.verified.add(path.name)
+        checkpoint.prune(self.folder, self.keep, self.best, self.verified)
         seconds = round(time.monotonic() - self.saved_at, 3)
         self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
 
@@ -117,6 +122,7 @@ class Keeper:
         found = parallel.from_rank_0(lambda: checkpoint.newest(self.folder, self.say))
         if found is None:
             return None
+        self.verified.add(found.path.name)
         parallel.from_rank_0(lambda: check_layout(found.path, training))
         loop, ranks = read(found.path, training)
         self.saved_step = found.step
@@ -134,9 +140,16 @@ def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
             save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
     scaler = training.scaler.state_dict() if training.scaler is not None else {}
-    torch.save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
+    _save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
     for rank, mine in enumerate(ranks):
-        torch.save(mine, path / f"rank-{rank:05d}.pt")
+        _save(mine, path / f"rank-{rank:05d}.pt")
+
+
+def _save(what: Any, path: Path) -> None:
+    """Write something small; torch's own way to a file raises no OSError when the disk is full."""
+    made = io.BytesIO()
+    torch.save(what, made)
+    path.write_bytes(made.getbuffer())
 
 
 def write_parts(path: Path, training: Training) -> None:
@@ -146,7 +159,10 @@ def write_parts(path: Path, training: Training) -> None:
     if not all(parallel.every_rank(path.is_dir())):  # on all ranks alike: nobody may wait for one that gave up
         raise OSError(f"{path} is not there on every node")
     if training.parts == "deepspeed":
-        training.model.save_checkpoint(str(path / "state"), tag="parts", save_latest=False)
+        try:
+            training.model.save_checkpoint(str(path / "state"), tag="parts", save_latest=False)
+        except RuntimeError as error:  # so torch says it when a file cannot be written
+            raise OSError(str(error).splitlines()[0]) from error
     else:
         save(_tensors(training), checkpoint_id=path / "state")
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,11 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def swap(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE = {
     "no marker": (lambda path: (path / "COMPLETE").unlink(), "was not finished"),
     "flipped bit": (lambda path: flip(path / "state" / "part"), "state/part is not what was written"),
@@ -55,6 +63,8 @@ DAMAGE = {
     "missing": (lambda path: (path / "loop.pt").unlink(), "loop.pt is missing"),
     "torn marker": (lambda path: (path / "COMPLETE").write_text('{"version": 1, "fi'), "its COMPLETE cannot be read"),
     "other marker": (lambda path: (path / "COMPLETE").write_text("[]"), "its COMPLETE cannot be read"),
+    "empty marker": (lambda path: (path / "COMPLETE").write_text(""), "its COMPLETE is empty, so that nothing can be"),
+    "marker of a folder": (lambda path: swap(path / "COMPLETE"), "its COMPLETE cannot be read"),
     "later version": (lambda path: (path / "COMPLETE").write_text('{"version": 2}'), "version 2"),
 }
 
@@ -109,3 +119,34 @@ def test_pruning_spares_the_best_one(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.a1", "step-00000004.a1"]
     checkpoint.prune(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004.a1"]
+
+
+def test_pruning_counts_only_what_is_still_what_was_written(tmp_path: Path):
+    """With two of four damaged, the other two stay, and what is damaged makes nobody go."""
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    flip(checkpoint.folder_of(tmp_path, 4, 1) / "state" / "part")
+    (checkpoint.folder_of(tmp_path, 2, 1) / "loop.pt").write_bytes(b"")
+    verified: set[str] = set()
+    checkpoint.prune(tmp_path, 2, verified=verified)
+    assert len(list(tmp_path.iterdir())) == 4 and verified == {"step-00000003.a1", "step-00000001.a1"}
+    write(tmp_path, 5)
+    checkpoint.prune(tmp_path, 2, verified=verified)
+    assert [found.step for found in checkpoint.find(tmp_path)] == [5, 4, 3]
+    (checkpoint.folder_of(tmp_path, 5, 1) / "loop.pt").unlink()  # what was verified once must still be there
+    write(tmp_path, 6)
+    checkpoint.prune(tmp_path, 2, verified=verified)
+    assert [found.step for found in checkpoint.find(tmp_path)] == [6, 5, 4, 3]
+
+
+@pytest.mark.parametrize("what, number", [("calls", signal.SIGKILL), ("bytes", signal.SIGXFSZ)])
+def test_a_save_killed_anywhere_leaves_a_whole_checkpoint(tmp_path: Path, what: str, number: int):
+    write(tmp_path / "whole", 1)
+    command = [sys.executable, str(Path(__file__).with_name("killing.py")), str(tmp_path), what]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    rows = [[int(word) for word in line.split()] for line in lines]
+    assert len(rows) > 20 and [row[1] for row in rows] == [number] * (len(rows) - 1) + [0]
+    assert {row[2] for row in rows[:-1]} == ({1, 2} if what == "calls" else {1})
+    assert rows[0][2:] == [1, 1] and rows[-1][2:] == [2, 2]
+    assert all(row[2] in row[3:] for row in rows), "what is chosen is whole"
+    assert [row[2] for row in rows] == sorted(row[2] for row in rows), "the later it dies the newer is what is chosen"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,24 @@ def test_a_disk_that_takes_no_more_costs_the_checkpoint_not_the_training(tmp_pat
     blocked.unlink()
     keep.save(2, run, {"step": 2}, {})
     assert keep.saved_step == 2 and events[-1][0] == "checkpoint"
+
+
+@pytest.mark.parametrize("room", [100, 1200, 2500, 5000])
+def test_a_disk_that_is_full_at_any_file_costs_the_checkpoint_not_the_training(tmp_path: Path, room: int):
+    """No file may be larger than `room`: state, loop or the ranks' own, which has 5 KB of random numbers, or all fail."""
+    run, (keep, events, said) = training(1), keeper(tmp_path)
+    keep.save(1, run, {"step": 1}, {})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        keep.save(2, run, {"step": 2}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [kind for kind, _ in events] == ["checkpoint", "alarm"]
+    assert "the checkpoint of step 2 could not be written" in said[-1] and "File too large" in said[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.a1"], "it takes no room"
+    keep.save(2, run, {"step": 2}, {})
+    assert keep.saved_step == 2
 
 
 def test_only_as_many_are_kept_as_are_asked_for(tmp_path: Path):
