@@ -97,6 +97,7 @@ def _status_json(status: Status) -> dict[str, Any]:
         "started_at": status.started_at,
         "ended_at": status.ended_at,
         "url": status.url,
+        "billable_s": status.billable_s,
     }
 
 

@@ -73,6 +73,7 @@ def _show(run: Run) -> None:
             ("created", record.created_at),
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
+            ("billed", summary.billed(attempts)),
             ("model", summary.model(run)),
         ]
     )

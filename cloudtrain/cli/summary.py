@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli import runs, terminal
@@ -10,6 +11,7 @@ from cloudtrain.state import State, Status
 if TYPE_CHECKING:
     from cloudtrain.backend import Plan
     from cloudtrain.run import Run
+    from cloudtrain.store import AttemptRecord
 
 
 def of_plan(plan: Plan, *, head: str = "") -> None:
@@ -68,6 +70,23 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
         next_commands(run.run_id, "logs", "resume", "rerun")
     else:
         next_commands(run.run_id, "logs", "mended" if status.state is State.FAILED else "resume")
+
+
+def billed(attempts: Sequence[AttemptRecord]) -> str:
+    """Return what the platform bills for all attempts, in words; with a price that was known, what that comes to."""
+    told = [attempt for attempt in attempts if attempt.status.billable_s is not None]
+    if not told:
+        return ""
+    seconds = sum(attempt.status.billable_s or 0 for attempt in told)
+    words = f"{runs.duration(seconds)} of nodes' time, {seconds:,} s"
+    price = told[-1].plan.price
+    if not price or "usd_per_hour" not in price:
+        return words
+    usd = sum(
+        (attempt.status.billable_s or 0) / 3600 * float(price["usd_per_hour"]) / int(attempt.plan.manifest["nodes"])
+        for attempt in told
+    )
+    return f"{words}: about {usd:.2f} USD at the price of {price['as_of']}"
 
 
 def world(plan: Plan) -> str:

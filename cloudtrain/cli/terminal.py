@@ -1,4 +1,4 @@
-"""Writing for people: plain when piped, through rich on a terminal, which obeys nothing in a job's text."""
+"""Writing for people: plain when piped, coloured and fitted on a terminal, which obeys nothing in a job's text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
+
+from cloudtrain.cli import columns
 
 BATCH = 2000  # lines written at once
 DELAY_S = 0.02  # how long a line may wait for others
@@ -86,51 +88,36 @@ def table(
     styles: dict[str, str] | None = None,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table; on a terminal through rich, with `styles` by a cell's text; columns of `right` stand right.
+    """Print a table: columns of `right` stand right; on a terminal with `styles` by a cell's text, long cells folded.
 
     Where a terminal is too narrow, columns of `spare` are left out, the first of them first.
     """
-    texts = [[clean(cell) for cell in row] for row in rows]
+    rows = [list(headers), *([clean(cell) for cell in row] for row in rows)]
+    widths = [max(columns.cells(row[at]) for row in rows) for at in range(len(headers))]
+    kept = list(range(len(headers)))
     if is_terminal():
-        kept = _fitting(headers, texts, spare)
-        _rich_table([headers[at] for at in kept], [[row[at] for at in kept] for row in texts], right, styles or {})
-        return
-    widths = [max(len(row[at]) for row in [list(headers), *texts]) for at in range(len(headers))]
-    for row in [list(headers), *texts]:
-        cells = [
-            cell.rjust(width) if head in right else cell.ljust(width)
-            for cell, width, head in zip(row, widths, headers, strict=True)
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        kept = _fitting(headers, widths, spare)
+        whole = [headers[at] in ("run", "state", "name") for at in kept]
+        widths = columns.fitted([widths[at] for at in kept], whole, width())
+    for number, row in enumerate(rows):
+        of_row = [_codes(sys.stdout, (styles or {}).get(row[at], "") if number else "bold") for at in kept]
+        for line in columns.lines([row[at] for at in kept], widths):
+            texts = [columns.pad(line[at], widths[at], headers[kept[at]] in right) for at in range(len(kept))]
+            texts[-1] = texts[-1].rstrip()
+            shown = (" " * columns.GAP).join(
+                f"{begin}{text}{end}" for (begin, end), text in zip(of_row, texts, strict=True)
+            )
+            sys.stdout.write(shown.rstrip() + "\n")
 
 
-def _fitting(headers: Sequence[str], rows: list[list[str]], spare: Sequence[str]) -> list[int]:
+def _fitting(headers: Sequence[str], widths: Sequence[int], spare: Sequence[str]) -> list[int]:
     """Return the columns that are shown on a terminal of this width."""
     kept = list(range(len(headers)))
-    widths = [max(len(row[at]) for row in [list(headers), *rows]) for at in kept]
     for head in spare:
-        if sum(widths[at] + 2 for at in kept) - 2 <= width():
+        if sum(widths[at] + columns.GAP for at in kept) - columns.GAP <= width():
             break
         kept = [at for at in kept if headers[at] != head]
     return kept
-
-
-def _rich_table(headers: Sequence[str], rows: list[list[str]], right: Sequence[str], styles: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in headers:
-        shown.add_column(
-            head,
-            justify="right" if head in right else "left",
-            no_wrap=head in ("run", "state", "name"),
-            overflow="fold",
-        )
-    for row in rows:
-        shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-    Console(highlight=False).print(shown)
 
 
 def print_json(data: Any, *, indent: int | None = None) -> None:
@@ -141,14 +128,23 @@ def print_json(data: Any, *, indent: int | None = None) -> None:
 
 
 def show_json(text: str) -> None:
-    """Print JSON text for a person: coloured on a terminal."""
+    """Print JSON text for a person: on a terminal coloured, with every character beyond ASCII escaped."""
     if is_terminal():
-        from rich.console import Console
-        from rich.json import JSON
+        import json
 
-        Console().print(JSON("".join(map(clean, text.split("\n"))), ensure_ascii=True), soft_wrap=True)
-    else:
-        sys.stdout.write(text)
+        text = _TOKEN.sub(_coloured, json.dumps(json.loads(text), indent=2) + "\n")
+    sys.stdout.write(text)
+
+
+_TOKEN = re.compile(
+    r'(?P<key>"(?:[^"\\]|\\.)*")(?=:)|(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>true|false|null)|(?P<number>-?\d[\d.eE+-]*)'
+)
+_OF_TOKEN = {"key": "cyan", "text": "green", "word": "yellow", "number": "bold"}
+
+
+def _coloured(found: re.Match[str]) -> str:
+    begin, end = _codes(sys.stdout, _OF_TOKEN[str(found.lastgroup)])
+    return f"{begin}{found.group()}{end}"
 
 
 class Lines:

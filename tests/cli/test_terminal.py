@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import sys
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.cli.terminal import BATCH, Lines, clean, pairs, table
+from cloudtrain.cli import columns
+from cloudtrain.cli.terminal import BATCH, Lines, clean, pairs, show_json, table
 from tests.conftest import wait_for
 
 OBEYED = [chr(code) for code in [*range(9), *range(10, 32), *range(127, 160)]]
@@ -108,3 +112,44 @@ def test_a_table_that_is_piped_is_aligned_and_plain(capsys):
 def test_pairs_leave_out_what_is_empty(capsys):
     pairs([("one", "1"), ("none", ""), ("lines", "a\nb")])
     assert capsys.readouterr().out == "  one    1\n  lines  a\n         b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "found"),
+    [
+        ("short", 8, ["short"]),
+        ("one two three four", 9, ["one two", "three", "four"]),
+        ("a/path/without/a/blank", 10, ["a/path/wit", "hout/a/bla", "nk"]),
+        ("損失の値", 5, ["損失", "の値"]),
+        ("e\u0301" * 3, 3, ["e\u0301" * 3]),
+        ("", 8, [""]),
+    ],
+)
+def test_long_cells_are_folded_as_a_terminal_counts(text, width, found):
+    assert columns.fold(text, width) == found
+    assert all(columns.cells(line) <= width for line in found)
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=8), st.integers(1, 300))
+def test_columns_are_narrowed_only_as_far_as_it_needs(told, total):
+    widths, whole = [width for width, _ in told], [keep for _, keep in told]
+    found = columns.fitted(widths, whole, total)
+    needed = sum(found) + columns.GAP * (len(found) - 1)
+    for before, after, keep in zip(widths, found, whole, strict=True):
+        assert after == before or (not keep and columns.NARROWEST <= after < before)
+    if needed > total:  # nothing more can be taken
+        assert all(keep or width <= columns.NARROWEST for width, keep in zip(found, whole, strict=True))
+    elif found != widths:
+        assert needed == total
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_json_on_a_terminal(monkeypatch, capsys, colour):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "" if colour else "1")
+    told = {'a " key': ["te\x9bxt: 1", -1.5e-7, True, None], "deep": {"x": 'no "y": 2'}}
+    show_json(json.dumps(told))
+    shown = capsys.readouterr().out
+    assert ("\x1b[36m" in shown) == colour and "\x9b" not in shown
+    assert json.loads(re.sub(r"\x1b\[\d+m", "", shown)) == told
