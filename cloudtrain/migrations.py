@@ -127,4 +127,7 @@ _FOURTH = (
 # What was said to people: a second watcher does not say it again.
 _FIFTH = ("CREATE TABLE notices (attempt_id TEXT, event TEXT, at TEXT NOT NULL, PRIMARY KEY (attempt_id, event))",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+# What the platform bills, in seconds of all nodes together.
+_SIXTH = ("ALTER TABLE runs ADD COLUMN billable_s INTEGER", "ALTER TABLE attempts ADD COLUMN billable_s INTEGER")
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)

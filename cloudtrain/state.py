@@ -60,6 +60,8 @@ class Status:
     started_at: str | None = None
     ended_at: str | None = None
     url: str | None = None
+    billable_s: int | None = None  # what the platform bills, the seconds of all nodes together
+    event: str = ""  # of retry.on_events, where the state does not say it (capacity); not kept in the history
 
     @property
     def cli_exit_code(self) -> int:

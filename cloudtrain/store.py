@@ -207,7 +207,8 @@ class Store:
                 # A final state is history: nothing that is seen later rewrites it.
                 db.execute(
                     "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(?, started_at),"
-                    f" ended_at = ?, url = coalesce(?, url) WHERE attempt_id = ? AND state NOT IN ({_marks(_FINAL)})",
+                    " ended_at = ?, url = coalesce(?, url), billable_s = coalesce(?, billable_s)"
+                    f" WHERE attempt_id = ? AND state NOT IN ({_marks(_FINAL)})",
                     (*_columns(status), attempt_id, *_FINAL),
                 )
 
@@ -216,7 +217,8 @@ class Store:
         with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(started_at, ?), ended_at = ?,"
-                f" url = coalesce(?, url) WHERE run_id = ? AND state NOT IN ({_marks(_FINAL)})",
+                " url = coalesce(?, url), billable_s = coalesce(?, billable_s)"
+                f" WHERE run_id = ? AND state NOT IN ({_marks(_FINAL)})",
                 (*_columns(status), run_id, *_FINAL),
             )
 
@@ -350,7 +352,7 @@ class Store:
 
 _RUNS = (
     "SELECT run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code,"
-    " reason, started_at, ended_at, url FROM runs"
+    " reason, started_at, ended_at, url, billable_s FROM runs"
 )
 _STATES = {state.value: state for state in State}
 _ATTEMPTS = "SELECT attempts.* FROM attempts"
@@ -392,20 +394,20 @@ def _held(owner: str, expires_at: float, moment: float) -> bool:
 
 
 def _columns(status: Status) -> tuple[Any, ...]:
-    return (status.state.value, status.exit_code, status.reason, status.started_at, status.ended_at, status.url)
+    times = (status.started_at, status.ended_at)
+    return (status.state.value, status.exit_code, status.reason, *times, status.url, status.billable_s)
 
 
 def _status(row: sqlite3.Row) -> Status:
-    return Status(
-        _STATES[row["state"]], row["exit_code"], row["reason"], row["started_at"], row["ended_at"], row["url"]
-    )
+    names = ("exit_code", "reason", "started_at", "ended_at", "url", "billable_s")
+    return Status(_STATES[row["state"]], *(row[name] for name in names))
 
 
 def _run(row: sqlite3.Row) -> RunRecord:
     # By position: asking ten thousand rows for seventeen names each took a quarter of the time of a list.
     (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code, reason,
-     started_at, ended_at, url) = row  # fmt: skip
-    status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url)
+     started_at, ended_at, url, billable_s) = row  # fmt: skip
+    status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url, billable_s)
     known, asked = acked_at is not None, cancel_at is not None
     return RunRecord(
         run_id, name, backend, target, key, parent, identity, _Late(job), created_at, known, asked, status

@@ -14,6 +14,7 @@ ARN = re.compile(
 )
 VERDICT = re.compile(r"\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]")  # node/failure.py wrote it
 _CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
+_SHORT = re.compile(r"\w*Capacity\w*(Error|Exception)?\b[:.]?")  # the word before the colon of a FailureReason
 _QUEUED = {"Pending"}
 _RUNNING = {"Training", "Uploading"}
 _CONSOLES = {
@@ -29,7 +30,7 @@ def status_of(found: Mapping[str, Any]) -> Status:
     primary, secondary = str(found["TrainingJobStatus"]), str(found.get("SecondaryStatus") or "")
     said = str(found.get("FailureReason") or "").strip()
     code: int | None = None
-    reason = ""
+    reason = event = ""
     if primary == "InProgress":
         state = State.RUNNING if secondary in _RUNNING else State.QUEUED if secondary in _QUEUED else State.STARTING
         if secondary == "Interrupted":
@@ -42,9 +43,11 @@ def status_of(found: Mapping[str, Any]) -> Status:
         state, reason = _stopped(found, secondary, said)
     elif primary == "Failed":
         state, code, reason = _failed(said)
+        event = "capacity" if _without_machines(said) else ""
     else:
         state, reason = State.LOST, f"SageMaker calls the job {primary}"
-    return Status(state, code, reason, _time(found.get("TrainingStartTime")), _ended(found, state), url(found))
+    began, ended = _time(found.get("TrainingStartTime")), _ended(found, state)
+    return Status(state, code, reason, began, ended, url(found), _billable_s(found), event)
 
 
 def url(found: Mapping[str, Any]) -> str | None:
@@ -84,12 +87,25 @@ def _failed(said: str) -> tuple[State, int | None, str]:
         state = State[verdict["state"]] if verdict["state"] in State.__members__ else State.FAILED
         reason = said[: verdict.start()].removeprefix("AlgorithmError: ").strip()
         return state, code, reason
-    if said.startswith("CapacityError"):
+    if _without_machines(said):
         return State.FAILED, None, _CAPACITY.format(said.partition(": ")[2].strip() or said)
     if said.startswith("InternalServerError"):
         return State.LOST, None, said  # the platform's own fault
     found = _CODE.search(said)
     return State.FAILED, int(found[1]) if found else None, said
+
+
+def _without_machines(said: str) -> bool:
+    """Return whether a job failed because there were no machines: CapacityError, Insufficient(Instance)Capacity..."""
+    return bool(_SHORT.match(said)) and not VERDICT.search(said)
+
+
+def _billable_s(found: Mapping[str, Any]) -> int | None:
+    """Return what is billed: SageMaker counts the seconds of one machine, and bills each."""
+    seconds = found.get("BillableTimeInSeconds")
+    if seconds is None:
+        return None
+    return int(seconds) * int((found.get("ResourceConfig") or {}).get("InstanceCount") or 1)
 
 
 def _ended(found: Mapping[str, Any], state: State) -> str | None:

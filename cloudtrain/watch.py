@@ -33,6 +33,7 @@ FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
+CAPACITY_S, CAPACITY_MAX_S = 60.0, 1800.0  # before the next attempt where there were no machines; doubled each time
 
 
 class Watcher:
@@ -83,6 +84,8 @@ class Watcher:
             status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
         self._read_files(attempt, at_once=status.state.final)
         if status.state.final:
+            if self._waits(run, attempt, status):
+                return False
             return self._end(run, attempt, status, backend)
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
             self.store.record(attempt.attempt_id, status=status)
@@ -158,6 +161,32 @@ class Watcher:
         self._tell(attempt, status, final=True)
         return True
 
+    def _waits(self, run: RunRecord, attempt: AttemptRecord, status: Status) -> bool:
+        """Return whether another attempt is to be made, but not yet: there were no machines a moment ago."""
+        if status.event != "capacity" or status.ended_at is None or not self._may_retry(attempt, status):
+            return False
+        wait_s = capacity_pause_s(attempt.attempt_id, attempt.number)
+        due = datetime.fromisoformat(status.ended_at).timestamp() + wait_s
+        if time.time() >= due:
+            return False
+        reason = f"{status.reason}; another attempt in {wait_s / 60:.0f} min"
+        if (run.status.state, run.status.reason) != (State.QUEUED, reason):
+            self.store.set_status(self.run_id, Status(State.QUEUED, None, reason, status.started_at, url=status.url))
+        return True
+
+    def _may_retry(self, attempt: AttemptRecord, status: Status) -> bool:
+        """Return whether the job asks for another attempt after such an end, and this side is to make it."""
+        why = status.event or RETRYABLE.get(status.state)
+        if why is None:
+            return False
+        from cloudtrain.job import Job
+
+        retry = Job.from_dict(attempt.plan.job).retry
+        if why not in retry.on_events or attempt.number >= retry.max_attempts:
+            return False
+        # No platform begins a job again for want of machines, whatever else it drives.
+        return why == "capacity" or attempt.plan.retries == "client"
+
     def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
         """Let people know, as cloudtrain.toml asks for it; nothing that goes wrong there is in the way."""
         from cloudtrain import notify
@@ -170,15 +199,7 @@ class Watcher:
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Start the next attempt if the job asks for one after such an end; True when the run's state was taken care of."""
-        why = RETRYABLE.get(status.state)
-        if why is None:
-            return False
-        from cloudtrain.job import Job
-
-        retry = Job.from_dict(attempt.plan.job).retry
-        if why not in retry.on_events or attempt.number >= retry.max_attempts:
-            return False
-        if attempt.plan.retries != "client":
+        if not self._may_retry(attempt, status):
             return False
         missing = missing_secrets(attempt.plan)
         if missing:
@@ -233,6 +254,17 @@ def _cancel(backend: Backend, handle: str) -> bool:
         print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
         return False
     return True
+
+
+def capacity_pause_s(attempt_id: str, number: int) -> float:
+    """Return how long to wait for machines after an attempt: doubled each time, and not the same for every run.
+
+    Always the same for one attempt: a watcher that takes over must not begin to wait again.
+    """
+    from zlib import crc32
+
+    pause_s = min(CAPACITY_S * 2.0 ** (number - 1), CAPACITY_MAX_S)
+    return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
 
 
 def backend_of(plan: Plan, home: Path) -> Backend:

@@ -21,7 +21,7 @@ from cloudtrain.state import State
 from cloudtrain.store import Store
 from cloudtrain.submitter import Submitter, identity, run_id
 from cloudtrain.testing.memory import MemoryBackend
-from cloudtrain.watch import Watcher
+from cloudtrain.watch import Watcher, capacity_pause_s
 from tests.conftest import WAIT_S
 
 
@@ -293,6 +293,50 @@ def test_spot_capacity_brings_retries(submitter, job):
     MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
     watch(run)
     assert len(run.attempts) == 2
+
+
+def long_ago(run, **more) -> None:
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    status = MemoryBackend.attempts[newest(run)].status
+    MemoryBackend.attempts[newest(run)].status = replace(status, ended_at="2026-01-01T00:00:00.000000Z", **more)
+
+
+def test_where_there_were_no_machines_another_attempt_waits_its_time(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
+    assert run.record.status.reason.startswith("no such machines; another attempt in 1 min")
+    long_ago(run, billable_s=0)
+    watch(run)
+    assert newest(run) == f"{run.run_id}-a2" and not run.record.status.state.final
+    long_ago(run, billable_s=90)
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.FAILED, 2), "two were allowed"
+    assert [attempt.status.billable_s for attempt in run.attempts] == [0, 90] and run.record.status.billable_s == 90
+
+
+def test_who_waits_for_machines_can_be_cancelled(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    watch(run)
+    run.cancel()
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+def test_not_every_job_waits_for_machines(submitter, job):
+    for retry in ({"max_attempts": 1}, {"max_attempts": 3, "on_events": ["preempted", "lost"]}):
+        run = submitter.submit(job.replace(retry=retry), new=True)
+        MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+        watch(run)
+        assert (run.state, len(run.attempts)) == (State.FAILED, 1)
+
+
+def test_pauses_grow_are_bounded_and_differ_between_runs():
+    pauses = [capacity_pause_s("run-a", number) for number in range(1, 12)]
+    assert pauses == sorted(pauses) and 45 <= pauses[0] <= 75 and pauses[-1] <= 1800 * 1.25
+    assert len({capacity_pause_s(f"run-{n}", 1) for n in range(20)}) > 10
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.TIMED_OUT, State.CANCELLED])

@@ -77,6 +77,39 @@ def test_the_reason_is_the_launchers_own() -> None:
     assert "another instance_type" in status_of(told("Failed", "Failed", "CapacityError: none")).reason
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CapacityError: Unable to provision requested ML compute capacity",
+        "InsufficientCapacity: none",
+        "InsufficientInstanceCapacity. We have none",
+        "InsufficientCapacityError: none",
+    ],
+)
+def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
+    status = status_of(told("Failed", "Failed", said))
+    assert (status.state, status.event) == (State.FAILED, "capacity") and "no such machines" in status.reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AlgorithmError: CapacityError: of a script's own, exit code: 1",
+        "CapacityError: a script wrote this [cloudtrain FAILED 1 script], exit code: 1",
+        "ClientError: Capacity",
+    ],
+)
+def test_what_only_looks_like_it(said: str) -> None:
+    assert status_of(told("Failed", "Failed", said)).event == ""
+
+
+def test_what_is_billed_counts_every_machine() -> None:
+    found = told("Completed", "Completed", BillableTimeInSeconds=90, ResourceConfig={"InstanceCount": 4})
+    assert status_of(found).billable_s == 360
+    assert status_of(told("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
+    assert status_of(told("InProgress", "Starting")).billable_s is None
+
+
 def test_times_are_utc() -> None:
     moment = datetime(2026, 11, 21, 12, 0, 0, 500, tzinfo=timezone(timedelta(hours=2)))
     status = status_of(told("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LATE_S = 120.0  # after its end a job's last lines may still be on their way to CloudWatch
 DRAIN_S = 30.0  # how long they are waited for
+PUTS = 5  # of an object that others are putting at the same time
 LOOK_S = 5.0  # between two looks at a log that is followed
 
 
@@ -126,16 +127,22 @@ class SagemakerBackend:
                     self.aws.ask("s3", "head_object", **where)
                     return
                 except AwsError as error:
-                    if error.code not in ("404", "NoSuchKey", "NotFound"):
+                    # 403 is what S3 says of a missing object to who may not list the bucket.
+                    if error.code not in ("404", "NoSuchKey", "NotFound", "403"):
                         raise
             key = self.given.get("kms_key")
             more = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key} if key else {}
-            with open(bundle.path, "rb") as file:
-                try:
-                    self.aws.ask("s3", "put_object", Body=file, IfNoneMatch="*", **where, **more)
-                except AwsError as error:
-                    if error.code not in ("PreconditionFailed", "412"):
-                        raise
+            for turn in range(PUTS):
+                with open(bundle.path, "rb") as file:
+                    try:
+                        self.aws.ask("s3", "put_object", Body=file, IfNoneMatch="*", **where, **more)
+                    except AwsError as error:
+                        if error.code in ("ConditionalRequestConflict", "409") and turn < PUTS - 1:
+                            time.sleep(self.look_s)  # another submit is putting this very object
+                            continue
+                        if error.code not in ("PreconditionFailed", "412"):
+                            raise
+                break
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:

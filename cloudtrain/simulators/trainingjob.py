@@ -35,6 +35,7 @@ class Habits:
     stop_s: float = 120.0  # between SIGTERM and SIGKILL
     logs_late_s: float = 0.0  # until a line is found in CloudWatch
     logs_twice: bool = False
+    no_machines: int = 0  # of the next jobs: they fail for want of machines
     environment: dict[str, str] = field(default_factory=dict)  # of every container, beside the request's own
 
 
@@ -106,6 +107,11 @@ class TrainingJob:
             deadline = time.monotonic() + self.habits.pending_s
             while time.monotonic() < deadline and not self._stop.is_set():
                 time.sleep(0.02)
+            if self.habits.no_machines > 0:
+                self.habits.no_machines -= 1
+                said = "CapacityError: Unable to provision requested ML compute capacity"
+                self._end("Failed", "Failed", said)
+                return
             while not self._stop.is_set() and self._attempt():
                 pass
             if self._stop.is_set() or self._over:

@@ -61,11 +61,16 @@ class MemoryBackend:
 
     @classmethod
     def finish(
-        cls, handle: str, state: State = State.SUCCEEDED, exit_code: int | None = None, reason: str = ""
+        cls,
+        handle: str,
+        state: State = State.SUCCEEDED,
+        exit_code: int | None = None,
+        reason: str = "",
+        **more: Any,  # billable_s, event
     ) -> None:
         """End an attempt."""
         started = cls.attempts[handle].status.started_at
-        cls.attempts[handle].status = Status(state, exit_code, reason, started, now())
+        cls.attempts[handle].status = Status(state, exit_code, reason, started, now(), **more)
 
     @classmethod
     def options(cls) -> type[BaseModel]:

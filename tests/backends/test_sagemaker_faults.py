@@ -276,6 +276,32 @@ def test_a_spot_machine_is_taken_away_and_another_goes_on(bench: Bench) -> None:
     assert list(bench.backend.logs(handle, after=lines[3].cursor)) == lines[4:]
 
 
+def test_no_machines_is_told_and_can_be_followed_by_another_attempt(bench: Bench) -> None:
+    bench.simulator.habits.no_machines = 1
+    status = bench.final(bench.backend.submit(*bench.plan()))
+    assert (status.state, status.event, status.exit_code) == (State.FAILED, "capacity", None)
+    assert "no such machines" in status.reason and status.ended_at and not status.billable_s
+    assert bench.final(bench.backend.submit(*bench.plan(name="again"))).state is State.SUCCEEDED
+
+
+def test_what_is_billed_is_told(bench: Bench) -> None:
+    status = bench.final(bench.backend.submit(*bench.plan(num_nodes=2)))
+    assert status.state is State.SUCCEEDED and status.billable_s and status.billable_s % 2 == 0
+
+
+def test_somebody_else_puts_the_same_source_at_the_same_time(bench: Bench) -> None:
+    bench.simulator.faults.append(Fault("PutObject", 409, "ConditionalRequestConflict", times=2))
+    assert bench.final(bench.backend.submit(*bench.plan())).state is State.SUCCEEDED
+
+
+def test_a_missing_object_that_may_not_be_listed(bench: Bench) -> None:
+    bench.backend.submit(*bench.plan(name="first"))
+    key = bench.simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="cloudtrain/code/")["Contents"][0]["Key"]
+    bench.simulator.call("s3", "delete_object", Bucket=BUCKET, Key=key)
+    bench.simulator.faults.append(Fault("HeadObject", 403, "Forbidden"))
+    assert bench.final(bench.backend.submit(*bench.plan(name="second"))).state is State.SUCCEEDED
+
+
 def test_a_limit_of_the_launcher_is_a_time_out_and_not_a_failure(bench: Bench) -> None:
     handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", limits={"max_runtime": "2s"}))
     assert bench.final(handle).state is State.TIMED_OUT
