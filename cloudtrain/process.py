@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class Process:
     @classmethod
     def here(cls) -> Process:
         """Return this process."""
-        return cls(socket.gethostname(), boot_id(), os.getpid(), start_time(os.getpid()) or "?")
+        return cls(os.uname().nodename, boot_id(), os.getpid(), start_time(os.getpid()) or "?")
 
     @classmethod
     def parse(cls, text: str) -> Process | None:
@@ -40,7 +39,7 @@ class Process:
     @property
     def alive(self) -> bool | None:
         """Whether it lives; None when it belongs to another machine, so that nobody here can know."""
-        if self.host != socket.gethostname():
+        if self.host != os.uname().nodename:
             return None
         if self.boot_id != boot_id():
             return False

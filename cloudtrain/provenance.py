@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -70,7 +69,7 @@ def of(bundle: Bundle) -> dict[str, Any]:
         "dirty": bundle.dirty,
         **asdict(_kept(bundle)),
         "client": {
-            "host": socket.gethostname(),
+            "host": system.nodename,
             "system": f"{system.sysname} {system.release} {system.machine}",
             "python": sys.version.split()[0],
             "cloudtrain": __version__,
