@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,6 +32,9 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     SCRIPT is left out when the folder of the job file holds a train.py, or one script only. Without any script the job
     is the shared trainer's. Beside it stands job.schema.json, which editors take from the job file's first line.
 
+    With -t and the name of a backend, what can be found out about the account (for sagemaker region, account, profile,
+    bucket and role) is written as a target of that name into cloudtrain.toml beside the job file.
+
     \b
     cloudtrain init
     cloudtrain init src/train.py -t prod
@@ -45,10 +50,15 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     if os.path.lexists(path) and not force:
         raise BadRequest(f"{path} is there already", "choose another name with -o, or write over it with --force")
     entrypoint = _entrypoint(script, folder, trainer)
+    found = _discovered(target, folder)
     text = _text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
     _write(path, text)
     terminal.say(f"{path}  " + (f"runs {entrypoint}" if entrypoint else "uses the shared trainer"))
+    if target and found:
+        place = _add_target(folder, target, found)
+        terminal.pairs([("target", f"[targets.{target}] in {place}: {', '.join(found)}")])
+        terminal.pairs([("next", f"cloudtrain doctor {target}")])
     terminal.pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
     return 0
 
@@ -105,17 +115,41 @@ def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
         '# resources: {accelerators: "A100:8"}   # of each node',
         "limits: {max_runtime: 24h}",
     ]
-    known = config.targets()
     if target:
-        backend = known[target].backend if target in known else target
-        discovered = registry.backend_class(backend).discover() if target not in known else {}
         lines.append(f"target: {_quoted(target)}")
-        if discovered:
-            lines += ["options:", f"  {backend}: {json.dumps(discovered, ensure_ascii=False)}"]
     else:
-        choices = sorted({*registry.names(), *known})
+        choices = sorted({*registry.names(), *config.targets()})
         lines.append(f"target: local                  # one of {', '.join(choices)}")
     return "\n".join(lines) + "\n"
+
+
+def _discovered(target: str | None, folder: Path) -> dict[str, Any]:
+    """Return what a backend can find out about the account; nothing for a target that is there already."""
+    from cloudtrain import config, registry
+
+    if target is None or target in config.targets(folder):
+        return {}
+    return registry.backend_class(target).discover()
+
+
+def _add_target(folder: Path, name: str, found: Mapping[str, Any]) -> Path:
+    """Add a target to the folder's cloudtrain.toml, behind what stands there, and return the file."""
+    from cloudtrain import configfile
+
+    path = folder / configfile.NAME
+    before = path.read_text("utf-8").rstrip("\n") + "\n\n" if path.exists() else ""
+    lines = [f"[targets.{name}]", f'backend = "{name}"']
+    lines += [f"{key} = {_toml(value)}" for key, value in found.items()]
+    _write(path, before + "\n".join(lines) + "\n")
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -354,3 +354,29 @@ def test_doctor(bench: Bench) -> None:
     found = SagemakerBackend.discover()
     assert found["account"] == "123456789012" and found["region"] == "us-east-1"
     assert found["role"].endswith(":role/training")
+
+
+def test_init_writes_a_target_that_can_be_submitted_to(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    from cloudtrain import config
+    from cloudtrain.cli import main
+
+    trust = {"Version": "2012-10-17", "Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
+    bench.simulator.call(
+        "iam", "create_role", RoleName="AmazonSageMaker-Execution", AssumeRolePolicyDocument=json.dumps(trust)
+    )
+    bench.simulator.make_bucket("sagemaker-us-east-1-123456789012")
+    monkeypatch.chdir(bench.source)
+    assert main(["init", "-t", "sagemaker", "--trainer"]) == 0
+    options = config.targets()["sagemaker"].options.value
+    assert options == {
+        "region": "us-east-1",
+        "account": "123456789012",
+        "bucket": "sagemaker-us-east-1-123456789012",
+        "role": "arn:aws:iam::123456789012:role/AmazonSageMaker-Execution",
+    }
+    SagemakerBackend.options().model_validate(options)
+    assert main(["doctor", "sagemaker"]) == 0

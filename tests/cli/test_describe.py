@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -85,6 +86,25 @@ def test_init_never_writes_over_a_file(cli, project):
     os.remove("job.yaml")
     os.symlink("nowhere", "job.yaml")  # a link that leads nowhere is something too
     assert cli("init").code == 2
+
+
+def test_init_writes_a_target_of_what_can_be_found_out(cli, tmp_path, monkeypatch):
+    from cloudtrain.backends.ssh import SshBackend
+
+    monkeypatch.chdir(tmp_path)
+    found = {"hosts": [{"address": 'o"ne', "user": "ml"}, {"address": "two"}], "port": 22}
+    monkeypatch.setattr(SshBackend, "discover", classmethod(lambda cls: found))
+    (tmp_path / "cloudtrain.toml").write_text("[defaults]\nnum_nodes = 2")
+    shown = cli("init", "-t", "ssh")
+    assert shown.code == 0 and "[targets.ssh] in cloudtrain.toml: hosts, port" in shown.out
+    text = (tmp_path / "cloudtrain.toml").read_text()
+    read = tomllib.loads(text)
+    assert read == {"defaults": {"num_nodes": 2}, "targets": {"ssh": {"backend": "ssh", **found}}}
+    assert Job.load("job.yaml").target == "ssh" and "options" not in Path("job.yaml").read_text()
+    assert cli("init", "-t", "ssh", "--force").code == 0
+    assert (tmp_path / "cloudtrain.toml").read_text() == text, "a target that is there is left alone"
+    shown = cli("init", "-t", "local", "-o", "near.yaml")
+    assert shown.code == 0 and "[targets" not in shown.out, "nothing to find out, nothing to write"
 
 
 def test_init_finds_the_script(cli, tmp_path, monkeypatch):
