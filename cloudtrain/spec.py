@@ -23,7 +23,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.problems import explain, said, wrong
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|aws-secretsmanager:.+|gcp-secretmanager:.+)", re.DOTALL)
+_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
 # what the launcher sets on every rank, beside CLOUDTRAIN_*
 _RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
 _LAUNCHERS = {*_RANKS, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -98,7 +98,7 @@ def _source_of_secret(value: str) -> str:
     if not _SECRET.fullmatch(value):
         raise wrong(
             "names no source of a secret (the value itself never stands here)",
-            "write env:NAME, file:PATH, aws-secretsmanager:NAME or gcp-secretmanager:NAME",
+            "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY",
         )
     return value
 

@@ -14,6 +14,7 @@ LAYERS = [
     " guard statcache sizes survey writing"
     " aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
+    " kubernetesoptions"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder requests simulators",
     "backends store curves database migrations config configfile verdict",
@@ -29,6 +30,7 @@ PYDANTIC = {
     "slurmoptions",
     "sagemakeroptions",
     "vertexoptions",
+    "kubernetesoptions",
 }  # the spec's own rooms
 LAZY = {
     "torch",

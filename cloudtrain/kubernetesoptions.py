@@ -1,0 +1,48 @@
+"""The options of the backend `kubernetes`, as a pydantic model; imported where options are validated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Volume(BaseModel):
+    """A persistent volume claim that the pods mount."""
+
+    model_config = ConfigDict(extra="forbid")
+    claim: str = Field(min_length=1, description="name of the claim; ReadWriteMany for several nodes")
+    path: str = Field(pattern=r"^/[^:]+$", description="where it is mounted; inputs and output may lie below")
+    read_only: bool = Field(False, description="mount it for reading only")
+
+
+class KubernetesOptions(BaseModel):
+    """Options of the backend `kubernetes`."""
+
+    model_config = ConfigDict(extra="forbid")
+    kubeconfig: str | None = Field(None, description="default: $KUBECONFIG, ~/.kube/config, or the pod we run in")
+    context: str | None = Field(None, description="context of the kubeconfig; default: its current one")
+    server: str | None = Field(None, description="address that the context must lead to: no job goes to another one")
+    namespace: str = Field("default", min_length=1, description="namespace that the job runs in")
+    image: str | None = Field(None, description="container image of jobs that name none")
+    python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
+    queue: str | None = Field(None, description="Kueue's local queue: the job is suspended until it is admitted")
+    service_account: str | None = Field(None, description="account that the pods run as")
+    pull_secrets: list[str] = Field([], description="names of secrets for the image's registry")
+    priority_class: str | None = Field(None, description="priority class of the pods")
+    node_selector: dict[str, str] = Field({}, description="labels that a node must have, such as the kind of its GPUs")
+    spot_selector: dict[str, str] = Field(
+        {}, description="labels of spot nodes here, for resources.use_spot: karpenter.sh/capacity-type: spot"
+    )
+    tolerations: list[dict[str, Any]] = Field([], description="taints that the pods tolerate, as in a pod's spec")
+    affinity: dict[str, Any] = Field({}, description="affinity, as in a pod's spec")
+    topology: str | None = Field(None, description="label of nodes that lie near each other; all pods go to one value")
+    gpu_resource: str = Field("nvidia.com/gpu", description="the resource that counts GPUs")
+    extended_resources: dict[str, int] = Field(
+        {}, description="other resources of a node, such as vpc.amazonaws.com/efa: 4; the pods may then lock memory"
+    )
+    shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
+    volumes: list[Volume] = Field([], description="persistent volume claims to mount")
+    wait: str = Field("24h", description="how long the pods may wait for nodes and images, beyond limits.max_runtime")
+    ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
+    overlay: dict[str, Any] = Field({}, description="merged into the Job: any field of it, as kubectl takes it")
