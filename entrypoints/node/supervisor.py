@@ -165,6 +165,8 @@ class Supervisor:
             if due:
                 beat = now
                 self.log.flush()
+                if self._prepared is not None and self._prepared.sync is not None:
+                    self._prepared.sync.freshness.look()
                 if self.status.cancelled and not self._cancelled:
                     self._request()
                 if self._lease is not None and self._stopping is None and self._lease.over():
@@ -176,8 +178,15 @@ class Supervisor:
                         usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
-                    self.log.event("usage", **usage.sample())
+                    self.log.event("usage", **usage.sample(), **self._freshness())
             self._gang.tick(due)
+
+    def _freshness(self) -> dict[str, float]:
+        """Return how old the newest checkpoint in the output is, where there is one to be."""
+        age_s = None
+        if self._prepared is not None and self._prepared.sync is not None:
+            age_s = self._prepared.sync.freshness.age_s
+        return {} if age_s is None else {"checkpoint_age_s": round(age_s, 1)}
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""
@@ -324,7 +333,9 @@ class Supervisor:
         """Bring the run's folders to its output; a run whose results are not there has not succeeded."""
         if self._prepared is None or self._prepared.sync is None or self._guard_died:
             return verdict
-        problem = self._prepared.sync.finish(lambda: self.status.cancelled and not self._cancelled)
+        problem = self._prepared.sync.finish(
+            lambda: self.status.cancelled and not self._cancelled, verdict.state == "SUCCEEDED"
+        )
         if not problem:
             return verdict
         if verdict.state != "SUCCEEDED":
