@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -13,6 +15,9 @@ from cloudtrain.simulators.trainingjob import _inside
 from cloudtrain.testing.contract import BackendContract
 
 BUCKET = "training"
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+iam = import_module("iam")
+sys.path.pop(0)
 
 
 @pytest.fixture
@@ -26,11 +31,20 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found.calls.clear()
     yield found
     found.close()
+    made = [call for call in found.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam")]
+    assert set(iam.actions(made)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
 
 
 def options(simulator: Simulator, **more) -> dict:
     account = {"role": ROLE, "bucket": BUCKET, "region": REGION, "image": "any"}
     return {**account, "endpoint": simulator.url, "client": "boto3", **more}
+
+
+def test_the_list_of_actions_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "restored afterwards")
+    assert iam.page(iam.table(iam.record(tmp_path))) == iam.PAGE.read_text("utf-8"), "run python docs/iam.py"
+    assert "sagemaker:CreateTrainingJob" in iam.listed() and "s3:DeleteBucket" not in iam.listed()
 
 
 class TestSagemaker(BackendContract):
