@@ -12,12 +12,12 @@ LAYERS = [
     "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
-    " aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
+    " engine localmode aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
     " kubernetesoptions"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder requests simulators",
-    "backends store curves database migrations config configfile verdict",
+    "backends store curves database migrations config configfile verdict verdictrules verdictsigns tracebacks",
     "submitter run watch registry plots comparison notebook notify",
     "cli console report training testing __init__ __main__",
 ]

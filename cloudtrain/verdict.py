@@ -1,0 +1,338 @@
+"""Why a run failed: from its end and the last lines of its log to one class, the line that decided, and what to change.
+
+It reads what every backend can give and asks nobody. In this order: what a scheduler or kernel wrote, a state that says it
+all, the platform's own sentence, and what the ranks said, that of the first to die first. Of what a rank said its last
+traceback counts, of a chain the cause. Where nothing decides the verdict is `unknown`: none is better than a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from cloudtrain import tracebacks
+from cloudtrain import verdictrules as rules
+from cloudtrain.backend import LogLine
+from cloudtrain.events import MARK
+from cloudtrain.state import EXIT_REFUSED, State, Status
+from cloudtrain.tracebacks import Raised
+from cloudtrain.verdictsigns import SIGNS
+
+TAIL = 400  # last lines of each rank that are looked at
+RANKS = 512  # of so many
+STANDING = 40  # last lines of a rank among which a line may decide that belongs to no traceback
+LONGEST = 2000  # characters of a line that are looked at
+_BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_PROGRESS = re.compile(
+    r"^\s*(\{'\w+': -?\d|(epoch|step|iter(ation)?|INFO|\[INFO\]|DEBUG|global_step)\b)", re.IGNORECASE
+)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<")
+_CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
+
+
+class End(NamedTuple):
+    """What is known of a run's end besides its log."""
+
+    state: State
+    exit_code: int | None
+    reason: str
+    by: str = ""  # script, launcher or platform, where somebody said so
+    failed_rank: int | None = None  # the first rank to die
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run failed. `deciding` is as the job wrote it: to be cleaned before it is shown."""
+
+    label: str  # a class of verdictrules.CLASSES
+    what: str  # what happened, one clause
+    deciding: str = ""  # the line that decided, "" where none did
+    where: str = ""  # log or reason
+    node: int | None = None  # where that line is in the log
+    seq: int | None = None
+    rank: int | None = None  # the first failing rank, where it can be known
+    change: str = ""  # a change worth a try
+    changes_results: bool = False  # whether it changes what is learned
+
+    @property
+    def sentence(self) -> str:
+        """What happened, and on which rank."""
+        return self.what + (f" (rank {self.rank})" if self.rank is not None else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        return cls(**data)
+
+
+class Tail:
+    """The last lines of every rank and of the launchers, as a log goes by; memory is bounded."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, int], deque[LogLine]] = {}
+
+    def add(self, line: LogLine) -> None:
+        if line.text.startswith(MARK):
+            return
+        kept = self._lines.get((line.node, line.rank))
+        if kept is None:
+            if len(self._lines) >= RANKS:
+                return
+            kept = self._lines[line.node, line.rank] = deque(maxlen=TAIL)
+        kept.append(line)
+
+    def lines(self) -> list[LogLine]:
+        """Return what was kept, each rank's lines in order, the rank that spoke first in front."""
+        return [line for lines in self._lines.values() for line in lines]
+
+
+@dataclass
+class _Finding:
+    label: str
+    line: LogLine
+    late: bool = False
+
+
+def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
+    """Return the verdict on a run that did not succeed, from its end and what was kept of its log."""
+    ranks: dict[int, list[LogLine]] = {}
+    for line in lines:
+        ranks.setdefault(line.rank, []).append(line)
+    beside = [line for rank, rank_lines in ranks.items() for line in rank_lines[-STANDING:]]
+    beside = ranks.get(-1, []) + [line for line in beside if line.rank >= 0]
+    for line in beside:
+        if (label := rules.first_match(rules.PLATFORM, line.text[:LONGEST])) and (
+            line.rank < 0 or line.text.startswith(("slurmstepd", "srun", "kernel"))
+        ):
+            return _verdict(label, line, end.failed_rank)
+    said = [text for text in end.reason.split("\n") if text.strip() and not _BY_LAUNCHER.match(text)]
+    if end.state in _STATES:
+        label = _STATES[end.state]
+        named = [text for text in said if rules.first_match(rules.REASONS, text) in (label, "stalled")]
+        label = "stalled" if any("limits.stall" in text for text in named) else label
+        return _by_reason(label, (named or said or [""])[0], None)
+    refused = ranks.get(-1, []) if end.by == "launcher" or end.exit_code == EXIT_REFUSED else []
+    for text in said:
+        if text.startswith("AlgorithmError"):
+            continue  # what stands behind it is a piece of the script's own words, which the log has in whole
+        if "cannot be installed" in text and (found := _installing(refused)):
+            return _verdict(found.label, found.line, None)
+        if end.by == "launcher" and (label := rules.first_match(rules.OURS, text[:LONGEST])):
+            return _by_reason(label, text, None)
+        if label := rules.first_match(rules.REASONS, text[:LONGEST]):
+            return _by_reason(label, text, None)
+    ranks.pop(-1, None) if not refused else None
+    if found := _of_ranks(end, ranks):
+        return _verdict(found.label, found.line, found.line.rank if found.line.rank >= 0 else end.failed_rank)
+    if end.exit_code == EXIT_REFUSED:
+        for line in reversed(ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())):
+            if label := rules.first_match(rules.OURS, line.text[:LONGEST]):
+                return _verdict(label, line, end.failed_rank)
+    for text in said:
+        for part in re.split(r'(?:ErrorMessage|error:|Error:) "|\\n', text):
+            if label := rules.first_match(SIGNS, part[:LONGEST]):
+                return _by_reason(label, text, None)
+    return _by_signal(end) or _unknown(end, ranks)
+
+
+_STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
+
+
+def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> _Finding | None:
+    """Return what decides among what the ranks said: the first to die, unless it only tells of another's death."""
+    first = _of_rank(ranks.get(end.failed_rank, ())) if end.failed_rank is not None else None
+    if first and not first.late:
+        return first
+    silent = end.failed_rank is not None and end.failed_rank >= 0 and first is None
+    if silent and _signal_of(end) not in (None, "SIGABRT"):
+        return None  # killed without a word: what others say is that it is gone
+    others = [found for rank, lines in ranks.items() if rank != end.failed_rank and (found := _of_rank(lines))]
+    causes = [found for found in others if not found.late]
+    if silent and end.by == "script":
+        causes = [found for found in causes if found.label not in ("script-error", "network")]
+    if causes:
+        return min(causes, key=lambda found: found.line.at)
+    known = [found for found in [first, *others] if found and found.label != "consequence"]
+    return known[0] if known else None
+
+
+def _of_rank(lines: Sequence[LogLine]) -> _Finding | None:
+    """Return what decides among a rank's lines; `late` where it may be a consequence of another's death."""
+    texts = [_ESCAPE.sub("", _PREFIX.sub("", line.text[:LONGEST])).rstrip() for line in lines]
+    found = _of_tracebacks(texts)
+    standing = _standing(texts, found[1] if found else None)
+    if found is None or (found[0] in ("vague", "consequence", "opaque") and standing):
+        found = standing or found
+    if found is None:
+        return None
+    label, at = found
+    if label == "vague":
+        label = _plain(texts[at])
+    if label == "opaque":
+        return None
+    return _Finding(label, lines[at], label in rules.LATE or label == "consequence")
+
+
+def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
+    """Return class and line of the last chain of tracebacks, unless it was survived."""
+    raised = tracebacks.find(texts)
+    if not raised:
+        return None
+    chain = [raised.pop()]
+    while chain[0].chained and raised:
+        chain.insert(0, raised.pop())
+    if any(_PROGRESS.match(text) for text in texts[chain[-1].at + 1 :]):
+        return None
+    labelled = [(_raised_label(texts, one), one) for one in chain]
+    known = [(label, one.at) for label, one in labelled if label not in ("opaque", "consequence")]
+    strong = [pair for pair in known if pair[0] not in rules.WEAK and pair[0] not in ("script-error", "vague")]
+    weak = [pair for pair in known if pair[0] in rules.WEAK or pair[0] == "vague"]
+    if strong:
+        return strong[0]
+    if weak and (weak[-1] == known[-1] or known[-1][0] == "script-error"):
+        return weak[-1]
+    return known[-1] if known else (labelled[-1][0], chain[-1].at)
+
+
+def _raised_label(texts: Sequence[str], one: Raised) -> str:
+    """Return the class of an exception; `opaque` where no rule and no frame says anything."""
+    text = texts[one.at]
+    if rules.CONSEQUENCES.search(text):
+        return "consequence"
+    if re.match(r"(\w+\.)*Empty$|StopIteration|SystemExit", text):
+        return "opaque"
+    label = rules.first_match(SIGNS, text)
+    if rules.VAGUE.search(text) and label != "collective-timeout":
+        below = texts[one.at + 1 : one.at + 12]
+        return "consequence" if any(rules.CONSEQUENCES.search(line) for line in below) else "vague"
+    mine = bool(one.file) and not _LIBRARY.search(one.file)
+    raising = mine and one.code.startswith(("raise ", "raise(", "assert "))
+    if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in one.code and mine:
+        label = None
+    if label and not (raising and label in _OWN_WORDS):
+        return label
+    for more in texts[one.at + 1 : one.at + 8]:  # a message of several lines
+        if not more.strip() or tracebacks.HEAD.search(more) or any(words in more for words in tracebacks.CHAINED):
+            break
+        if not raising and (said := rules.first_match(SIGNS, more)) and said not in ("signal", "missing-file"):
+            return said
+    return "script-error" if raising or (mine and rules.BUGS.search(text)) else "opaque"
+
+
+# In a script's own `raise` such words are its own, and need not mean what a library means by them.
+_OWN_WORDS = frozenset(
+    ["shape-mismatch", "device-or-dtype", "parallel-config", "bad-argument", "wrong-version", "network"]
+)
+
+
+def _standing(texts: Sequence[str], at: int | None) -> tuple[str, int] | None:
+    """Return class and line of what stands for itself at the end of a rank's lines: argparse, a shell, NCCL, an assertion."""
+    begin = max(0, len(texts) - STANDING if at is None else at - STANDING)
+    inside = {number for one in tracebacks.find(texts) for number in (one.at,) if number != at} if at is None else set()
+    for number in range(begin, len(texts)):
+        text = texts[number]
+        if number == at or number in inside or not _stands(text):
+            continue
+        label = rules.first_match(SIGNS, text)
+        if label and label not in _IN_TRACEBACKS:
+            if any(_PROGRESS.match(later) for later in texts[number + 1 :]) and label != "nan-loss":
+                continue
+            return label, number
+    return None
+
+
+# What may stand for itself: not a frame, not a warning that was survived.
+_QUIET = re.compile(
+    r"\b(warn(ing)?|retry(ing)?|skipp?ing|fallback|falling back|ignored?|attempt \d+|deprecat)", re.IGNORECASE
+)
+_LOUD = re.compile(r"NCCL WARN|^[\w./ -]+: error: |^Error: ")
+_IN_TRACEBACKS = frozenset(
+    ["missing-secret", "model-config", "bad-data", "script-error", "device-or-dtype", "wrong-version"]
+)
+
+
+def _stands(text: str) -> bool:
+    return bool(_LOUD.search(text)) or not (
+        tracebacks.FRAME.match(text) or _QUIET.search(text) or rules.CONSEQUENCES.search(text)
+    )
+
+
+def _plain(text: str) -> str:
+    """Return the class of a generic error that nothing explains."""
+    if "device-side assert" in text or "error (59)" in text:
+        return "index-range"
+    return "cuda-error" if "CUDA error" in text or "cuda runtime error" in text else "consequence"
+
+
+def _installing(lines: Sequence[LogLine]) -> _Finding | None:
+    """Return what decides in a package installer's output: a tool that is missing is the cause of what pip says."""
+    found: _Finding | None = None
+    for line in lines:
+        label = rules.first_match(SIGNS, line.text[:LONGEST])
+        if label is None or "cannot be installed" in line.text:
+            continue
+        if label in ("toolchain", "network", "disk-full", "permission", "missing-module", "binary-mismatch"):
+            return _Finding(label, line)
+        if label == "requirements-conflict" and (found is None or "Could not find a version" in found.line.text):
+            found = _Finding(label, line)
+    return found
+
+
+def _signal_of(end: End) -> str | None:
+    """Return the name of the signal that ended the run, or None."""
+    import signal
+
+    code = end.exit_code
+    if code is None and (told := _CODE.search(end.reason)):
+        code = int(told[1])
+    try:
+        return signal.Signals(code - 128).name if code is not None and 128 < code < 160 else None
+    except ValueError:
+        return None
+
+
+def _by_signal(end: End) -> Verdict | None:
+    name = _signal_of(end)
+    return (
+        _by_reason(
+            "signal", end.reason.split("\n")[0], end.failed_rank, f"a process died of {name}, and nothing says why"
+        )
+        if name
+        else None
+    )
+
+
+def _unknown(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
+    told = any(rules.CONSEQUENCES.search(line.text[:LONGEST]) for lines in ranks.values() for line in lines[-STANDING:])
+    return Verdict("unknown", rules.CLASSES["unknown"].what, rank=None if told else end.failed_rank)
+
+
+def _verdict(label: str, line: LogLine, rank: int | None) -> Verdict:
+    if label == "consequence":
+        return Verdict("unknown", rules.CLASSES["unknown"].what)
+    about = rules.CLASSES[label]
+    return Verdict(
+        label, about.what, line.text[:LONGEST], "log", line.node, line.seq, rank, about.change, about.changes_results
+    )
+
+
+def _by_reason(label: str, text: str, rank: int | None, what: str = "") -> Verdict:
+    about = rules.CLASSES[label]
+    return Verdict(
+        label, what or about.what, text[:LONGEST], "reason", None, None, rank, about.change, about.changes_results
+    )
+
+
+def end_of(status: Status, result: Mapping[str, Any] | None) -> End:
+    """Return a run's end from its status and its launcher's result event, None where there is none."""
+    told = result or {}
+    rank = told.get("failed_rank")
+    by = str(told.get("by") or ("script" if _BY_LAUNCHER.match(status.reason) else "platform"))
+    return End(status.state, status.exit_code, status.reason, by, rank if isinstance(rank, int) else None)

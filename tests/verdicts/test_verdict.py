@@ -1,0 +1,98 @@
+"""Verdicts over the corpus: how often they are right, and that a confident wrong one is rare; and what they never do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cloudtrain.backend import LogLine
+from cloudtrain.state import State, Status
+from cloudtrain.verdict import LONGEST, RANKS, TAIL, End, Tail, Verdict, end_of, judge
+from cloudtrain.verdictrules import CLASSES, PLATFORM, REASONS
+from cloudtrain.verdictsigns import SIGNS
+from tests.verdicts.entries import HERE, load
+from tests.verdicts.scoring import score, verdict_on
+
+FAILED = End(State.FAILED, 1, "rank 0 exited with code 1", "script", 0)
+
+
+def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
+    return [LogLine(f"2026-01-01T00:00:{seq % 60:02}Z", node, rank, seq, text, "") for seq, text in enumerate(texts)]
+
+
+def test_what_is_known_is_understood():
+    found = score(load("known"))
+    assert found.wrong == ()
+    assert found.recall >= 0.98, str(found)
+    assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
+
+
+def test_classes_are_those_of_the_corpus():
+    text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | {"stalled"} == set(CLASSES)
+    assert {name for table in (PLATFORM, REASONS, SIGNS) for name, _ in table} <= set(CLASSES)
+
+
+def test_changes_are_those_of_the_corpus():
+    for entry in load("known"):
+        found = verdict_on(entry)
+        assert (found.change or None) == entry.label["change"], entry.id
+        assert found.changes_results == bool(entry.label["changes_results"]), entry.id
+
+
+def test_the_first_rank_to_die_outweighs_louder_ones():
+    mine = lines(
+        "Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    f()", "MemoryError", rank=1
+    )
+    peer = lines("[rank0]: Traceback (most recent call last):", '[rank0]:   File "a.py", line 9, in <module>', "[rank0]:     g()",
+                 "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:1")  # fmt: skip
+    found = judge(End(State.FAILED, 1, "rank 1 exited with code 1", "script", 1), [*peer, *mine])
+    assert (found.label, found.rank, found.seq) == ("host-memory", 1, 3)
+    alone = judge(FAILED, peer)
+    assert (alone.label, alone.deciding) == ("unknown", "")
+
+
+def test_what_was_survived_does_not_decide():
+    kept = lines("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    f()",
+                 "FileNotFoundError: [Errno 2] No such file or directory: 'cache'", "step 1 loss 2.1")  # fmt: skip
+    assert judge(FAILED._replace(exit_code=9), kept).label == "unknown"
+
+
+def test_the_tail_is_bounded_and_leaves_marked_lines_out():
+    tail = Tail()
+    for seq in range(TAIL + 100):
+        tail.add(LogLine("", 0, 0, seq, "::cloudtrain::{}" if seq % 2 else "x", ""))
+    for rank in range(1, RANKS + 50):
+        tail.add(LogLine("", 0, rank, 0, "x", ""))
+    kept = tail.lines()
+    assert {line.text for line in kept} == {"x"} and len(kept) == (TAIL + 100) // 2 + RANKS - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 50_000, "a.b" * 40_000 + "Error", "Error: " * 20_000, "\x1b[" * 30_000, " " * 90_000 + "x"]
+)
+def test_a_hostile_line_costs_little_and_breaks_nothing(text: str):
+    """Its first characters are looked at and no more; an expression that backtracks without end would hang the suite."""
+    body = ["Traceback (most recent call last):", f'  File "{text}", line 1', text, text + ": " + text, *[text] * 50]
+    found = judge(FAILED._replace(reason=text), lines(*body))
+    assert len(found.deciding) <= LONGEST
+
+
+def test_the_launchers_own_sentences_are_understood():
+    refused = End(State.FAILED, 78, "the input train does not exist on this node: /data", "launcher")
+    assert judge(refused, []).label == "missing-file"
+    told = lines(
+        "loading", "--global_batch_size 30 is no multiple of the 8 samples that 4 ranks take at once; 32 is the nearest"
+    )
+    found = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), told)
+    assert (found.label, found.rank, found.seq) == ("parallel-config", 0, 1)
+
+
+def test_a_verdict_survives_json_and_states_are_read():
+    found = judge(end_of(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
+    assert (found.label, Verdict.from_dict(found.to_dict())) == ("timeout", found)
+    assert end_of(Status(State.FAILED, 1, "node 1: rank 3 exited with code 1"), None).by == "script"
+    assert end_of(Status(State.FAILED, None, "CapacityError: none"), None) == End(
+        State.FAILED, None, "CapacityError: none", "platform"
+    )
