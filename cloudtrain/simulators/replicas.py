@@ -120,14 +120,11 @@ def environments(job: Mapping[str, Any], storage_url: str) -> list[tuple[str, li
     """Return (task, command, environment) of every replica of a job, with addresses of their own for this start."""
     spec = job["jobSpec"]
     replicas = tasks(spec)
-    hosts = _addresses(len(replicas))
+    hosts = addresses(len(replicas))
     cluster: dict[str, list[str]] = {}
     for (pool, _, _), host in zip(replicas, hosts, strict=True):
         cluster.setdefault(pool, []).append(f"{host}:{CLUSTER_PORT}")
-    shared = {name: os.environ[name] for name in PASSED if name in os.environ}
-    shared |= {
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath),
-        "PYTHONUNBUFFERED": "1",
+    shared = shared_environment() | {
         "CLOUD_ML_PROJECT_ID": PROJECT_NUMBER,
         "CLOUD_ML_JOB_ID": str(job["name"]).rpartition("/")[2],
         "STORAGE_EMULATOR_HOST": storage_url,
@@ -135,8 +132,6 @@ def environments(job: Mapping[str, Any], storage_url: str) -> list[tuple[str, li
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": str(_free_port()),
     }
-    if sys.platform.startswith("linux"):
-        shared["GLOO_SOCKET_IFNAME"] = "lo"  # all machines are this one
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(replicas))))
     if base := spec.get("baseOutputDirectory", {}).get("outputUriPrefix"):
         base = base.rstrip("/")
@@ -159,7 +154,17 @@ def environments(job: Mapping[str, Any], storage_url: str) -> list[tuple[str, li
     return found
 
 
-def _addresses(count: int) -> list[str]:
+def shared_environment() -> dict[str, str]:
+    """Return what every container here sees: a path to this interpreter, and what of our environment it may have."""
+    found = {name: os.environ[name] for name in PASSED if name in os.environ}
+    found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
+    found["PYTHONUNBUFFERED"] = "1"
+    if sys.platform.startswith("linux"):
+        found["GLOO_SOCKET_IFNAME"] = "lo"  # all machines are this one
+    return found
+
+
+def addresses(count: int) -> list[str]:
     """Return loopback addresses that no other job uses: every replica is a host with all ports of its own."""
     if not sys.platform.startswith("linux"):
         return ["127.0.0.1"] * count
