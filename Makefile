@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup demo test test-long promises strategies lint types format docs bench clean
+.PHONY: help setup demo test test-long test-docker image-cpu promises strategies lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -24,10 +24,16 @@ demo: $(STAMP) ## train the quickstart on this machine and follow it
 	$(BIN)/cloudtrain submit examples/quickstart/job.yaml --follow
 
 test: $(STAMP) ## all tests but the long ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not docker" tests
 
 test-long: $(STAMP) ## the long forms too
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
+
+test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
+	CLOUDTRAIN_REQUIRE=docker $(BIN)/python -m pytest -m docker tests/backends/test_sagemaker_local.py
+
+image-cpu: $(STAMP) ## the image of the shared trainer on CPUs, for sagemaker-local and for a registry of yours
+	PYTHON=$(abspath $(BIN)/python) images/build.sh
 
 promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run

@@ -19,6 +19,7 @@ GROUP = "cloudtrain.backends"
 BUILT_IN: dict[str, tuple[str, str | None]] = {
     "local": ("cloudtrain.backends.local:LocalBackend", None),
     "sagemaker": ("cloudtrain.backends.sagemaker:SagemakerBackend", "sagemaker"),
+    "sagemaker-local": ("cloudtrain.backends.sagemaker_local:SagemakerLocalBackend", None),
     "slurm": ("cloudtrain.backends.slurm:SlurmBackend", None),
     "ssh": ("cloudtrain.backends.ssh:SshBackend", "ssh"),
     "vertex": ("cloudtrain.backends.vertex:VertexBackend", "vertex"),

@@ -1,4 +1,4 @@
-"""The options of the backend `sagemaker`, as a pydantic model; imported where options are validated."""
+"""The options of `sagemaker` and `sagemaker-local`, as pydantic models; imported where options are validated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cloudtrain import quantities
+
+
+class SagemakerLocalOptions(BaseModel):
+    """Options of the backend `sagemaker-local`."""
+
+    model_config = ConfigDict(extra="forbid")
+    image: str | None = Field(
+        None, description="container image where the job names none; default: cloudtrain-train:cpu"
+    )
+    python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
 
 
 class SagemakerOptions(BaseModel):

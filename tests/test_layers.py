@@ -16,9 +16,9 @@ LAYERS = [
     " vertexoptions googleapi bucket customjobs joblog"
     " kubernetesoptions"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
-    " slurmoptions sagemakeroptions batch jobfolder requests simulators",
+    " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store curves database migrations config configfile verdict verdictrules verdictsigns tracebacks",
-    "submitter run watch registry plots comparison notebook notify",
+    "submitter run watch registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}

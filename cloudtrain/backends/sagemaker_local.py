@@ -1,0 +1,150 @@
+"""SageMaker's local mode: the same training job in real containers of this machine, by Docker, without AWS.
+
+The handle is the attempt's folder. A detached process keeps the containers (localmode.py); every question is answered
+from the files that it keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain import agent, engine, localmode, nodes
+from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
+from cloudtrain.requests import sagemakerlocal as requests
+from cloudtrain.requests.sagemaker import OBJECT
+from cloudtrain.state import State, Status
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.job import Job
+
+
+class SagemakerLocalBackend:
+    """Runs training jobs as containers of this machine."""
+
+    name = "sagemaker-local"
+    poll_s = 0.1
+    features = frozenset(
+        {Feature.MULTI_NODE, Feature.SPOT, Feature.LOCAL_PATHS, Feature.IMAGES, Feature.INSTANCE_TYPES}
+    )
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self.given, self.workdir = dict(options), workdir
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from cloudtrain.sagemakeroptions import SagemakerLocalOptions
+
+        return SagemakerLocalOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        made = requests.create_training_job(job, run_id, attempt, self.given, self.workdir)
+        if made.problems:
+            raise BadJob(made.problems)
+        return Plan(
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request=made.request,
+            bundle=bundle.to_dict(),
+            manifest=made.manifest.to_dict(),
+            job=job.to_dict(),
+            notes=made.notes,
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        folder = self.workdir / plan.run_id / f"a{plan.attempt}"
+        if not (folder / "started").exists():
+            image = str(plan.request["AlgorithmSpecification"]["TrainingImage"])
+            if why := engine.missing(image):
+                raise BackendError(why, _hint(image))
+        try:
+            (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)  # the keeper's own empty working folder
+            _lend(bundle.path, folder / "code" / OBJECT)
+            agent.write(folder / "request.json", json.dumps(plan.request).encode())
+        except OSError as error:
+            raise BackendError(f"{folder} cannot be prepared: {error.strerror}", "free some disk space") from None
+        env = agent.clean(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
+        nodes.start(folder, [sys.executable, "-m", "cloudtrain.localmode", str(folder)], env, {})
+        return str(folder)
+
+    def find(self, attempt_id: str) -> str | None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        folder = self.workdir / run_id / f"a{number}"
+        return str(folder) if _request(folder) and nodes.begun(folder) else None
+
+    def status(self, handle: str) -> Status:
+        folder = Path(handle)
+        found = nodes.node_status(folder) if _request(folder) else None
+        return found or Status(State.LOST, None, f"{folder} holds no attempt")
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        folder = Path(handle)
+        logs = [folder / name / "log" for name in localmode.hosts(_request(folder) or {})]
+        return nodes.tail(logs, after=after, follow=follow, ended=lambda: self.status(handle).state.final)
+
+    def cancel(self, handle: str) -> None:
+        folder = Path(handle)
+        if not _request(folder):
+            return
+        status = self.status(handle)
+        if not status.state.final:
+            nodes.stop(folder)
+        elif status.state is State.LOST:  # the process that kept the containers was killed: nobody else removes them
+            nodes.reap(folder)
+            engine.remove(folder)
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        request = _request(Path(handle))
+        if request is None:
+            raise BackendError(f"{handle} holds no attempt")
+        run = Path(request["OutputDataConfig"]["S3OutputPath"].removeprefix("file://"))
+        into.mkdir(parents=True, exist_ok=True)
+        for name in what:
+            if (run / name).is_dir():
+                shutil.copytree(run / name, into / name, symlinks=True, dirs_exist_ok=True)
+        return into
+
+    def check(self) -> list[Problem]:
+        image = str(self.given.get("image") or requests.IMAGE)
+        try:
+            why = engine.missing(image)
+        except CloudtrainError as error:
+            return [Problem(error.message, "", error.hint)]
+        return [Problem(why, "options.sagemaker-local.image", _hint(image))] if why else []
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        return {}
+
+
+def _hint(image: str) -> str:
+    return "images/build.sh makes it" if image == requests.IMAGE else f"docker pull {image}"
+
+
+def _lend(path: Path, into: Path) -> None:
+    """Link a bundle into an attempt's folder, so that it stays there when the bundle is cleared away; else copy it."""
+    into.parent.mkdir(exist_ok=True)
+    if into.exists():
+        return
+    half = into.with_name(f".{into.name}.{os.getpid()}")
+    half.unlink(missing_ok=True)
+    try:
+        os.link(path, half)
+    except OSError:
+        shutil.copyfile(path, half)
+    half.replace(into)
+
+
+def _request(folder: Path) -> dict[str, Any] | None:
+    """Return what was asked for, None where nothing was."""
+    return agent.request(folder)

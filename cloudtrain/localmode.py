@@ -1,0 +1,228 @@
+"""One training job in containers of this machine, as SageMaker's local mode runs it; a detached process for each attempt.
+
+    python -m cloudtrain.localmode FOLDER
+
+FOLDER holds request.json, and this process keeps there what a supervisor keeps (nodes.py): status.json, `lock`, `cancel`;
+algo-<N>/log is what host N has printed, algo-<N>/ml its /opt/ml. Before the last word every container is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain import agent, engine, trainingjobs
+from cloudtrain.errors import BackendError
+from cloudtrain.process import boot_id, start_time
+from cloudtrain.requests.sagemaker import STOP_S
+from cloudtrain.state import State, Status
+
+BASE = "/opt/ml"
+LINGER_S = 20.0  # for the other hosts when one has ended badly
+TICK_S = 0.05
+_OURS = re.compile(rb"(\d+) (-?\d+ \d{4}-\d\d-\d\dT[\d:.]+Z .*)", re.DOTALL)
+
+
+def hosts(request: Mapping[str, Any]) -> list[str]:
+    """Return the names of a request's hosts: algo-1, algo-2, ..."""
+    return [f"algo-{number + 1}" for number in range(int(request["ResourceConfig"]["InstanceCount"]))]
+
+
+class Keeper:
+    """Starts an attempt's hosts, waits for their end, and removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.request = json.loads((folder / "request.json").read_text())
+        self.attempt_id = str(self.request["TrainingJobName"])
+        self._asked = threading.Event()
+        self._hosts: list[_Host] = []
+        self._said: dict[str, Any] = {
+            "pid": os.getpid(),
+            "start_ticks": start_time(os.getpid()),
+            "boot_id": boot_id(),
+            "grace_s": STOP_S,
+            "started_at": _now(),
+            "ended_at": None,
+            "exit_code": None,
+            "reason": "",
+        }
+
+    def run(self) -> None:
+        """Do all of it; blocking until the attempt has ended."""
+        signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
+        signal.signal(signal.SIGINT, lambda *_: self._asked.set())
+        self._say("STARTING")
+        try:
+            status = self._attempt()
+        except BackendError as error:
+            status = Status(State.FAILED, None, error.message)
+        except Exception as error:
+            status = Status(State.LOST, None, f"the process that keeps the containers broke: {error!r}")
+        try:
+            engine.remove(self.folder)
+        except BackendError as error:
+            print(error, file=sys.stderr)  # noqa: T201 - launcher.out
+        for host in self._hosts:
+            host.close()
+        self._say(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=_now())
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._asked.is_set() or (self.folder / "cancel").exists()
+
+    def _attempt(self) -> Status:
+        engine.remove(self.folder)  # what a keeper that was killed has left
+        names = hosts(self.request)
+        if self._cancelled:
+            return Status(State.CANCELLED)
+        engine.connect(self.folder, self.attempt_id)
+        for name in names:
+            self._hosts.append(_Host(self, name, names))
+        self._say("RUNNING")
+        over = self._watch()
+        ended = [host for host in self._hosts if host.code]
+        failed = min(ended, key=lambda host: host.ended_at, default=None)
+        found: dict[str, Any] = {"TrainingJobStatus": "Completed"}
+        if over:
+            found = {"TrainingJobStatus": "Stopped", "SecondaryStatus": over}
+        elif failed is not None:
+            said = failed.failure()
+            reason = f"AlgorithmError: {said + ', ' if said else ''}exit code: {failed.code}"
+            found = {"TrainingJobStatus": "Failed", "FailureReason": reason}
+        return trainingjobs.status_of(found)
+
+    def _watch(self) -> str:
+        """Wait until all hosts have ended; return how the job was stopped, "" where it ended by itself."""
+        limit = time.monotonic() + float(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        over, patience = "", float("inf")
+        while any(host.running for host in self._hosts):
+            now = time.monotonic()
+            if not over and (self._cancelled or now >= limit):
+                over = "Stopped" if self._cancelled else "MaxRuntimeExceeded"
+                patience = now + STOP_S
+                self._say("STOPPING")
+                engine.end(self.folder)
+            elif not over and patience == float("inf") and any(host.code for host in self._hosts):
+                patience = now + LINGER_S
+            elif now >= patience:
+                patience = now + LINGER_S
+                engine.end(self.folder, "KILL")
+            time.sleep(TICK_S)
+        return over
+
+    def _say(self, state: str, **fields: Any) -> None:
+        self._said |= {"state": state, "at": _now(), **fields}
+        agent.write(self.folder / "status.json", json.dumps(self._said).encode())
+
+
+class _Host:
+    """One container, from its start on."""
+
+    def __init__(self, keeper: Keeper, name: str, names: list[str]) -> None:
+        self.folder = keeper.folder / name
+        self.ended_at = float("inf")
+        self.code: int | None = None
+        self._container = f"{engine.name(keeper.folder, keeper.attempt_id)}-{name}"
+        request = keeper.request
+        mounts = lay(self.folder / "ml", name, names, request)
+        self._log = (self.folder / "log").open("ab", buffering=0)
+        command = engine.command(keeper.folder, keeper.attempt_id, name, request, mounts)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        if self.code is not None:
+            return False
+        found = self._process.poll()
+        if found is None:
+            return True
+        self._reader.join()  # what it printed is in the log before its end is known
+        code, error = engine.exit_code(self._container)
+        self.code, self.ended_at = (found if code is None else code), time.monotonic()
+        if error and not self.failure():
+            (self.folder / "ml/output/failure").write_text(error)
+        return False
+
+    def failure(self) -> str:
+        """Return what the container left in /opt/ml/output/failure."""
+        try:
+            return (self.folder / "ml/output/failure").read_text(errors="replace")[:900]
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Wait for the last line; the container is gone."""
+        self._process.wait()
+        self._reader.join()
+        self._log.close()
+
+    def _read(self) -> None:
+        """Write lines as the launcher has numbered them; those of others get the numbers between."""
+        assert self._process.stdout is not None
+        foreign = following = 0
+        for line in self._process.stdout:
+            text = line.rstrip(b"\n")
+            if found := _OURS.fullmatch(text):
+                seq, rest = int(found[1]) + foreign, found[2]
+            else:
+                seq, rest, foreign = following, b"-1 %b %b" % (_now().encode(), text.rstrip(b"\r")), foreign + 1
+            following = seq + 1
+            self._log.write(b"%d %b\n" % (seq, rest))
+
+
+def lay(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Make what SageMaker lays below /opt/ml and return the mounts: source, target, whether it may be written."""
+    for inner in ("input/config", "input/data", "output"):
+        (ml / inner).mkdir(parents=True, exist_ok=True)
+    config = {
+        "hyperparameters": request["HyperParameters"],
+        "resourceconfig": {
+            "current_host": host,
+            "hosts": names,
+            "network_interface_name": "eth0",
+            "current_instance_type": request["ResourceConfig"]["InstanceType"],
+        },
+        "inputdataconfig": {
+            channel["ChannelName"]: {"TrainingInputMode": channel.get("InputMode", "File")}
+            for channel in request["InputDataConfig"]
+        },
+    }
+    for name, value in config.items():
+        (ml / f"input/config/{name}.json").write_text(json.dumps(value))
+    run = Path(_path(request["OutputDataConfig"]["S3OutputPath"]))
+    results = (("model", "model"), ("outputs", "output/data"), ("checkpoints", "checkpoints"))
+    mounts = [(str(ml), BASE, True), *((str(run / name), f"{BASE}/{inner}", True) for name, inner in results)]
+    for name, _ in results:
+        (run / name).mkdir(parents=True, exist_ok=True)
+    for channel in request["InputDataConfig"]:
+        path = Path(_path(channel["DataSource"]["FileDataSource"]["FileUri"]))
+        target = f"{BASE}/input/data/{channel['ChannelName']}"
+        mounts.append((str(path), target if path.is_dir() else f"{target}/{path.name}", False))
+    return mounts
+
+
+def _path(uri: str) -> str:
+    return uri.removeprefix("file://")
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+if __name__ == "__main__":
+    Keeper(Path(sys.argv[1])).run()

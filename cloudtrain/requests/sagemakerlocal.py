@@ -1,0 +1,95 @@
+"""A job as the request of SageMaker's local mode: CreateTrainingJob with file:// in place of s3://; pure data.
+
+<runs>/<run>/a<N>/code/source.tar.gz    the bundle; the channel `cloudtrain`
+<runs>/<run>/model, outputs             /opt/ml/model and /opt/ml/output/data of all hosts (local mode shares them too)
+<runs>/<run>/checkpoints                the run's, at /opt/ml/checkpoints, which local mode itself does not know
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain import places
+from cloudtrain.errors import Problem
+from cloudtrain.manifest import Manifest
+from cloudtrain.requests import sagemakerlimits
+from cloudtrain.requests.sagemaker import CHANNEL, MARGIN_S, OBJECT, UNPACK, Made
+
+if TYPE_CHECKING:
+    from cloudtrain.job import Job
+
+IMAGE = "cloudtrain-train:cpu"  # what images/build.sh makes
+
+
+def create_training_job(job: Job, run_id: str, attempt: int, options: Mapping[str, Any], workdir: Path) -> Made:
+    """Return the request for an attempt of a job, whose folders lie below `workdir`."""
+    problems, notes = [], []
+    output, wrong = places.output_path(job.output)
+    if output is None and job.output is not None:
+        wrong = [Problem("writes to folders of this machine only", "output", "leave it out, or name a folder")]
+    problems += wrong
+    run = Path(output or workdir) / run_id
+    folder = workdir / run_id / f"a{attempt}"
+    manifest = Manifest.of(job, run_id, attempt)
+    channels, inputs, wrong = _inputs(job)
+    problems += wrong
+    manifest = replace(manifest, output=None, inputs=inputs)
+    gpus = manifest.gpus_per_node
+    if gpus and job.num_nodes > 1:
+        said = "local mode has one host where GPUs are used: all of them are this machine's"
+        problems.append(Problem(said, "num_nodes", "num_nodes: 1, or no accelerators"))
+    image = str(job.image or options.get("image") or IMAGE)
+    request: dict[str, Any] = {
+        "TrainingJobName": manifest.attempt_id,
+        "HyperParameters": {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())},
+        "AlgorithmSpecification": {
+            "TrainingImage": image,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK],
+        },
+        "InputDataConfig": [*channels, _channel(CHANNEL, f"{folder}/code/{OBJECT}")],
+        "OutputDataConfig": {"S3OutputPath": f"file://{run}"},
+        "CheckpointConfig": {"S3Uri": f"file://{run}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "ResourceConfig": {"InstanceCount": job.num_nodes, "InstanceType": "local_gpu" if gpus else "local"},
+        "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
+    }
+    if len(request["HyperParameters"]) > sagemakerlimits.MAX_HYPERPARAMETERS:
+        problems.append(Problem("are too long together for SageMaker", "hyperparameters"))
+    if job.resources.use_spot:
+        notes.append("local mode has no spot machines: use_spot is left out")
+    if job.resources.instance_type:
+        notes.append(f"the hosts are containers of this machine, not {job.resources.instance_type}")
+    if options.get("image") is None and job.image is None:
+        notes.append(f"the image is {IMAGE}, which images/build.sh makes")
+    notes.append("checkpoints go straight into the run's folder: local mode itself refuses checkpoint_s3_uri")
+    return Made(request, manifest, tuple(notes), tuple(problems), None)
+
+
+def _inputs(job: Job) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]], list[Problem]]:
+    """Return the channels, the launcher's own view of the inputs, and problems; what is streamed has no channel."""
+    channels, seen, problems = [], {}, []
+    for name, item in job.inputs.items():
+        if item.mode == "stream":
+            seen[name] = {"uri": item.uri, "mode": "stream"}
+            continue
+        path = Path(item.uri.removeprefix("file://"))
+        if name.lower() == CHANNEL:
+            problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
+        elif "://" in str(item.uri.removeprefix("file://")) or not path.is_absolute():
+            said = f"a channel of sagemaker-local is a path of this machine, not {item.uri!r}"
+            hint = "a path or file://; stream: the script opens it itself"
+            problems.append(Problem(said, f"inputs.{name}.uri", hint))
+        else:
+            channels.append(_channel(name, str(path)))
+            single = "." in path.name and not item.uri.endswith("/")
+            seen[name] = {"uri": item.uri, "mode": "channel"} | ({"file": path.name} if single else {})
+    return channels, seen, problems
+
+
+def _channel(name: str, path: str) -> dict[str, Any]:
+    source = {"FileDataDistributionType": "FullyReplicated", "FileUri": f"file://{path}"}
+    return {"DataSource": {"FileDataSource": source}, "ChannelName": name}

@@ -1,0 +1,208 @@
+"""The backend sagemaker-local: its plans everywhere; with Docker the contract suite and two hosts in real containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import engine, localmode
+from cloudtrain.backends.sagemaker_local import SagemakerLocalBackend
+from cloudtrain.bundle import Bundle
+from cloudtrain.errors import BackendError, BadJob
+from cloudtrain.job import Job
+from cloudtrain.manifest import Manifest
+from cloudtrain.requests.sagemakerlocal import IMAGE
+from cloudtrain.state import State
+from cloudtrain.testing.contract import BackendContract
+from tests.conftest import wait_for
+
+# -- without Docker ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    def __init__(self, home: Path, tmp_path: Path) -> None:
+        self.home, self.source = home, tmp_path / "source"
+        self.source.mkdir()
+        self.backend = SagemakerLocalBackend({}, home / "runs")
+
+    def plan(self, script: str = "print('done')\n", run: str = "near", attempt: int = 1, **changes):
+        (self.source / "train.py").write_text(script)
+        data = {"name": "near", "source": str(self.source), "entrypoint": "train.py"}
+        job = Job.from_dict({**data, "environment": {"requirements": "none"}, **changes})
+        bundle = Bundle.make(self.source, self.home / "bundles")
+        return self.backend.plan(job, bundle, run, attempt), bundle
+
+    def said(self, handle: str) -> list[str]:
+        return [line.text for line in self.backend.logs(handle) if line.rank >= 0]
+
+    def final(self, handle: str):
+        wait_for(lambda: self.backend.status(handle).state.final, "its end")
+        return self.backend.status(handle)
+
+
+@pytest.fixture
+def bench(home: Path, tmp_path: Path) -> Bench:
+    return Bench(home, tmp_path)
+
+
+def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None:
+    inputs = {"texts": str(tmp_path), "one": f"file://{tmp_path}/x.jsonl", "web": {"uri": "hf://d/x", "mode": "stream"}}
+    resources = {"use_spot": True, "instance_type": "ml.m5.xlarge"}
+    plan, _ = bench.plan(inputs=inputs, resources=resources, num_nodes=2)
+    request, folder = plan.request, bench.home / "runs" / "near"
+    assert request["ResourceConfig"] == {"InstanceCount": 2, "InstanceType": "local"}
+    assert request["CheckpointConfig"]["S3Uri"] == f"file://{folder}/checkpoints"
+    channels = {c["ChannelName"]: c["DataSource"]["FileDataSource"]["FileUri"] for c in request["InputDataConfig"]}
+    source = f"file://{folder}/a1/code/source.tar.gz"
+    assert channels == {"texts": f"file://{tmp_path}", "one": f"file://{tmp_path}/x.jsonl", "cloudtrain": source}
+    assert "EnableManagedSpotTraining" not in request and "MaxWaitTimeInSeconds" not in request["StoppingCondition"]
+    said = " ".join(plan.notes)
+    assert "use_spot is left out" in said and "not ml.m5.xlarge" in said and IMAGE in said
+    orders = [json.loads(piece) for piece in request["HyperParameters"].values()]
+    assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"inputs": {"x": "s3://bucket/x"}}, "inputs.x.uri"),
+        ({"inputs": {"cloudtrain": "/data"}}, "inputs.cloudtrain"),
+        ({"output": "s3://bucket/out"}, "output"),
+        ({"num_nodes": 2, "resources": {"accelerators": "L4:1"}}, "num_nodes"),
+    ],
+)
+def test_what_local_mode_cannot_do_is_refused(bench: Bench, changes: dict, path: str) -> None:
+    with pytest.raises(BadJob) as caught:
+        bench.plan(**changes)
+    assert path in {problem.path for problem in caught.value.problems}
+
+
+def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{bench.home}/nobody.sock")
+    monkeypatch.setattr(engine, "PROGRAM", "no-such-docker")
+    with pytest.raises(BackendError, match="there is no docker") as caught:
+        bench.backend.submit(*bench.plan())
+    assert "install Docker" in caught.value.hint
+    assert [problem.message for problem in bench.backend.check()] == ["there is no docker on this machine"]
+
+
+def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    plan, _ = bench.plan(num_nodes=2, inputs={"x": str(tmp_path / "a,b")})
+    mounts = localmode.lay(tmp_path / "ml", "algo-2", ["algo-1", "algo-2"], plan.request)
+    config = json.loads((tmp_path / "ml/input/config/resourceconfig.json").read_text())
+    assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
+    assert set(json.loads((tmp_path / "ml/input/config/inputdataconfig.json").read_text())) == {"x", "cloudtrain"}
+    kept = json.loads((tmp_path / "ml/input/config/hyperparameters.json").read_text())
+    assert kept == plan.request["HyperParameters"]
+    command = engine.command(tmp_path, "near-a1", "algo-2", plan.request, mounts)
+    given = [command[n + 1] for n, word in enumerate(command) if word == "--mount"]
+    assert f'type=bind,"source={tmp_path}/a,b",target=/opt/ml/input/data/x,readonly' in given
+    assert f"type=bind,source={bench.home}/runs/near/checkpoints,target=/opt/ml/checkpoints" in given
+    assert not any("publish" in word or word.startswith("0.0.0.0") for word in command)
+
+
+def test_what_others_print_is_numbered_between_the_launchers_lines(tmp_path: Path) -> None:
+    host = object.__new__(localmode._Host)
+    ours = "0 -1 2026-11-22T00:00:00.000000Z first", "1 0 2026-11-22T00:00:00.000000Z second"
+    text = f"warning\n{ours[0]}\nnoise\n{ours[1]}\n"
+    log = tmp_path / "log"
+    with log.open("ab", buffering=0) as file:
+        host._log = file
+        host._process = subprocess.Popen(["printf", "%s", text], stdout=subprocess.PIPE)
+        host._read()
+        host._process.wait()
+        host._process.stdout.close()
+    lines = [line.split(" ", 3) for line in log.read_text().splitlines()]
+    assert [(line[0], line[1], line[3]) for line in lines] == [
+        ("0", "-1", "warning"),
+        ("1", "-1", "first"),
+        ("2", "-1", "noise"),
+        ("3", "0", "second"),
+    ]
+
+
+# -- with Docker ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docker() -> None:
+    """Skip where there is no engine or image; fail where CLOUDTRAIN_REQUIRE names docker (make test-docker)."""
+    try:
+        why = engine.missing(IMAGE)
+    except BackendError as error:
+        why = str(error)
+    if why and "docker" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+class TestSagemakerLocal(BackendContract):
+    @pytest.fixture
+    def connect(self, home: Path):
+        return lambda: SagemakerLocalBackend({}, home / "runs")
+
+    def leftovers(self, handle: str) -> list[str]:
+        networks = engine.ask("network", "ls", "--quiet", "--filter", f"label={engine.LABEL}={handle}")
+        return [*engine.containers(Path(handle)), *networks.split()]
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_two_hosts_are_two_containers(bench: Bench) -> None:
+    script = "import os, socket\nprint(socket.gethostname(), os.environ['MASTER_ADDR'], os.getcwd(), flush=True)\n"
+    handle = bench.backend.submit(*bench.plan(script, num_nodes=2))
+    assert bench.final(handle).state is State.SUCCEEDED
+    said = sorted(text for text in bench.said(handle) if not text.startswith("::"))
+    assert [text.split()[0] for text in said] == ["algo-1", "algo-2"], said
+    assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in said), said
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:
+    script = (
+        "import os, pathlib, signal, sys, time\n"
+        "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
+        "if path.exists(): print('resumed at', path.read_text(), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('41'), sys.exit(75)))\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    handle = bench.backend.submit(*bench.plan(script))
+    wait_for(lambda: "waiting" in bench.said(handle), "its start")
+    bench.backend.cancel(handle)
+    assert bench.final(handle).state is State.CANCELLED
+    again = bench.backend.submit(*bench.plan(script, attempt=2))
+    assert bench.final(again).state is State.SUCCEEDED
+    assert "resumed at 41" in bench.said(again)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be_ended(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan("import time\nprint('there', flush=True)\ntime.sleep(600)\n"))
+    wait_for(lambda: "there" in bench.said(handle), "its start")
+    keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
+    os.kill(keeper, signal.SIGKILL)
+    assert bench.final(handle).state is State.LOST
+    assert engine.containers(Path(handle)), "they run on: nobody has ended them"
+    bench.backend.cancel(handle)
+    assert engine.containers(Path(handle)) == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_an_interpreter_that_is_not_in_the_image_is_said(bench: Bench) -> None:
+    bench.backend = SagemakerLocalBackend({"python": "no-such-python"}, bench.home / "runs")
+    handle = bench.backend.submit(*bench.plan())
+    status = bench.final(handle)
+    assert status.state is State.FAILED and "no-such-python" in status.reason, status
