@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 PAGE = Path(__file__).parent / "sagemaker.md"
 BEGIN, END = (
@@ -53,6 +54,8 @@ def record(folder: Path) -> dict[str, list[str]]:
 
     simulator = Simulator(folder / "hosts")
     os.environ.update(simulator.environ)
+    with urlopen(Request(f"{simulator.url}/moto-api/reset", method="POST"), timeout=60):
+        pass  # moto's state is the process's: others may have used it
     found: dict[str, list[str]] = {}
     try:
         bucket = f"sagemaker-{REGION}-{ACCOUNT}"

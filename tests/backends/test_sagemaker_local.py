@@ -17,8 +17,11 @@ from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.job import Job
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests.sagemakerlocal import IMAGE
+from cloudtrain.run import Run
 from cloudtrain.state import State
 from cloudtrain.testing.contract import BackendContract
+from tests.backends.test_sagemaker_quickstart import cloudtrain
+from tests.backends.test_slurm_quickstart import SETS, STEPS
 from tests.conftest import wait_for
 
 # -- without Docker ---------------------------------------------------------------------------------------------------
@@ -164,6 +167,22 @@ def test_two_hosts_are_two_containers(bench: Bench) -> None:
     said = sorted(text for text in bench.said(handle) if not text.startswith("::"))
     assert [text.split()[0] for text in said] == ["algo-1", "algo-2"], said
     assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in said), said
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("docker", "census")
+def test_the_quickstart_on_two_hosts(tmp_path: Path) -> None:
+    sets = [word for pair in SETS for word in ("--set", pair)]
+    words = ["submit", "examples/quickstart/job.yaml", "-t", "sagemaker-local", *sets, "--wait", "--json"]
+    run = Run.find(json.loads(cloudtrain(*words).splitlines()[-1])["run_id"])
+    worlds = [event.data for event in run.store.events(run.run_id, "world")]
+    assert [world["world_size"] for world in worlds if "world_size" in world] and run.state is State.SUCCEEDED
+    assert {world["world_size"] for world in worlds if "world_size" in world} == {2}
+    assert max(point.step for point in run.metrics("loss")) == STEPS
+    cloudtrain("fetch", run.run_id, "-o", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_size > 10_000
+    assert list((tmp_path / "out" / "checkpoints").rglob("COMPLETE"))
 
 
 @pytest.mark.docker
