@@ -68,6 +68,8 @@ def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Acceler
             raise Refused("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
         if mixed_precision == "fp16":
             raise Refused("--fp16 needs a GPU; on CPU there is --bf16")
+        # transformers imports DeepSpeed where it is installed, which would warn in the log that there is no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if layout.carrier == "deepspeed":
             _deepspeed_on_cpu()
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
@@ -94,7 +96,6 @@ def _deepspeed_on_cpu() -> None:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ["ACCELERATE_USE_CPU"] = "false"
     import deepspeed.ops
 
