@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import configfile, guard
+from cloudtrain import configfile, diagnosis, guard
 from cloudtrain.errors import BadRequest
 from cloudtrain.process import detach
 from cloudtrain.state import State, Status
@@ -63,8 +63,10 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     status = attempt.status if event == "preemption" else record.status
     reason = "" if guard.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
+    verdict = diagnosis.kept(store, attempt) if event == "failure" else None
+    why = verdict.sentence if verdict and verdict.label != "unknown" else ""
     return {
-        "text": f"{run_id} {ended}",  # what Slack and those like it show
+        "text": f"{run_id} {ended}" + (f"; {why}" if why else ""),  # what Slack and those like it show
         "event": event,
         "run_id": run_id,
         "name": record.name,
@@ -72,6 +74,7 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
         "state": status.state.value,
         "exit_code": status.exit_code,
         "reason": reason,
+        "why": why,
         "backend": record.backend,
         "target": record.target,
         "started_at": status.started_at,

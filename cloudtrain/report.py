@@ -44,8 +44,12 @@ def page(run: Run) -> str:
     origin = run.store.provenance(run.run_id)
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
+    verdict = run.verdict()
     facts = {
         "reason": status.reason,
+        "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
+        "said": verdict.deciding if verdict and verdict.where == "log" else "",
+        "try": verdict.advice if verdict else "",
         "exit code": status.exit_code,
         "backend": f"{record.backend}, target {record.target}",
         "world": f"{plan.manifest.get('nodes')} nodes x {plan.manifest.get('processes_per_node')} processes",
@@ -167,7 +171,7 @@ def _attempts(run: Run) -> str:
 
 def _timeline(run: Run) -> Iterator[str]:
     for event in run.store.events(run.run_id):
-        if event.kind != "usage":
+        if event.kind not in ("usage", "verdict"):
             said = "  ".join(f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {}))
             yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  node {event.node}  {event.kind}  {said}"
 

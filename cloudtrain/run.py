@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain import config, watch
 from cloudtrain.backend import FETCHABLE, LogLine
@@ -16,6 +16,9 @@ from cloudtrain.process import Process
 from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, MetricRow, RunRecord, Store
+
+if TYPE_CHECKING:
+    from cloudtrain.verdict import Verdict
 
 FETCHED = ".cloudtrain-run"  # in a fetched folder: whose it is
 LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
@@ -130,6 +133,22 @@ class Run:
 
         self.refresh()
         return notebook.card(self)
+
+    def verdict(self) -> Verdict | None:
+        """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""
+        from cloudtrain import diagnosis
+        from cloudtrain.tail import Tail
+
+        status, newest = self.refresh(), self.attempts[-1]
+        if not diagnosis.is_due(status):
+            return None
+        if found := diagnosis.kept(self.store, newest):
+            return found
+        tail = Tail()
+        if newest.handle is not None:
+            for line in self.logs(after=f"{newest.number}/", raw=True):
+                tail.add(line)
+        return diagnosis.judged(self.store, newest, status, tail.lines())
 
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """Return the points of all curves, or of one, in the order in which they were emitted."""

@@ -8,7 +8,6 @@ traceback counts, of a chain the cause. Where nothing decides the verdict is `un
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -16,13 +15,10 @@ from typing import Any, NamedTuple
 from cloudtrain import tracebacks
 from cloudtrain import verdictrules as rules
 from cloudtrain.backend import LogLine
-from cloudtrain.events import MARK
 from cloudtrain.state import EXIT_REFUSED, State, Status
 from cloudtrain.tracebacks import Raised
 from cloudtrain.verdictsigns import SIGNS
 
-TAIL = 400  # last lines of each rank that are looked at
-RANKS = 512  # of so many
 STANDING = 40  # last lines of a rank among which a line may decide that belongs to no traceback
 LONGEST = 2000  # characters of a line that are looked at
 _BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
@@ -64,33 +60,17 @@ class Verdict:
         """What happened, and on which rank."""
         return self.what + (f" (rank {self.rank})" if self.rank is not None else "")
 
+    @property
+    def advice(self) -> str:
+        """The change that is suggested, marked where it changes results."""
+        return self.change + (" (this changes the results)" if self.changes_results else "")
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
         return cls(**data)
-
-
-class Tail:
-    """The last lines of every rank and of the launchers, as a log goes by; memory is bounded."""
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[int, int], deque[LogLine]] = {}
-
-    def add(self, line: LogLine) -> None:
-        if line.text.startswith(MARK):
-            return
-        kept = self._lines.get((line.node, line.rank))
-        if kept is None:
-            if len(self._lines) >= RANKS:
-                return
-            kept = self._lines[line.node, line.rank] = deque(maxlen=TAIL)
-        kept.append(line)
-
-    def lines(self) -> list[LogLine]:
-        """Return what was kept, each rank's lines in order, the rank that spoke first in front."""
-        return [line for lines in self._lines.values() for line in lines]
 
 
 @dataclass

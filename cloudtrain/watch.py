@@ -24,6 +24,7 @@ from cloudtrain.process import Process, detach
 from cloudtrain.sending import is_being_sent
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, RunRecord, Store, now
+from cloudtrain.tail import Tail
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
@@ -48,6 +49,7 @@ class Watcher:
         self._leased_at = 0.0
         self._readers: dict[tuple[str, Path], foreign.Reader] = {}
         self._files_at = 0.0
+        self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
         """Watch until the run is final and return its status; None when another process holds the lease. Blocking."""
@@ -94,12 +96,17 @@ class Watcher:
 
     def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
         assert attempt.handle is not None
+        if attempt.cursor is None:
+            self._tails.setdefault(attempt.attempt_id, Tail())
+        tail = self._tails.get(attempt.attempt_id)
         lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
         while batch := list(islice(lines, BATCH)):
             found = [event for line in batch if (event := self._event(attempt, line))]
             points = [(e, s, n, v) for e in found if e.kind == "metric" for s, n, v in _points(e)]
             for line in batch:
                 if not line.text.startswith(events.MARK):
+                    if tail:
+                        tail.add(line)
                     plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
                     heard = self._parser(attempt).metrics(line.text, line.rank)
                     points += [(plain, step, name, value) for step, name, value in heard]
@@ -157,9 +164,26 @@ class Watcher:
             self._tell(attempt, status, final=False)
         if not run.cancel_requested and self._retry(attempt, status, backend):
             return True
+        self._judge(attempt, status, backend)
         self.store.set_status(self.run_id, status)
         self._tell(attempt, status, final=True)
         return True
+
+    def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+        """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""
+        from cloudtrain import diagnosis
+
+        if not diagnosis.is_due(status):
+            return
+        try:
+            tail = self._tails.get(attempt.attempt_id)
+            if tail is None:
+                tail = Tail()
+                for line in backend.logs(attempt.handle) if attempt.handle is not None else ():
+                    tail.add(line)
+            diagnosis.judged(self.store, attempt, status, tail.lines())
+        except Exception as error:
+            print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _waits(self, run: RunRecord, attempt: AttemptRecord, status: Status) -> bool:
         """Return whether another attempt is to be made, but not yet: there were no machines a moment ago."""

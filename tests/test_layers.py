@@ -14,7 +14,7 @@ LAYERS = [
     " guard statcache sizes survey writing"
     " engine localmode aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
-    " kubernetesoptions"
+    " kubernetesoptions kubeapi kubejobs kubestore podlog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store curves database migrations config configfile verdict verdictrules verdictsigns tracebacks",

@@ -129,6 +129,7 @@ def final_json(run: Run, status: Status) -> dict[str, Any]:
     if status.state is not State.SUCCEEDED:
         data["error"] = f"{run.run_id} ended {status.state}" + (f": {status.reason}" if status.reason else "")
         data["hint"] = f"cloudtrain logs {run.run_id}"
+        data["verdict"] = runs.verdict_json(run)
     return data
 
 

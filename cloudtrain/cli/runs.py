@@ -72,6 +72,7 @@ def shown_json(run: Run) -> dict[str, Any]:
     return {
         **submitted_json(run),
         **_status_json(record.status),
+        "verdict": verdict_json(run),
         "name": record.name,
         "target": record.target,
         "key": record.key,
@@ -87,6 +88,12 @@ def shown_json(run: Run) -> dict[str, Any]:
         "provenance": run.store.provenance(run.run_id),
         "job": dict(record.job),
     }
+
+
+def verdict_json(run: Run) -> dict[str, Any] | None:
+    """Return why a run failed, None where it did not."""
+    verdict = run.verdict()
+    return verdict.to_dict() if verdict else None
 
 
 def _status_json(status: Status) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.backend import Plan
-from cloudtrain.cli import options, provenance, runs, summary, terminal, timeline
+from cloudtrain.cli import options, provenance, runs, summary, terminal, timeline, why
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _show(run: Run) -> None:
     terminal.pairs(
         [
             ("reason", status.reason),
+            *why.rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("backend", summary.place(plan)),
             ("world", summary.world(plan)),

@@ -66,7 +66,11 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
             *(["metrics"] if run.store.curves.summary(run.run_id) else []),
             "logs",
         )
-    elif status.state is State.TIMED_OUT:
+        return
+    from cloudtrain.cli import why
+
+    terminal.pairs(why.rows(run.verdict()))
+    if status.state is State.TIMED_OUT:
         next_commands(run.run_id, "logs", "resume", "rerun")
     else:
         next_commands(run.run_id, "logs", "mended" if status.state is State.FAILED else "resume")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cloudtrain.backend import LogLine
 from cloudtrain.state import State
-from cloudtrain.verdict import End, Tail, Verdict, judge
+from cloudtrain.tail import Tail
+from cloudtrain.verdict import End, Verdict, judge
 from tests.verdicts.entries import Entry, load
 
 

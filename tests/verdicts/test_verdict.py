@@ -8,7 +8,8 @@ import pytest
 
 from cloudtrain.backend import LogLine
 from cloudtrain.state import State, Status
-from cloudtrain.verdict import LONGEST, RANKS, TAIL, End, Tail, Verdict, end_of, judge
+from cloudtrain.tail import LINES, RANKS, Tail
+from cloudtrain.verdict import LONGEST, End, Verdict, end_of, judge
 from cloudtrain.verdictrules import CLASSES, PLATFORM, REASONS
 from cloudtrain.verdictsigns import SIGNS
 from tests.verdicts.entries import HERE, load
@@ -61,12 +62,12 @@ def test_what_was_survived_does_not_decide():
 
 def test_the_tail_is_bounded_and_leaves_marked_lines_out():
     tail = Tail()
-    for seq in range(TAIL + 100):
+    for seq in range(LINES + 100):
         tail.add(LogLine("", 0, 0, seq, "::cloudtrain::{}" if seq % 2 else "x", ""))
     for rank in range(1, RANKS + 50):
         tail.add(LogLine("", 0, rank, 0, "x", ""))
     kept = tail.lines()
-    assert {line.text for line in kept} == {"x"} and len(kept) == (TAIL + 100) // 2 + RANKS - 1
+    assert {line.text for line in kept} == {"x"} and len(kept) == (LINES + 100) // 2 + RANKS - 1
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,11 @@ def test_a_verdict_survives_json_and_states_are_read():
     assert end_of(Status(State.FAILED, None, "CapacityError: none"), None) == End(
         State.FAILED, None, "CapacityError: none", "platform"
     )
+
+
+def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured():
+    """Totals only: no line of the part that was set aside is to be read by whoever writes the rules."""
+    found = score(load("held_out"))
+    precision, recall = round(found.precision, 3), round(found.recall, 3)
+    assert precision >= 0.93, f"{precision} after 0.936"
+    assert recall >= 0.87, f"{recall} after 0.880"

@@ -1,0 +1,46 @@
+"""Why a run failed, as the command line says it: of a real run, word for word."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.cli.why import LONGEST, rows
+from cloudtrain.verdict import Verdict
+
+pytestmark = pytest.mark.usefixtures("census")
+
+
+def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
+    (project / "train.py").write_text('print("loading", flush=True)\nopen("data/train.jsonl")\n')
+    waited = shell("submit", "train.py", "--wait")
+    assert waited.code == 1
+    run_id = waited.out.split()[0]
+    told = """\
+  why   a file is not where it is looked for (rank 0) (missing-file)
+  said  node 0, line {}: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'
+  try   correct the path, or name it as an input
+"""
+    verdict = shell("show", run_id, "--json").json["verdict"]
+    assert told.format(verdict["seq"]) in waited.out
+    assert (verdict["label"], verdict["rank"], verdict["changes_results"]) == ("missing-file", 0, False)
+    assert shell("logs", run_id, "--json").rows[-1]["seq"] > verdict["seq"]
+    assert shell("wait", run_id, "--json").json["verdict"] == verdict
+    shown = [line.split(maxsplit=1) for line in shell("show", run_id).out.splitlines()]
+    assert ["why", "a file is not where it is looked for (rank 0) (missing-file)"] in shown
+
+
+def test_a_run_that_ended_well_has_no_verdict(project, shell):
+    done = shell("submit", "train.py", "--wait")
+    assert done.code == 0 and "  why " not in done.out
+    assert shell("show", "--json").json["verdict"] is None
+
+
+def test_a_long_line_is_cut_and_a_reason_is_not_said_twice():
+    assert rows(None) == []
+    long = Verdict("nan-loss", "it became NaN", "x" * 1000, "log", 2, 7, 5, "a lower learning rate", True)
+    assert rows(long) == [
+        ("why", "it became NaN (rank 5) (nan-loss)"),
+        ("said", "node 2, line 7: " + "x" * (LONGEST - 3) + "..."),
+        ("try", "a lower learning rate (this changes the results)"),
+    ]
+    assert rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("said", "")
