@@ -1,6 +1,7 @@
 """Checkpoints as folders: which are complete, which is the newest, and which may go.
 
-    <checkpoints>/step-00000042.a2/      written by attempt 2 at step 42
+    <checkpoints>/step-00000042.a2/      written at step 42 by the run's start number 2 (epochs.py): its attempt, unless
+                                         a platform has started one again by itself
         ...                              the state (snapshot.py)
         COMPLETE                         written last: size and sha256 of every other file
 
@@ -24,7 +25,7 @@ from typing import Any
 MARKER = "COMPLETE"
 VERSION = 1
 THREADS = 8  # that read at once: hashing lets go of the interpreter's lock
-_NAME = re.compile(r"step-(\d{8,})\.a(\d+)")
+NAME = re.compile(r"step-(\d{8,})\.a(\d+)")
 
 
 @dataclass(frozen=True, order=True)
@@ -45,14 +46,16 @@ def find(folder: Path) -> list[Found]:
     """Return all checkpoints, torn ones too, the newest first."""
     if not folder.is_dir():
         return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    matches = ((NAME.fullmatch(path.name), path) for path in folder.iterdir())
     return sorted((Found(int(name[2]), int(name[1]), path) for name, path in matches if name), reverse=True)
 
 
-def newest(folder: Path, say: Callable[[str], None]) -> Found | None:
-    """Return the newest complete checkpoint; what is passed over is said."""
+def newest(
+    folder: Path, say: Callable[[str], None], counts: Callable[[Found], bool] = lambda found: True
+) -> Found | None:
+    """Return the newest complete checkpoint among those that count; what is passed over is said."""
     for found in find(folder):
-        problem = damage(found.path)
+        problem = damage(found.path) if counts(found) else "it is of a start that a later one has replaced"
         if problem is None:
             return found
         say(f"checkpoint {found.path.name} is passed over: {problem}")
@@ -129,7 +132,13 @@ def commit(path: Path, **facts: Any) -> int:
     return sum(int(entry["size"]) for entry in files.values())
 
 
-def prune(folder: Path, keep: int, spare: str = "", verified: set[str] | None = None) -> None:
+def prune(
+    folder: Path,
+    keep: int,
+    spare: str = "",
+    verified: set[str] | None = None,
+    counts: Callable[[Found], bool] = lambda found: True,
+) -> None:
     """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
 
     `verified` holds the names whose bytes are known to be right and takes in those that are read here, so that each
@@ -140,7 +149,7 @@ def prune(folder: Path, keep: int, spare: str = "", verified: set[str] | None = 
     for found in find(folder):
         if whole >= keep:
             older.append(found)
-        elif _stands(found.path, verified):
+        elif counts(found) and _stands(found.path, verified):
             whole += 1
     for found in older:
         if found.path.name != spare:

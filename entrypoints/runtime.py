@@ -51,6 +51,7 @@ class RunContext:
     checkpoint_every_s: float | None = None
     checkpoint_every_steps: int | None = None
     checkpoint_keep: int | None = None
+    epoch: int = 0  # which start of the run this is, as claimed in its output; 0 where it has none
     inputs: Mapping[str, str] = field(default_factory=dict)  # name -> path
     parallelism: Mapping[str, Any] = field(default_factory=dict)
 
@@ -100,6 +101,7 @@ def context(environ: Mapping[str, str] | None = None) -> RunContext:
         checkpoint_every_s=maybe("CLOUDTRAIN_CHECKPOINT_EVERY_S"),
         checkpoint_every_steps=None if every_steps is None else int(every_steps),
         checkpoint_keep=None if keep is None else int(keep),
+        epoch=number("CLOUDTRAIN_EPOCH", 0),
         inputs={name[len(INPUT) :].lower(): path for name, path in env.items() if name.startswith(INPUT)},
         parallelism=json.loads(env.get("CLOUDTRAIN_PARALLELISM") or "{}"),
     )

@@ -120,9 +120,8 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layo
 
     # -----------------------------------------------------------------------------------------------------------------
     # Where an earlier attempt left off, or the beginning
-    keeper = Keeper(
-        Path(context.checkpoint_dir), context.attempt, context.checkpoint_keep or 3, teller.event, teller.say
-    )
+    place, keep = Path(context.checkpoint_dir), context.checkpoint_keep or 3
+    keeper = Keeper(place, context.attempt, keep, teller.event, teller.say, given=context.epoch)
     meter = Meter(frame.device)
     step = 0
     resumed = keeper.resume(training)
@@ -135,8 +134,8 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layo
             set_random_state(mine["random"])
 
     def save() -> None:
-        place = {"step": step, "epoch": batches.epoch, "samples": batches.samples}
-        keeper.save(step, training, place, {"meter": meter.state()})
+        done = {"step": step, "epoch": batches.epoch, "samples": batches.samples}
+        keeper.save(step, training, done, {"meter": meter.state()})
 
     # -----------------------------------------------------------------------------------------------------------------
     # The loop

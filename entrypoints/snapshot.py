@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint
+import epochs
 import numpy as np
 import parallel
 import torch
@@ -53,10 +54,14 @@ class Keeper:
     best: str = ""  # a checkpoint that is kept whatever comes after it
     saved_step: int = -1
     saved_at: float = 0.0
+    given: int = 0  # the epoch that the launcher has claimed in the output
+    epoch: int = 0  # this start's; the attempt's number before `resume`
     verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
+    replaced: bool = False  # a later start has claimed the run
 
     def __post_init__(self) -> None:
         self.saved_at = time.monotonic()
+        self.epoch = self.epoch or self.attempt
 
     def save(self, step: int, training: Training, loop: dict[str, Any], mine: dict[str, Any]) -> None:
         """Write a checkpoint; collective, returns when it is complete. A disk that is full costs the checkpoint, not
@@ -65,7 +70,7 @@ class Keeper:
         if step == self.saved_step:
             return
         ranks = parallel.every_rank({"random": random_state(), **mine})
-        path = checkpoint.folder_of(self.folder, step, self.attempt)
+        path = checkpoint.folder_of(self.folder, step, self.epoch)
         failed = parallel.from_rank_0(lambda: self._tried(step, lambda: checkpoint.begin(path)))
         if failed is None and training.parts:
             failed = next(
@@ -80,14 +85,26 @@ class Keeper:
         self.saved_at = time.monotonic()
 
     def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
-        path = checkpoint.folder_of(self.folder, step, self.attempt)
+        path = checkpoint.folder_of(self.folder, step, self.epoch)
         write(path, training, loop, ranks)
-        facts = {"step": step, "attempt": self.attempt, "world_size": len(ranks)}
+        facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": len(ranks)}
         size = checkpoint.commit(path, **facts, parts=training.parts, layout=training.layout)
         self.verified.add(path.name)
-        checkpoint.prune(self.folder, self.keep, self.best, self.verified)
+        if not self._is_replaced():  # its successor goes on from what would be removed
+            counts = epochs.Chain(self.folder, checkpoint.find(self.folder)).has
+            checkpoint.prune(self.folder, self.keep, self.best, self.verified, counts)
         seconds = round(time.monotonic() - self.saved_at, 3)
         self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
+
+    def _is_replaced(self) -> bool:
+        """Return whether a later start has claimed the run, and say so once."""
+        later = epochs.newest(self.folder)
+        if later > self.epoch and not self.replaced:
+            self.replaced = True
+            problem = f"start {later} of this run has begun: checkpoints of this one, {self.epoch}, are chosen no more"
+            self.report("alarm", reason=problem)
+            self.say(problem)
+        return self.replaced
 
     def _tried(self, step: int, act: Callable[[], None]) -> str | None:
         """Do a part of a checkpoint's writing; return what went wrong with the disk, and say it."""
@@ -112,14 +129,30 @@ class Keeper:
         read(path, training)
         return True
 
+    def _begin(self) -> tuple[int, checkpoint.Found | None]:
+        """Claim the next epoch and choose what to go on from."""
+
+        def choose() -> checkpoint.Found | None:
+            counts = epochs.Chain(self.folder, checkpoint.find(self.folder)).has
+            return checkpoint.newest(self.folder, self.say, counts)
+
+        try:
+            return epochs.claim(self.folder, self.attempt, self.given, choose)
+        except OSError as error:
+            problem = f"this start of the run could not be recorded: {error}"
+            self.report("alarm", reason=problem)
+            self.say(problem)
+            return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
+
     def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Put the newest complete checkpoint back and return (loop, this rank's own), or None when there is none.
+        """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
+        None when there is none.
 
         Collective. Random numbers are left to the caller: they come last, when all else is ready.
         """
         if training.parts:
             check_seen(self.folder)
-        found = parallel.from_rank_0(lambda: checkpoint.newest(self.folder, self.say))
+        self.epoch, found = parallel.from_rank_0(self._begin)
         if found is None:
             return None
         self.verified.add(found.path.name)

@@ -149,7 +149,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     # Where an earlier attempt left off, or the beginning
     every_steps, every_s = intervals(arguments, context)
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
-    keeper = Keeper(Path(context.checkpoint_dir), context.attempt, keep, teller.event, teller.say)
+    folder = Path(context.checkpoint_dir)
+    keeper = Keeper(folder, context.attempt, keep, teller.event, teller.say, given=context.epoch)
     meter, best = Meter(accelerator.device), Best(arguments)
     step, saved_step, first_loss = 0, 0, None
     resumed = keeper.resume(training)
@@ -181,7 +182,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         keeper.save(step, training, loop, {"meter": meter.state()})
 
     def save_best() -> None:
-        before, best.checkpoint = best.checkpoint, folder_of(keeper.folder, step, keeper.attempt).name
+        before, best.checkpoint = best.checkpoint, folder_of(keeper.folder, step, keeper.epoch).name
         save()
         if keeper.saved_step != step:  # the disk is full, say
             best.checkpoint = before

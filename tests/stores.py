@@ -24,7 +24,7 @@ class S3:
         self.refuse = ""  # keys that begin with it cannot be written
         self.hold = threading.Event()  # uploads wait for it
         self.hold.set()
-        app = DomainDispatcherApplication(create_backend_app)
+        app, condition = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
         def seen(environ, start):
             key = unquote(environ["PATH_INFO"]).removeprefix("/bucket/")
@@ -34,6 +34,9 @@ class S3:
                 if self.refuse and key.startswith(self.refuse):
                     start("403 Forbidden", [("Content-Type", "application/xml")])
                     return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
+            if environ.get("HTTP_IF_NONE_MATCH"):
+                with condition:  # S3 looks and writes at once, moto one after the other
+                    return app(environ, start)
             return app(environ, start)
 
         class Quiet(WSGIRequestHandler):

@@ -174,9 +174,10 @@ class Storage:
             pieces = request.body.split(b"--" + boundary[1].encode()) if boundary else []
             if len(pieces) < 3:
                 raise Refusal(400, "Malformed multipart body.")
-            first = pieces[1].partition(b"\r\n\r\n")[2]
-            head, _, data = pieces[2].partition(b"\r\n\r\n")
-            data = data[:-2]  # the end of line before the next boundary
+            end = b"\r\n" if pieces[1].startswith(b"\r\n") else b"\n"  # gcsfs writes the latter
+            first = pieces[1].partition(end * 2)[2]
+            head, _, data = pieces[2].partition(end * 2)
+            data = data[: -len(end)]  # before the next boundary
             about |= json.loads(first)
             kind_of_data = re.search(rb"(?i)content-type: *([^\r\n;]+)", head)
             about.setdefault("contentType", kind_of_data[1].decode() if kind_of_data else "")

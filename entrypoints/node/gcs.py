@@ -87,8 +87,10 @@ class Files:
                 known = head.get("range", "")
                 at = int(known.rpartition("-")[2]) + 1 if known else at + len(piece)
 
-    def pipe_file(self, target: str, data: bytes) -> None:
-        self._ask("POST", _upload(target, "media"), {"Content-Type": "application/octet-stream"}, data)
+    def pipe_file(self, target: str, data: bytes, mode: str = "overwrite") -> None:
+        """Write an object; with mode create only where there is none."""
+        condition = "&ifGenerationMatch=0" if mode == "create" else ""
+        self._ask("POST", _upload(target, "media") + condition, {"Content-Type": "application/octet-stream"}, data)
 
     def rm_file(self, path: str) -> None:
         self._ask("DELETE", _object(path))

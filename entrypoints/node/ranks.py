@@ -116,6 +116,8 @@ def environment(
     for name in ("every_s", "every_steps", "keep"):
         if orders.checkpoint.get(name) is not None:
             env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(orders.checkpoint[name])
+    if prepared.sync is not None and prepared.sync.epoch:
+        env["CLOUDTRAIN_EPOCH"] = str(prepared.sync.epoch)
     env.update({input_variable(name): path for name, path in prepared.inputs.items()})
     return env
 

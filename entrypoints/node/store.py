@@ -21,6 +21,7 @@ CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}  # scheme -> module that fsspec needs fo
 HINT = "pip install 'cloudtrain[storage]'"
 OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")  # what the clients read from the environment
 AT_ONCE = 4  # transfers
+UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # says a store, a client, that knows no conditional writes
 PARTIAL = ".cloudtrain-part-"  # begins the name of a file that is being fetched
 
 
@@ -121,6 +122,25 @@ class Store:
 
     def write(self, name: str, data: bytes) -> None:
         self._ask(lambda: self._files.pipe_file(self._at(name), data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that does not exist; False where there is one already. Of several only one succeeds.
+
+        Data that nobody else writes tells a request of ours whose answer was lost from somebody else's.
+        """
+        try:
+            self._ask(lambda: self._files.pipe_file(self._at(name), data, mode="create"))  # If-None-Match, generation 0
+            return True
+        except _Absent:
+            raise
+        except Failed as error:
+            found = self.read(name)
+            if found is None and any(word in str(error) for word in UNCONDITIONAL):
+                self.write(name, data)
+                return True
+            if found is None:
+                raise
+            return found == data
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is gone is no error."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from . import store
+from . import claims, store
 from .freshness import Freshness
 from .inputs import check_names, in_words
 from .orders import Orders, Refused
@@ -37,6 +37,8 @@ class Sync:
         self._attempt_id = orders.attempt_id
         self._folders, self._log = folders, log
         self._known: dict[str, State] = {}  # what is in the store as it is here
+        self._attempt = orders.attempt
+        self.epoch = 0  # this start's number, where this node has claimed the run
         self._doubtful: set[str] = set()  # marks here that do not say what is here
         self._failing = ""
         every_s = orders.checkpoint.get("every_s")
@@ -47,8 +49,12 @@ class Sync:
         self._interval_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
 
     def open(self, node_rank: int) -> None:
-        """Bring checkpoints back and show that the output can be written; blocking. Raises Refused, OSError."""
+        """Claim the run, bring checkpoints back and show that the output can be written; blocking. Raises Refused,
+        OSError."""
         try:
+            if node_rank == 0:
+                # Before anything is listed: what an earlier start still removes it has checked before this.
+                self.epoch = claims.claim(self._store, self._attempt, claims.here(self._folders["checkpoints"]))
             self._bring_back()
             text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
@@ -148,6 +154,8 @@ class Sync:
 
     def _pass(self, succeeded: bool) -> str:
         """Upload what has changed since the last pass, and return "" or the first thing that went wrong."""
+        if reason := self._replaced():
+            return reason
         here = self._files()
         for name in filter(_is_mark, here):
             self.freshness.written(name)
@@ -177,6 +185,8 @@ class Sync:
             return problems[0]
         files = sorted(name for name in changed if not _is_mark(name))
         store.all_at_once([attempt(lambda name=name: self._put(name, here[name])) for name in files])  # type: ignore[misc]
+        if reason := self._replaced():  # while those were on their way
+            return reason
         marks = [name for name in here if _is_mark(name) and (name in changed or name in broken)]
         for name in sorted(marks, key=lambda mark: -mark.count("/")):
             if self._is_doubtful(name, here[name]):
@@ -185,13 +195,21 @@ class Sync:
                 attempt(lambda name=name: self._put(name, here[name]))()  # type: ignore[misc]
                 if name in self._known:
                     self.freshness.arrived(name)
-        if retired and not problems and self._may_retire(succeeded):
+        if retired and not problems and self._may_retire(succeeded) and not self._replaced():
             store.all_at_once([attempt(lambda name=name: self._delete(name)) for name in retired])  # type: ignore[misc]
             retired = [name for name in retired if name in self._known]
         spared = {name for name in gone if any(_holds(mark, name) for mark in retired)}
         removals = sorted(name for name in gone - spared if name in self._known)
         store.all_at_once([attempt(lambda name=name: self._delete(name)) for name in removals])  # type: ignore[misc]
         return problems[0] if problems else ""
+
+    def _replaced(self) -> str:
+        """Return "" or that a later start of the run has claimed the output: then nothing here is its business any
+        more."""
+        later = claims.newest(self._store) if self.epoch else 0
+        if later <= self.epoch:
+            return ""
+        return f"start {later} of this run has claimed {self._store.uri}, nothing of this one ({self.epoch}) goes there"
 
     def _is_whole(self, mark: str, path: str) -> bool:
         """Return whether the store has all that lies below a mark here, and all that the mark names."""

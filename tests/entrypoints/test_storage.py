@@ -158,7 +158,8 @@ SAVED = {
 
 
 def saved(store) -> dict[str, bytes]:
-    return {key: data for key, data in store.objects().items() if not key.startswith("home/run/attempts/")}
+    notes = ("home/run/attempts/", "home/run/epochs/")
+    return {key: data for key, data in store.objects().items() if not key.startswith(notes)}
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -96,7 +96,7 @@ def test_it_ends_early_and_goes_back_to_the_best(tmp_path: Path, base: Path):
     end = max(done.losses())
     assert best == 2 and end == 8, held
     assert "3 evaluations were no better: it ends at step 8/40" in done.output()
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-00000002.a1", "step-00000007.a1", "step-00000008.a1"]
     evaluations = [row["eval_loss"] for row in done.events("metric") if "eval_loss" in row]
     assert evaluations[-1] == evaluations[1] < evaluations[-2], "evaluated at its end, and again after going back"
