@@ -7,6 +7,7 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from cloudtrain.errors import BackendError, Unreachable
@@ -71,6 +72,10 @@ class Bucket:
                 return found
             query["pageToken"] = page["nextPageToken"]
 
+    def read(self, name: str, into: IO[bytes]) -> None:
+        """Write an object's bytes into a file."""
+        self._api.read("storage", f"{self._at(name)}?alt=media", f"gs://{self.name}/{name} cannot be read", into)
+
     def bring(self, prefix: str, into: Path) -> int:
         """Copy all objects below a prefix into a folder, and return how many; what is here and equal is not read again.
 
@@ -90,8 +95,7 @@ class Bucket:
             place.parent.mkdir(parents=True, exist_ok=True)
             half = place.with_name(f".{place.name}.{os.getpid()}")
             with open(half, "wb") as file:
-                what = f"gs://{self.name}/{prefix}{name} cannot be read"
-                self._api.read("storage", f"{self._at(prefix + name)}?alt=media", what, file)
+                self.read(prefix + name, file)
             half.replace(place)
 
         with ThreadPoolExecutor(AT_ONCE, "fetch") as pool:

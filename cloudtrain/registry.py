@@ -17,6 +17,7 @@ from cloudtrain.errors import MissingExtra, UnknownBackend
 GROUP = "cloudtrain.backends"
 # name -> "module:class", and the extra that brings what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
+    "kubernetes": ("cloudtrain.backends.kubernetes:KubernetesBackend", None),
     "local": ("cloudtrain.backends.local:LocalBackend", None),
     "sagemaker": ("cloudtrain.backends.sagemaker:SagemakerBackend", "sagemaker"),
     "sagemaker-local": ("cloudtrain.backends.sagemaker_local:SagemakerLocalBackend", None),

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cloudtrain.job import Job
 
 RUN, ATTEMPT = "cloudtrain.dev/run", "cloudtrain.dev/attempt"  # labels
-STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # annotations: the time of the request
+STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # annotations: how far a Job is
+OUTPUT = "cloudtrain.dev/output"  # annotation: where the run's folders lie
 QUEUE = "kueue.x-k8s.io/queue-name"
 UID, BYTES = "${job.uid}", "${bundle.bytes}"
 CONTAINER = "node"
@@ -107,7 +108,14 @@ class Request:
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": {"name": self.name, "namespace": self.namespace, "labels": dict(labels)},
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "labels": dict(labels),
+                "annotations": {
+                    OUTPUT: f"{self.manifest.output}/{self.manifest.run_id}" if self.manifest.output else ""
+                },
+            },
             "spec": {
                 "completionMode": "Indexed",
                 "completions": nodes,
@@ -336,6 +344,7 @@ class Request:
         """Note what the overlay has changed although everything else builds on it."""
         at = "options.kubernetes.overlay"
         fixed = [*(path.split(".") for path in FIXED)]
+        fixed += [["metadata", "annotations", name] for name in (OUTPUT, STARTED, CANCELLED)]
         for name in (RUN, ATTEMPT):
             fixed += [["metadata", "labels", name], ["spec", "template", "metadata", "labels", name]]
         for path in fixed:

@@ -161,15 +161,17 @@ def _kubernetes(environ: Mapping[str, str], _: str) -> Cluster | None:
     master = environ.get("MASTER_ADDR") or (LOOPBACK if rank == 0 and nodes in (None, 1) else "")
     if not master:
         raise Refused("MASTER_ADDR is not set, so the pod with index 0 cannot be found")
+    # A pod's name may be unknown to DNS for a while: node 0 listens on its address, the others ask again.
+    own = environ.get("CLOUDTRAIN_POD_IP") or master
     return Cluster(
         "kubernetes",
         nodes,
         rank,
         (),
-        master if rank == 0 else "",
-        master,
+        own if rank == 0 else "",
+        own if rank == 0 else master,
         CONTROL_PORT,
-        master,
+        own if rank == 0 else master,
         int(environ.get("MASTER_PORT") or 0),
     )
 

@@ -28,6 +28,7 @@ class Log:
         self._seq = seq
         self._backlog = b""
         self._closed = False
+        self.spoke_at = time.monotonic()  # when a rank has said something
         self._lock = threading.Lock()
         self.masks: list[tuple[bytes, bytes]] = []
 
@@ -72,6 +73,8 @@ class Log:
         """Append lines (without their ends) of one rank; they share one time."""
         if not lines or self._closed:
             return
+        if rank != LAUNCHER:
+            self.spoke_at = time.monotonic()
         with self._lock:
             head = f" {rank} {now()} ".encode()
             first = self._seq
@@ -91,6 +94,11 @@ class Log:
         """Accept nothing more: what was said last stays the last."""
         self.flush()
         self._closed = True
+
+    def keep(self, orders: object, node_rank: int) -> None:
+        """A log that lies where it will be looked for needs to be kept nowhere else (keep.KeptLog does)."""
+
+    def bring(self) -> None: ...
 
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""

@@ -46,6 +46,8 @@ def prepare(
             from . import store
 
             store.lend({**orders.env, **secrets})
+            if is_remote(orders.output):
+                log.keep(orders, cluster.node_rank)
         folders = make_folders(cluster, environ, source)
         sync = open_output(orders, cluster, environ, folders, log)
         inputs: dict[str, str] = {}

@@ -30,7 +30,7 @@ HIDDEN = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
 )
-HIDDEN_PREFIXES = ("CLOUDTRAIN_MANIFEST_", "TORCHELASTIC_", "SM_HP_CT_MANIFEST_")
+HIDDEN_PREFIXES = ("CLOUDTRAIN_MANIFEST_", "CLOUDTRAIN_SECRET_", "TORCHELASTIC_", "SM_HP_CT_MANIFEST_")
 
 Prepared = namedtuple("Prepared", "python secrets inputs folders accelerate interface sync", defaults=("", None))
 Prepared.__doc__ = """What was found before training.

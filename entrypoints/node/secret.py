@@ -55,6 +55,11 @@ def _read(source: str, given: Mapping[str, str]) -> str:
         return given[source]
     if scheme == "file":
         return _file(name)
+    if scheme == "k8s":  # the kubelet has put it into our environment
+        value = os.environ.get(f"CLOUDTRAIN_SECRET_{name.replace('/', '_')}")
+        if value is None:
+            raise _Absent("the cluster has no such secret or key, or this is no pod")
+        return value
     if scheme == "aws-secretsmanager":
         return _aws(name)
     if scheme == "gcp-secretmanager":

@@ -57,7 +57,9 @@ class Store:
         self._path = self.uri.partition("://")[2]
         if not self._path.partition("/")[0]:
             raise Refused(f"{what} names no bucket: {uri}")
-        if kind == "gs" and os.environ.get("CLUSTER_SPEC"):  # on Vertex AI: images need not bring a client
+        own = os.environ.get("CLUSTER_SPEC") or os.environ.get("JOB_COMPLETION_INDEX")
+        if kind == "gs" and own and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            # On Vertex AI, and in pods that have a workload identity, images need not bring a client.
             from .gcs import Files
 
             self._files: Any = Files()

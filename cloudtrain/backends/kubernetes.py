@@ -1,0 +1,154 @@
+"""Training on Kubernetes: an Indexed Job for every attempt, no operator, and the client starts the next one.
+
+What a job is stands in requests/kubernetes.py, how it is talked to in kubejobs.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
+from cloudtrain.kubeapi import POD, KubeApi
+from cloudtrain.kubejobs import KubeJobs
+from cloudtrain.kubestore import KubeStore
+from cloudtrain.requests.kubernetes import OUTPUT, Request
+from cloudtrain.state import Status
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.job import Job
+
+POLL_S = 2.0
+# what we do: verb, group, resource, and what for
+NEEDED = (
+    ("create", "batch", "jobs", "to submit"),
+    ("patch", "batch", "jobs", "to start and to cancel"),
+    ("get", "batch", "jobs", "to look at a job"),
+    ("create", "", "services", "for several nodes"),
+    ("create", "", "configmaps", "for the source"),
+    ("list", "", "pods", "to look at a job"),
+    ("get", "", "pods/log", "to read logs"),
+)
+
+
+class KubernetesBackend:
+    """Runs jobs as Indexed Jobs of a namespace."""
+
+    name = "kubernetes"
+    poll_s = POLL_S
+    features = frozenset(
+        {
+            Feature.MULTI_NODE,
+            Feature.SPOT,
+            Feature.OBJECT_STORES,
+            Feature.LOCAL_PATHS,
+            Feature.IMAGES,
+            Feature.INSTANCE_TYPES,
+        }
+    )
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self._options = {"namespace": "default", **options}
+        if options.get("poll_s"):
+            self.poll_s = float(options["poll_s"])
+        self._api = KubeApi(options.get("kubeconfig"), options.get("context"), options.get("server"))
+        self._store = KubeStore()
+        self._jobs = KubeJobs(self._api, self._store, self.poll_s)
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from cloudtrain.kubernetesoptions import KubernetesOptions
+
+        return KubernetesOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        request = Request(job, bundle, run_id, attempt, self._options)
+        if request.problems:
+            raise BadJob(request.problems)
+        notes = list(request.notes)
+        if not request.manifest.gpus_per_node:
+            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
+        return Plan(
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request=request.to_dict(),
+            bundle=bundle.to_dict(),
+            manifest=request.manifest.to_dict(),
+            job=job.to_dict(),
+            notes=tuple(notes),
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        packed = ""
+        if plan.request["source"]:
+            self._store.put(bundle, str(plan.request["source"]))
+        else:
+            packed = base64.b64encode(bundle.path.read_bytes()).decode()
+        return self._jobs.submit(plan.request, packed)
+
+    def find(self, attempt_id: str) -> str | None:
+        return self._jobs.find(str(self._options["namespace"]), attempt_id)
+
+    def status(self, handle: str) -> Status:
+        return self._jobs.status(handle)
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        return self._jobs.logs(handle, follow=follow, after=after)
+
+    def cancel(self, handle: str) -> None:
+        self._jobs.cancel(handle)
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        job = self._jobs.job(handle)
+        if job is None:
+            raise BackendError(f"the Job of {handle} is gone", "its results may still lie in the output")
+        self._store.bring(str((job["metadata"].get("annotations") or {}).get(OUTPUT, "")), what, into)
+        return into
+
+    def check(self) -> list[Problem]:
+        try:
+            self._api.get("/version", "the cluster cannot be reached")
+            return [problem for needed in NEEDED if (problem := self._may(*needed))]
+        except CloudtrainError as error:
+            return [Problem(error.message, "", error.hint)]
+
+    def _may(self, verb: str, group: str, resource: str, why: str) -> Problem | None:
+        space = str(self._options["namespace"])
+        name, _, sub = resource.partition("/")
+        asked = {
+            "namespace": space,
+            "verb": verb,
+            "group": group,
+            "resource": name,
+            **({"subresource": sub} if sub else {}),
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        place = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        _, body = self._api.call("POST", place, "permissions cannot be asked for", body=review)
+        if json.loads(body)["status"].get("allowed"):
+            return None
+        hint = f"kubectl auth can-i {verb} {resource} -n {space}; docs/kubernetes.md has a role"
+        return Problem(f"you may not {verb} {resource} in {space}, which is needed {why}", "", hint)
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        try:
+            if (POD / "namespace").exists() and not os.environ.get("KUBECONFIG"):
+                return {"namespace": (POD / "namespace").read_text().strip()}
+            place = KubeApi(None, None).place
+        except (CloudtrainError, OSError):
+            return {}
+        return {"server": place.server}
