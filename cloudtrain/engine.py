@@ -99,13 +99,13 @@ def command(
     return [*made, "--entrypoint", words[0], specification["TrainingImage"], *words[1:]]
 
 
-def end(folder: Path, number: str = "TERM") -> None:
-    """Send a signal to all running containers of an attempt; those that end meanwhile are no error."""
-    for container in containers(folder):
-        try:
-            ask("kill", "--signal", number, container)
-        except EngineError:
-            continue
+def send(container: str, number: str) -> bool:
+    """Send a signal to a container's first process; False where it does not run, not yet or no more."""
+    try:
+        ask("kill", "--signal", number, container)
+    except EngineError:
+        return False
+    return True
 
 
 def exit_code(container: str) -> tuple[int | None, str]:

@@ -25,7 +25,7 @@ from cloudtrain import agent, engine, trainingjobs
 from cloudtrain.errors import BackendError
 from cloudtrain.process import boot_id, start_time
 from cloudtrain.requests.sagemaker import STOP_S
-from cloudtrain.state import State, Status
+from cloudtrain.state import EXIT_REFUSED, State, Status
 
 BASE = "/opt/ml"
 LINGER_S = 20.0  # for the other hosts when one has ended badly
@@ -66,7 +66,7 @@ class Keeper:
         try:
             status = self._attempt()
         except BackendError as error:
-            status = Status(State.FAILED, None, error.message)
+            status = Status(State.FAILED, EXIT_REFUSED, error.message)
         except Exception as error:
             status = Status(State.LOST, None, f"the process that keeps the containers broke: {error!r}")
         try:
@@ -112,12 +112,15 @@ class Keeper:
                 over = "Stopped" if self._cancelled else "MaxRuntimeExceeded"
                 patience = now + STOP_S
                 self._say("STOPPING")
-                engine.end(self.folder)
             elif not over and patience == float("inf") and any(host.code for host in self._hosts):
                 patience = now + LINGER_S
             elif now >= patience:
                 patience = now + LINGER_S
-                engine.end(self.folder, "KILL")
+                for host in self._hosts:
+                    engine.send(host.container, "KILL")
+            if over:
+                for host in self._hosts:
+                    host.ask()
             time.sleep(TICK_S)
         return over
 
@@ -133,7 +136,8 @@ class _Host:
         self.folder = keeper.folder / name
         self.ended_at = float("inf")
         self.code: int | None = None
-        self._container = f"{engine.name(keeper.folder, keeper.attempt_id)}-{name}"
+        self._spoke = self._told = False
+        self.container = f"{engine.name(keeper.folder, keeper.attempt_id)}-{name}"
         request = keeper.request
         mounts = lay(self.folder / "ml", name, names, request)
         self._log = (self.folder / "log").open("ab", buffering=0)
@@ -152,11 +156,21 @@ class _Host:
         if found is None:
             return True
         self._reader.join()  # what it printed is in the log before its end is known
-        code, error = engine.exit_code(self._container)
+        code, error = engine.exit_code(self.container)
         self.code, self.ended_at = (found if code is None else code), time.monotonic()
         if error and not self.failure():
             (self.folder / "ml/output/failure").write_text(error)
         return False
+
+    def ask(self) -> None:
+        """Ask the launcher to leave, until it has heard.
+
+        Before its first line it may not be there, or listen: a first process that does not listen to a signal never
+        gets it. Afterwards once only, since a second request ends its patience.
+        """
+        if self.running and not self._told:
+            spoke = self._spoke
+            self._told = engine.send(self.container, "TERM") and spoke
 
     def failure(self) -> str:
         """Return what the container left in /opt/ml/output/failure."""
@@ -178,11 +192,14 @@ class _Host:
         for line in self._process.stdout:
             text = line.rstrip(b"\n")
             if found := _OURS.fullmatch(text):
-                seq, rest = int(found[1]) + foreign, found[2]
+                seq, rest, self._spoke = int(found[1]) + foreign, found[2], True
             else:
                 seq, rest, foreign = following, b"-1 %b %b" % (_now().encode(), text.rstrip(b"\r")), foreign + 1
             following = seq + 1
-            self._log.write(b"%d %b\n" % (seq, rest))
+            try:
+                self._log.write(b"%d %b\n" % (seq, rest))
+            except OSError:
+                continue  # a full disk: training goes on
 
 
 def lay(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
@@ -211,6 +228,8 @@ def lay(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> li
         (run / name).mkdir(parents=True, exist_ok=True)
     for channel in request["InputDataConfig"]:
         path = Path(_path(channel["DataSource"]["FileDataSource"]["FileUri"]))
+        if not path.exists():
+            raise BackendError(f"the input {channel['ChannelName']} does not exist on this machine: {path}")
         target = f"{BASE}/input/data/{channel['ChannelName']}"
         mounts.append((str(path), target if path.is_dir() else f"{target}/{path.name}", False))
     return mounts

@@ -57,6 +57,8 @@ def create_training_job(job: Job, run_id: str, attempt: int, options: Mapping[st
         "ResourceConfig": {"InstanceCount": job.num_nodes, "InstanceType": "local_gpu" if gpus else "local"},
         "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
     }
+    if gpus:
+        request["Environment"] = {"CLOUDTRAIN_GPUS": ",".join(map(str, range(gpus)))}
     if len(request["HyperParameters"]) > sagemakerlimits.MAX_HYPERPARAMETERS:
         problems.append(Problem("are too long together for SageMaker", "hyperparameters"))
     if job.resources.use_spot:
@@ -85,7 +87,7 @@ def _inputs(job: Job) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]], 
             problems.append(Problem(said, f"inputs.{name}.uri", hint))
         else:
             channels.append(_channel(name, str(path)))
-            single = "." in path.name and not item.uri.endswith("/")
+            single = not item.uri.endswith("/")  # whether it is a file is seen where the launcher runs
             seen[name] = {"uri": item.uri, "mode": "channel"} | ({"file": path.name} if single else {})
     return channels, seen, problems
 

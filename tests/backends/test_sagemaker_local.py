@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -97,12 +98,16 @@ def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.
 def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "a,b").mkdir()
     plan, _ = bench.plan(num_nodes=2, inputs={"x": str(tmp_path / "a,b")})
+    code = bench.home / "runs" / "near" / "a1" / "code"
+    code.mkdir(parents=True)
+    (code / "source.tar.gz").touch()
     mounts = localmode.lay(tmp_path / "ml", "algo-2", ["algo-1", "algo-2"], plan.request)
     config = json.loads((tmp_path / "ml/input/config/resourceconfig.json").read_text())
     assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
     assert set(json.loads((tmp_path / "ml/input/config/inputdataconfig.json").read_text())) == {"x", "cloudtrain"}
     kept = json.loads((tmp_path / "ml/input/config/hyperparameters.json").read_text())
     assert kept == plan.request["HyperParameters"]
+    assert (f"{code}/source.tar.gz", "/opt/ml/input/data/cloudtrain/source.tar.gz", False) in mounts
     command = engine.command(tmp_path, "near-a1", "algo-2", plan.request, mounts)
     given = [command[n + 1] for n, word in enumerate(command) if word == "--mount"]
     assert f'type=bind,"source={tmp_path}/a,b",target=/opt/ml/input/data/x,readonly' in given
@@ -203,6 +208,40 @@ def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:
     again = bench.backend.submit(*bench.plan(script, attempt=2))
     assert bench.final(again).state is State.SUCCEEDED
     assert "resumed at 41" in bench.said(again)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_cancelled_as_soon_as_it_was_submitted(bench: Bench) -> None:
+    for turn, wait_s in enumerate((0.0, 0.3, 0.6)):  # before the network, while the container is made, as it starts
+        handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", f"soon-{turn}"))
+        time.sleep(wait_s)
+        bench.backend.cancel(handle)
+        assert bench.final(handle).state is State.CANCELLED
+        assert engine.containers(Path(handle)) == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_inputs_are_there_and_cannot_be_written(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a folder's")
+    (tmp_path / "plain").write_text("a file's")
+    script = (
+        "import os\n"
+        "print(open(os.environ['CLOUDTRAIN_INPUT_PLAIN']).read(), flush=True)\n"
+        "folder = os.environ['CLOUDTRAIN_INPUT_TEXTS']\n"
+        "print(open(folder + '/a.txt').read(), flush=True)\n"
+        "try: open(folder + '/b.txt', 'w')\n"
+        "except OSError as error: print(error.strerror, flush=True)\n"
+    )
+    inputs = {"plain": str(tmp_path / "plain"), "texts": f"file://{tmp_path}/texts"}
+    handle = bench.backend.submit(*bench.plan(script, inputs=inputs))
+    assert bench.final(handle).state is State.SUCCEEDED
+    assert bench.said(handle) == ["a file's", "a folder's", "Read-only file system"]
+    gone = bench.backend.submit(*bench.plan(script, "gone", inputs={"x": str(tmp_path / "nowhere")}))
+    status = bench.final(gone)
+    assert (status.state, status.exit_code) == (State.FAILED, 78) and "input x does not exist" in status.reason
 
 
 @pytest.mark.docker
