@@ -44,6 +44,7 @@ class Manifest:
     checkpoint: Mapping[str, Any] = field(default_factory=dict)  # every_s or every_steps, keep
     max_runtime_s: int = 24 * 3600
     grace_s: int = 30
+    stall_s: int | None = None  # no limit; left out of the JSON then
     version: int = VERSION
 
     @property
@@ -78,12 +79,15 @@ class Manifest:
             },
             max_runtime_s=job.limits.max_runtime_s,
             grace_s=job.limits.grace_s,
+            stall_s=job.limits.stall_s,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready plain data."""
         data = asdict(self)
         data["argv"] = list(self.argv)
+        if self.stall_s is None:
+            del data["stall_s"]
         return data
 
     @classmethod

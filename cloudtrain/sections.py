@@ -96,6 +96,15 @@ class Limits(Spec):
     max_runtime: Duration = Field(default="24h", description="Longest time an attempt may run: 90s, 15m, 24h, 7d.")
     grace: Duration = Field(default="30s", description="Time to checkpoint between SIGTERM and SIGKILL.")
 
+    stall: Duration | None = Field(
+        default=None,
+        description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
+    )
+
+    @property
+    def stall_s(self) -> int | None:
+        return quantities.duration_s(self.stall) if self.stall else None
+
     @property
     def max_runtime_s(self) -> int:
         return quantities.duration_s(self.max_runtime)

@@ -16,6 +16,9 @@ EXIT_LOST = 69  # a node is gone; nobody knows a code
 SETTLE_S = 0.25  # how long an earlier failure of another node may take to be heard of
 SIGNAL_S = 0.5  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
+STALLED = (
+    "STALLED"  # what an attempt that does nothing is asked to stop with; its verdict is LOST: it may be tried again
+)
 CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
 
 Verdict = namedtuple("Verdict", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
@@ -58,6 +61,7 @@ class Gang:
         self._refused: str | None = None
         self._lost: Verdict | None = None
         self._lost_node = -1
+        self._signs: dict[int, tuple[float, float]] = {}  # of life, by node: seconds of silence, of idleness
         self.stopping: str | None = None
         self._stopped_at = 0.0
 
@@ -78,6 +82,20 @@ class Gang:
         """Learn from a node's heartbeat how its clock differs from ours."""
         known = self._nodes[node]
         known.clock = now - at if known.clock is None else min(known.clock, now - at)
+
+    def idle(self, node: int, quiet_s: float, idle_s: float) -> None:
+        """Learn for how long no rank of a node has spoken, and the idlest of them has done nothing."""
+        self._signs[node] = (quiet_s, idle_s)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no rank of any node has spoken, and one has done nothing, for as long as the job allows."""
+        limit_s = self._orders.stall_s
+        going = [number for number, node in self._nodes.items() if not node.ended]
+        if not limit_s or self._decided or self.stopping or not going or any(n not in self._signs for n in going):
+            return False
+        quiet_s = min(quiet for quiet, _ in self._signs.values())
+        return quiet_s >= limit_s and max(self._signs[number][1] for number in going) >= limit_s
 
     def ready(self, node: int) -> None:
         self._nodes[node].ready = True
@@ -181,6 +199,9 @@ class Gang:
         return SETTLE_S if len(self._nodes) > 1 else 0.0
 
     def _left(self) -> Verdict:
+        if self.stopping == STALLED:
+            why = f"nothing happened for {self._orders.stall_s:g} s (limits.stall)"
+            return Verdict("LOST", None, "launcher", None, why)
         said = {
             "PREEMPTED": "left on request",
             "CANCELLED": "cancelled",

@@ -8,7 +8,7 @@ import time
 
 from .channel import SILENCE_S, TELL_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
-from .gang import EXIT_REFUSED, Gang, Start, Verdict, refusal
+from .gang import EXIT_REFUSED, STALLED, Gang, Start, Verdict, refusal
 from .loop import Loop
 from .orders import Orders, Refused
 
@@ -72,6 +72,10 @@ class Hub:
         self._gang.end(0)
         self._decide()
 
+    def idle(self, quiet_s: float, idle_s: float) -> None:
+        """For how long no rank of this node has spoken, and the idlest has done nothing."""
+        self._gang.idle(0, quiet_s, idle_s)
+
     def stop(self, state: str) -> None:
         before = self._gang.stopping
         self._gang.stop(state, time.time())
@@ -90,6 +94,8 @@ class Hub:
             if now - channel.heard > SILENCE_S:
                 channel.close()
                 self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
+        if beat and self._gang.stalled:
+            self.stop(STALLED)
         for channel, until in list(self._guests.items()):
             if now > until:
                 del self._guests[channel]
@@ -175,6 +181,8 @@ class Hub:
             return
         elif kind == "beat":
             self._gang.hear(node, float(message["at"]), time.time())
+            if "quiet_s" in message:
+                self._gang.idle(node, float(message["quiet_s"]), float(message["idle_s"]))
         elif kind == "ready":
             self._gang.ready(node)
         elif kind == "refuse":

@@ -8,7 +8,7 @@ import time
 
 from .channel import SILENCE_S, TELL_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
-from .gang import EXIT_RESUMABLE, Verdict, refusal
+from .gang import EXIT_RESUMABLE, STALLED, Verdict, refusal
 from .loop import Loop
 from .orders import Orders
 
@@ -34,6 +34,7 @@ class Member:
         self._welcome = False
         self._stopping: str | None = None  # what was asked for, by us or by others
         self._held_back: list[dict[str, Any]] = []  # what was to be said before we were welcome
+        self._signs: dict[str, float] = {}  # of life: for how long no rank has spoken, and the idlest has done nothing
         self._over = False
         self._why = "it does not answer"
         self._given_up: Verdict | None = None  # the verdict if node 0 is never reached
@@ -57,6 +58,10 @@ class Member:
     def end(self) -> None:
         self._say(kind="end")
 
+    def idle(self, quiet_s: float, idle_s: float) -> None:
+        """For how long no rank of this node has spoken, and the idlest has done nothing; the next beat says so."""
+        self._signs = {"quiet_s": quiet_s, "idle_s": idle_s}
+
     def stop(self, state: str) -> None:
         self._say(kind="stop", state=state)
         self._stopping = self._stopping or state
@@ -78,7 +83,7 @@ class Member:
             self._channel.close()
             self._closed(f"nothing was heard for {SILENCE_S:g} s")
         elif beat and self._welcome:
-            self._channel.send(kind="beat", at=time.time())
+            self._channel.send(kind="beat", at=time.time(), **self._signs)
 
     @property
     def patience_s(self) -> float:
@@ -152,7 +157,9 @@ class Member:
         self._channel = None
         if self._over:
             return
-        if self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
+        if self._stopping == STALLED:
+            self._settle(Verdict("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
+        elif self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
             self._settle(Verdict(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
         elif self._welcome:
             self._settle(Verdict("LOST", None, "launcher", None, f"node 0 was lost: {why}"))

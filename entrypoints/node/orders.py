@@ -52,6 +52,7 @@ class Orders:
     checkpoint: dict[str, object]
     max_runtime_s: float
     grace_s: float
+    stall_s: float | None  # left out where there is no limit
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         missing = [name for name in FIELDS if name not in fields]
@@ -59,6 +60,8 @@ class Orders:
             raise Refused(f"the manifest lacks {', '.join(missing)}")
         for name in FIELDS:
             setattr(self, name, fields[name])
+        stall_s = fields.get("stall_s")
+        self.stall_s = float(str(stall_s)) if stall_s else None
 
     @property
     def attempt_id(self) -> str:

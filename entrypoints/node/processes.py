@@ -110,7 +110,7 @@ def seal_descriptors() -> None:
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None when it is gone, or where /proc is absent."""
-    found = _stat(pid)
+    found = stat(pid)
     return int(found[19]) if found else None
 
 
@@ -123,7 +123,7 @@ def boot_id() -> str | None:
         return None
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the state on; None when there is none. Zombies are told by b"Z"."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -143,7 +143,7 @@ def descendants(root: int) -> dict[int, list[bytes]]:
     children: dict[int, list[int]] = {}
     stats = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (found := _stat(int(name))):
+        if name.isdigit() and (found := stat(int(name))):
             stats[int(name)] = found
             children.setdefault(int(found[1]), []).append(int(name))
     family = {}
@@ -172,7 +172,7 @@ def marked(**wanted: str) -> list[int]:
         except OSError:
             continue
         if all(mark in environment for mark in marks):
-            state = _stat(int(name))
+            state = stat(int(name))
             if state and state[0] not in (b"Z", b"X"):
                 found.append(int(name))
     return found

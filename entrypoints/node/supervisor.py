@@ -18,7 +18,7 @@ from . import cluster as clusters
 from . import orders as manifests
 from . import processes
 from .channel import JOIN_S, Listener, World
-from .gang import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, Verdict, launcher_code, refusal
+from .gang import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Verdict, launcher_code, refusal
 from .hub import Hub
 from .intake import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
 from .loop import Loop
@@ -27,6 +27,7 @@ from .orders import Refused
 from .output import Log
 from .prepare import prepare
 from .ranks import Prepared, Ranks, command, environment
+from .stall import STACKS_S, Stall, show_stacks
 from .status import Status, stamp
 from .usage import EVERY_S, Usage
 
@@ -62,6 +63,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime is over
         self._lease: Lease | None = None
+        self._stall: Stall | None = None
         self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
 
     def _standard_output(self) -> Log:
@@ -179,6 +181,8 @@ class Supervisor:
                 if self._lease is not None and self._stopping is None and self._lease.over():
                     self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
                     self._gang.stop("PREEMPTED")
+                if self._stall is not None and self._stall.look(self._ranks.running, now):
+                    self._gang.idle(now - self.log.spoke_at, self._stall.idle_s(now))
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
                     if self._orders.gpus_per_node:
@@ -209,6 +213,8 @@ class Supervisor:
         orders, prepared = self._orders, self._prepared
         assert prepared is not None, "the gang starts when every node has said that it is ready"
         count = orders.processes_per_node
+        if orders.stall_s:
+            orders.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
         self._end_at = time.monotonic() + orders.max_runtime_s if isinstance(self._gang, Hub) else None
         environments = [
@@ -235,6 +241,9 @@ class Supervisor:
         except OSError as error:
             self._gang.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
+        if orders.stall_s:
+            self.log.spoke_at = time.monotonic()
+            self._stall = Stall(orders.stall_s, self._ranks.running, self.log.spoke_at)
         if prepared.sync is not None:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
@@ -268,6 +277,11 @@ class Supervisor:
         if self._ranks.running:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
+            if state == STALLED:
+                self.log.say(f"nothing happened for {self._orders.stall_s:g} s (limits.stall); where the ranks are:")
+                show_stacks(self._ranks)
+                self._kill_at = time.monotonic() + STACKS_S
+                return
             self._ranks.signal(signal.SIGTERM)
             self._kill_at = time.monotonic() + self._orders.grace_s
 
