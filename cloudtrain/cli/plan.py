@@ -18,6 +18,7 @@ from cloudtrain.cli.summary import of_plan
 @click.option("--key", metavar="KEY", help="Name the run by a key, as submit --key would.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Keep the plan in a file that `submit` takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
+@click.option("--manifests", is_flag=True, help="Print what `kubectl apply -f -` takes (Kubernetes).")
 def command(
     job: str | None,
     args: tuple[str, ...],
@@ -29,6 +30,7 @@ def command(
     key: str | None,
     output: str | None,
     as_json: bool,
+    manifests: bool,
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
@@ -43,6 +45,9 @@ def command(
     plan = _plan(wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
+    if manifests:
+        _manifests(plan)
+        return 0
     if as_json or output == "-":
         sys.stdout.write(plan.to_json())
         return 0
@@ -67,3 +72,21 @@ def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
     submitter = Submitter(target)
     runs.heard(submitter.store)
     return submitter.plan(found.job, sets=found.sets, key=key)
+
+
+def _manifests(plan: Plan) -> None:
+    """Print the objects of a plan for Kubernetes, with the source in them, as YAML."""
+    from cloudtrain.errors import BadRequest
+
+    if plan.backend != "kubernetes":
+        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes")
+    if plan.request["source"]:
+        said = "the source is too large for a ConfigMap, and only submit uploads it"
+        raise BadRequest(said, "leave files out of it: .cloudtrainignore")
+    import yaml
+
+    from cloudtrain import config, watch
+    from cloudtrain.requests.kubernetes import applicable
+
+    packed = watch.stored_bundle(plan, config.home()).path.read_bytes()
+    sys.stdout.write(yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,3 +273,40 @@ def test_doctor_names_what_is_not_allowed(place: Ground):
     place.cluster.denied |= {("create", "jobs"), ("get", "pods/log")}
     messages = [problem.message for problem in place.backend().check()]
     assert len(messages) == 2 and "may not create jobs in default" in messages[0] and "pods/log" in messages[1]
+
+
+def test_planned_manifests_are_what_kubectl_takes(place: Ground, tmp_path: Path):
+    """The official client sends them, and they run."""
+    import yaml
+    from kubernetes import client, config, utils
+
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import os; print('world', os.environ['WORLD_SIZE'])")
+    (project / "cloudtrain.toml").write_text('[targets.there]\nbackend = "kubernetes"\nimage = "any:1"\n')
+    command = [
+        sys.executable,
+        "-m",
+        "cloudtrain.cli",
+        "plan",
+        "train.py",
+        "-t",
+        "there",
+        "--set",
+        "num_nodes=2",
+        "--manifests",
+    ]
+    shown = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200)
+    assert shown.returncode == 0, shown.stderr
+    found = list(yaml.safe_load_all(shown.stdout))
+    assert [item["kind"] for item in found] == ["Job", "Service", "ConfigMap"]
+    config.load_kube_config(str(place.cluster.kubeconfig))
+    utils.create_from_yaml(client.ApiClient(), yaml_objects=found)
+    name = found[0]["metadata"]["name"]
+    handle = place.backend().find(name)
+    assert handle is not None and ended(place.backend(), handle).state is State.SUCCEEDED
+    assert said(place.backend(), handle) == ["world 2", "world 2"]
+    refused = subprocess.run(
+        [*command[:6], "local", "--manifests"], cwd=project, capture_output=True, text=True, timeout=200
+    )
+    assert refused.returncode == 2 and "has no manifests" in refused.stderr

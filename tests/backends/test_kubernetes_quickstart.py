@@ -1,0 +1,78 @@
+"""The quickstart on two pods, through the real command line: trained, and trained with one of them evicted on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import events
+from cloudtrain.backends.kubernetes import KubernetesBackend
+from cloudtrain.run import Run
+from cloudtrain.state import State
+from tests.backends.clusters import Ground, ground
+from tests.backends.test_ssh_training import QUICKSTART, SMALL
+from tests.conftest import WAIT_S, wait_for
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(1200)]
+STEPS = 24
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, census) -> Iterator[Ground]:
+    with ground(tmp_path / "ground") as made:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.store.url)
+        folder = tmp_path / "configuration"
+        folder.mkdir()
+        lines = ["[targets.cluster]", 'backend = "kubernetes"', 'image = "any:1"', "poll_s = 0.2"]
+        given = {"kubeconfig": str(made.cluster.kubeconfig), "server": made.cluster.url}
+        lines += [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+        (folder / "cloudtrain.toml").write_text("\n".join(lines) + "\n")
+        monkeypatch.setenv("CLOUDTRAIN_CONFIG_HOME", str(folder))
+        yield made
+
+
+def submitted() -> Run:
+    changes = {**SMALL, "hyperparameters.max_steps": STEPS, "output": "gs://local/out"}
+    sets = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "cloudtrain.cli", "submit", str(QUICKSTART), "-t", "cluster", *sets, "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=5 * WAIT_S)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return Run.find(json.loads(said.stdout.splitlines()[-1])["run_id"])
+
+
+def losses(run: Run) -> dict[int, float]:
+    return {point.step: point.value for point in run.metrics("loss")}
+
+
+def worlds(backend: KubernetesBackend, attempt) -> list[tuple[int, int]]:
+    """What the launchers of an attempt say: (world size, node rank) of each node."""
+    found = [events.parse(line.text) for line in backend.logs(attempt.handle) if line.rank == -1]
+    return sorted(
+        (e[1]["world_size"], e[1]["node_rank"]) for e in found if e and e[0] == "world" and "node_rank" in e[1]
+    )
+
+
+def test_an_eviction_changes_no_loss(place: Ground):
+    unbroken = submitted()
+    assert unbroken.wait(5 * WAIT_S).state is State.SUCCEEDED, list(unbroken.logs())[-20:]
+    wanted = losses(unbroken)
+    assert sorted(wanted) == list(range(1, STEPS + 1))
+    assert worlds(place.backend(), unbroken.attempts[0]) == [(2, 0), (2, 1)]
+
+    broken = submitted()
+    wait_for(lambda: max(losses(broken), default=0) >= 8, "eight steps", 4 * WAIT_S)
+    with place.cluster.objects.lock:
+        pods = place.cluster.objects.all("pods")
+        victim = next(pod for pod in pods if pod["metadata"]["name"].startswith(f"{broken.run_id}-a1-1-"))
+        place.cluster.kubelet.disrupt(victim, "EvictionByEvictionAPI")
+    assert broken.wait(5 * WAIT_S).state is State.SUCCEEDED, list(broken.logs())[-20:]
+    first, second = broken.attempts
+    assert (first.status.state, second.status.state) == (State.PREEMPTED, State.SUCCEEDED)
+    for attempt in (first, second):
+        assert worlds(place.backend(), attempt) == [(2, 0), (2, 1)], "the log of an evicted pod is in the output"
+    assert losses(broken) == wanted
