@@ -163,6 +163,10 @@ class Sync:
         # Without a state it has gone since it was listed: that is no change to it, and the next pass's matter.
         changed = {name for name, state in states.items() if state and self._known.get(name) != state}
         gone = {name for name in self._known if name.startswith("checkpoints/") and name not in here}
+        # Who removes a checkpoint begins with its mark: one that was listed and is gone now went before what it covers.
+        removed = {name for name in here if _is_mark(name) and not os.path.exists(here[name])}
+        gone |= {name for name in removed if name in self._known}
+        here = {name: path for name, path in here.items() if name not in removed}
         problems: list[str] = []
 
         def attempt(call: Callable[[], object]) -> Callable[[], object]:

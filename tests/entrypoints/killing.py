@@ -66,6 +66,7 @@ def at_call(number: int, folder: Path) -> None:
 def at_byte(size: int, folder: Path) -> None:
     """Die when a file is about to grow beyond a size."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     save(folder, 2)
 
