@@ -76,7 +76,7 @@ def test_plan_of_a_script_needs_no_network_and_no_sdk(tmp_path):
     assert not tops(found) & SDKS
     assert not {name for name in ours(found) if name.startswith("cloudtrain.backends.")} - {"cloudtrain.backends.local"}
     assert {name for name in ours(found) if name.startswith("cloudtrain.cli.")} <= {
-        f"cloudtrain.cli.{name}" for name in ("plan", "jobs", "options", "runs", "summary", "terminal")
+        f"cloudtrain.cli.{name}" for name in ("columns", "plan", "jobs", "options", "runs", "summary", "terminal")
     }
 
 
