@@ -94,7 +94,7 @@ class Job(Spec):
     env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
     secrets: dict[Name, Sources] = Field(
         default_factory=dict,
-        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, tried in order.",
+        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order.",
     )
     labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
     metrics: dict[str, Pattern] = Field(
