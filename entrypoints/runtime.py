@@ -11,16 +11,22 @@
             save(run.checkpoint_dir, step)
             runtime.exit_resumable()             # exit code 75: the next attempt goes on from there
 
+The next attempt begins with runtime.latest_checkpoint(), the newest folder that is whole, or None. The Hugging Face
+Trainer's and Accelerate's folders are known; what a script writes itself counts after complete_checkpoint(folder).
+
 Standard library only; Python 3.9 on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -29,6 +35,9 @@ MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
 KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
+MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; checkpoint.py writes the same
+_TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
+_ACCELERATES = re.compile(r"checkpoint_(\d+)")  # Accelerator.save_state with automatic names
 
 _stop = False
 
@@ -137,6 +146,119 @@ def log_metrics(*, step: int, **values: Any) -> None:
 def log_checkpoint(*, step: int, path: str, **data: Any) -> None:
     """Report that a checkpoint is complete."""
     emit("checkpoint", step=int(step), path=str(path), **data)
+
+
+def latest_checkpoint(folder: str | None = None) -> str | None:
+    """Return the path of the newest whole checkpoint in the run's folder of checkpoints, or in another one; None without.
+
+    One with COMPLETE is read in whole and compared with it; of the Trainer's and Accelerate's own it is seen that each
+    file has its end. What is passed over is said on standard error. Call it on one rank, or on all; it only reads.
+    """
+    base = context().checkpoint_dir if folder is None else folder
+    for _, path in sorted(_checkpoints(base), reverse=True):
+        problem = _damage(path)
+        if not problem:
+            return path
+        sys.stderr.write(f"checkpoint {os.path.basename(path)} is passed over: {problem}\n")
+    return None
+
+
+def complete_checkpoint(path: str, *, step: int) -> None:
+    """Mark a folder as a whole checkpoint, and report it; blocking until it is on the disk.
+
+    To be called once, on one rank, when all ranks have written their files. It is brought to the job's output with its
+    mark last.
+    """
+    files = {}
+    for name in sorted(_files(path)):
+        with open(os.path.join(path, name), "rb") as file:
+            os.fsync(file.fileno())
+        files[name] = {"size": os.path.getsize(os.path.join(path, name)), "sha256": _sha256(os.path.join(path, name))}
+    partial = os.path.join(path, f".{MARKER}")
+    with open(partial, "w") as mark:
+        json.dump({"version": 1, "step": int(step), "files": files}, mark)
+        mark.flush()
+        os.fsync(mark.fileno())
+    os.replace(partial, os.path.join(path, MARKER))
+    log_checkpoint(step=step, path=path)
+
+
+def _checkpoints(base: str) -> Iterator[tuple[int, str]]:
+    """Yield number and path of what may be a checkpoint."""
+    for folder in (base, os.path.join(base, "checkpoints")):
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            path = os.path.join(folder, name)
+            found = _TRAINERS.fullmatch(name) or _ACCELERATES.fullmatch(name)
+            if os.path.exists(os.path.join(path, MARKER)):
+                yield int(_marked(path).get("step", found[1] if found else 0)), path
+            elif found:
+                yield int(found[1]), path
+
+
+def _damage(path: str) -> str:
+    """Return why a checkpoint cannot be trusted, "" for a whole one."""
+    marked = _marked(path)
+    if marked:
+        for name, expected in marked["files"].items():
+            file = os.path.join(path, name)
+            if not os.path.isfile(file) or os.path.getsize(file) != expected["size"]:
+                return f"{name} is missing or has another size"
+            if _sha256(file) != expected["sha256"]:
+                return f"{name} is not what was written"
+        return ""
+    if os.path.exists(os.path.join(path, MARKER)):
+        return f"its {MARKER} cannot be read"
+    names = _files(path)
+    last = "trainer_state.json" if _TRAINERS.fullmatch(os.path.basename(path)) else "random_states_0.pkl"
+    if last not in names:
+        return f"it was not finished: there is no {last}"
+    return next((f"{name} has no end" for name in names if not _has_end(os.path.join(path, name))), "")
+
+
+def _marked(path: str) -> dict[str, Any]:
+    """Return what a folder's COMPLETE says, {} where that is not to be read."""
+    try:
+        with open(os.path.join(path, MARKER), "rb") as file:
+            found = json.load(file)
+        sizes = [(int(entry["size"]), str(entry["sha256"])) for entry in found["files"].values()]
+        return found if sizes and int(found.get("step", 0)) >= 0 else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _files(path: str) -> list[str]:
+    """Return the files below a folder by their relative paths, marks of its own left out."""
+    found = [os.path.relpath(os.path.join(at, name), path) for at, _, names in os.walk(path) for name in names]
+    return [name for name in found if name not in (MARKER, f".{MARKER}")]
+
+
+def _has_end(file: str) -> bool:
+    """Return whether a file of torch, of safetensors or of JSON is not cut off; any other may be."""
+    try:
+        if file.endswith((".pt", ".pth", ".bin", ".pkl")):
+            with open(file, "rb") as opened:
+                zipped = opened.read(2) == b"PK"  # torch's; what pickle alone wrote has no mark at its end
+            return zipfile.is_zipfile(file) if zipped else os.path.getsize(file) > 0
+        if file.endswith(".safetensors"):
+            with open(file, "rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                head = json.loads(opened.read(min(length, 100 << 20)))
+            ends = [entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__"]
+            return os.path.getsize(file) == 8 + length + max(ends, default=0)
+        if file.endswith(".json"):
+            with open(file, "rb") as opened:
+                json.load(opened)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+    return True
+
+
+def _sha256(file: str) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while piece := opened.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def install() -> None:

@@ -1,0 +1,138 @@
+"""Which checkpoint a script of one's own goes on from: its own, those of the Hugging Face Trainer, those of Accelerate."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoint
+import pytest
+import runtime
+
+from tests.conftest import WAIT_S
+
+# Both tools write their own folders; nothing of ours is imported.
+WRITER = """
+import sys
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        return {"loss": (self.layer(x)[:, 0] - labels).pow(2).mean()}
+
+data = [{"x": torch.randn(4), "labels": torch.tensor(1.0)} for _ in range(16)]
+arguments = TrainingArguments(sys.argv[1], max_steps=12, save_steps=4, per_device_train_batch_size=2, use_cpu=True,
+                              report_to=[], disable_tqdm=True)
+Trainer(Model(), arguments, train_dataset=data).train()
+accelerator = Accelerator(cpu=True, project_config=ProjectConfiguration(sys.argv[2], automatic_checkpoint_naming=True))
+model = accelerator.prepare(torch.nn.Linear(4, 1))
+for _ in range(3):
+    accelerator.save_state()
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    command = [sys.executable, "-c", WRITER, str(folder / "trainer"), str(folder / "accelerate")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=2 * WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def trainers(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "trainer", tmp_path / "trainer"))
+
+
+@pytest.fixture
+def accelerates(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "accelerate", tmp_path / "accelerate"))
+
+
+def newest(folder: Path) -> str | None:
+    found = runtime.latest_checkpoint(str(folder))
+    return None if found is None else os.path.relpath(found, folder)
+
+
+def test_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert newest(tmp_path) is None and newest(tmp_path / "absent") is None
+    monkeypatch.setenv("CLOUDTRAIN_CHECKPOINT_DIR", str(tmp_path / "own"))
+    assert runtime.latest_checkpoint() is None
+
+
+def test_the_trainers_newest_by_its_number(trainers: Path):
+    assert sorted(path.name for path in trainers.iterdir()) == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
+    assert newest(trainers) == "checkpoint-12"
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 2)  # JSON may end with a newline
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
+def test_a_trainers_folder_that_is_cut_off_is_passed_over(
+    trainers: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    cut(trainers / "checkpoint-12" / name)
+    assert newest(trainers) == "checkpoint-8"
+    assert f"checkpoint checkpoint-12 is passed over: {name} has no end" in capsys.readouterr().err
+    (trainers / "checkpoint-8" / "trainer_state.json").unlink()  # the Trainer writes it late
+    assert newest(trainers) == "checkpoint-4"
+
+
+def test_accelerates_newest(accelerates: Path, capsys: pytest.CaptureFixture[str]):
+    assert newest(accelerates) == "checkpoints/checkpoint_2"
+    cut(accelerates / "checkpoints/checkpoint_2/random_states_0.pkl")
+    assert newest(accelerates) == "checkpoints/checkpoint_1"
+    (accelerates / "checkpoints/checkpoint_1/random_states_0.pkl").unlink()
+    assert newest(accelerates) == "checkpoints/checkpoint_0"
+    assert "it was not finished" in capsys.readouterr().err
+
+
+def own(folder: Path, step: int) -> Path:
+    path = folder / f"mine-{step}"
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "state").write_bytes(os.urandom(3 << 20))
+    (path / "empty").touch()
+    runtime.complete_checkpoint(str(path), step=step)
+    return path
+
+
+def test_a_scripts_own_is_compared_with_its_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for step in (9, 10, 100):
+        own(tmp_path, step)
+    assert '"kind":"checkpoint","step":100' in capsys.readouterr().out
+    (tmp_path / "mine-200").mkdir()  # begun, not finished
+    assert newest(tmp_path) == "mine-100"
+    with open(tmp_path / "mine-100/deep/state", "r+b") as file:  # one bit
+        file.seek(2 << 20)
+        byte = file.read(1)[0]
+        file.seek(2 << 20)
+        file.write(bytes([byte ^ 1]))
+    assert newest(tmp_path) == "mine-10"
+    assert "deep/state is not what was written" in capsys.readouterr().err
+    (tmp_path / "mine-10/empty").unlink()
+    (tmp_path / "mine-9/COMPLETE").write_text("{")
+    assert newest(tmp_path) is None
+    assert "mine-9 is passed over: its COMPLETE cannot be read" in capsys.readouterr().err
+
+
+def test_the_mark_is_the_one_that_our_trainer_and_launcher_read(tmp_path: Path):
+    path = own(tmp_path, 7)
+    assert checkpoint.damage(path) is None
+    mark = json.loads((path / "COMPLETE").read_text())
+    assert (mark["version"], mark["step"], sorted(mark["files"])) == (checkpoint.VERSION, 7, ["deep/state", "empty"])
+    cut(path / "deep/state")
+    assert "deep/state" in str(checkpoint.damage(path)) and newest(tmp_path) is None
