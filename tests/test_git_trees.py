@@ -157,6 +157,11 @@ class Garden:
         if not self.inner.exists():
             repository(self.inner, {"lib.py": "1\n", ".gitignore": "*.log\n", "sub/deep.py": "2\n"})
         relative = str(at.relative_to(self.root))
+        # `submodule add` refuses where .gitmodules was deleted, or differs from what is staged
+        if (self.root / ".gitmodules").exists():
+            git(self.root, "add", "-f", "--", ".gitmodules")
+        elif git(self.root, "ls-files", "--", ".gitmodules") + git(self.root, "ls-tree", "HEAD", "--", ".gitmodules"):
+            return
         git(
             self.root,
             "submodule",

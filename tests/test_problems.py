@@ -85,7 +85,7 @@ SAID = [
         "secrets:\n  HF_TOKEN: hf_thevalue",
         [
             "job.yaml:3: secrets.HF_TOKEN[0]: names no source of a secret (the value itself never stands here) "
-            "(write env:NAME, file:PATH, aws-secretsmanager:NAME or gcp-secretmanager:NAME)"
+            "(write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY)"
         ],
     ),
     ("secrets: {A: []}", ["job.yaml:2: secrets.A: must not be empty"]),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LATE_S = (0.05, 0.5, 2.0)  # pauses until the last words of a job that has ended are there
 FOLLOW_S = 0.2  # how often a followed log is looked at
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
 
 
 class SlurmBackend:
@@ -179,10 +180,11 @@ class SlurmBackend:
         return found
 
     def _last_words(self, handle: str) -> str:
-        """Return the last line that Slurm or a setup line printed."""
+        """Return the last line that Slurm or a setup line printed; srun's word that a task has ended is none."""
         texts = self._asked.ask("texts", folder=handle, patterns=["slurm.out"], limit=4000).value
         lines = [line for line in str(texts.get("slurm.out", "")).splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        telling = [line for line in lines if not _TASK_ENDED.match(line)]
+        return (telling or lines or [""])[-1]
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         count = int(self._asked.ask("read", path=f"{handle}/nodes").data or 0)
