@@ -74,7 +74,8 @@ def kill_and_run_again(project: Path, home: Path, step: int) -> None:
         assert len(run.attempts) == 1
     if len(runs) > 1:  # only one that was told to the person whole, and written down as told, is followed by a new one
         assert len(runs) == 2 and told and store.find(told[0]).acknowledged, (
-            f"step {step}: {[run.run_id for run in runs]}"
+            f"step {step}, two wishes: {[(r.run_id, r.identity, r.acknowledged) for r in store.runs()]}\n"
+            f"{[attempt.plan.bundle for run in runs for attempt in store.attempts(run.run_id)]}"
         )
 
 
