@@ -251,9 +251,12 @@ def run_id(name: str, key: str | None = None) -> str:
 
 
 def identity(plan: Plan) -> str:
-    """Return what makes two submits the same wish: the job, the bundle, the target."""
+    """Return what makes two submits the same wish: the job, the user's own files, the target.
+
+    Not the whole bundle: it holds our launcher too, and the wish is the same after an upgrade of this package.
+    """
     job = {name: value for name, value in plan.job.items() if name not in ("labels", "source")}
-    text = json.dumps([job, plan.bundle.get("sha256"), plan.backend, plan.target], sort_keys=True)
+    text = json.dumps([job, plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ CALLS = (
 SUBMIT = [sys.executable, "-B", "-m", "cloudtrain.cli", "submit", "once.py"]
 SCRIPT = "import os\nprint('ran in', os.environ['CLOUDTRAIN_ATTEMPT_ID'], flush=True)\n"
 SHARDS = 4
+ROOT = Path(__file__).parents[1]
 STRIDE = 5  # in CI every fifth step; all of them in make test-long
 
 
@@ -77,6 +79,31 @@ def kill_and_run_again(project: Path, home: Path, step: int) -> None:
             f"step {step}, two wishes: {[(r.run_id, r.identity, r.acknowledged) for r in store.runs()]}\n"
             f"{[attempt.plan.bundle for run in runs for attempt in store.attempts(run.run_id)]}"
         )
+
+
+def test_a_killed_submit_is_adopted_after_an_upgrade(project, tmp_path):
+    log = tmp_path / "trace"
+    assert traced(project, tmp_path / "counted", "-o", str(log)).returncode == 0
+    calls = [line for line in log.read_text().splitlines() if re.match(r"\w+\(", line)]
+    step = 1 + next(i for i, call in enumerate(calls) if call.startswith("mkdir") and "/runs" in call)
+    home = tmp_path / "home"
+    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject={CALLS}:signal=SIGKILL:when={step}")
+    assert killed.returncode != 0 and not killed.stdout
+    upgraded = tmp_path / "upgraded"
+    for name in ("cloudtrain", "entrypoints"):
+        shutil.copytree(ROOT / name, upgraded / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (upgraded / "entrypoints" / "launch.py").open("a") as launcher:
+        launcher.write("# of the next release\n")
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home), "PYTHONPATH": str(upgraded)}
+    again = subprocess.run(SUBMIT, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, again.stderr
+    store = Store(home)
+    (record,) = store.runs()
+    assert re.match(rf"{record.run_id}\b", again.stdout)
+    (attempt,) = store.attempts(record.run_id)
+    digests = {path.name.partition(".")[0] for path in (home / "bundles").glob("*.tar.gz")}
+    assert len(digests) == 2 and attempt.plan.bundle["sha256"] in digests, "the second submit was not of another bundle"
+    assert Run(record.run_id, store).wait(WAIT_S).state is State.SUCCEEDED
 
 
 def shard(project: Path, tmp_path: Path, number: int, stride: int) -> int:
