@@ -50,13 +50,14 @@ def targets(start: Path | None = None) -> dict[str, Target]:
 
 
 def resolve(
-    job: Job | Mapping[str, Any] | str | os.PathLike[str],
+    job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
     sets: Sequence[str] = (),
     *,
     target: str | None = None,
     backends: Collection[str] = (),
 ) -> Resolved:
-    """Return a job (file, dictionary or Job) laid over everything that is configured, with settings over it.
+    """Return a job (file, dictionary, Job, or a document and its folder) laid over everything that is configured, with
+    settings over it.
 
     `target` names a backend or a target, and wins over the job's own; `backends` are the names that exist (none: any is
     taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
@@ -87,10 +88,14 @@ def resolve(
     return Resolved(made, made.target, backend, made.options.get(backend, {}), _origins(made, whole))
 
 
-def _document(job: Job | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Document, Path]:
+def _document(
+    job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+) -> tuple[Document, Path]:
     from cloudtrain import jobfile
     from cloudtrain.job import Job
 
+    if isinstance(job, tuple):
+        return job
     if isinstance(job, Job):
         return Document.of(job.to_dict(given=True), "Job"), Path.cwd()
     if isinstance(job, Mapping):

@@ -25,6 +25,7 @@ from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, Store, now
 
 if TYPE_CHECKING:
+    from cloudtrain.document import Document
     from cloudtrain.job import Job
 
 
@@ -120,9 +121,19 @@ class Submitter:
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
-    def resolve(self, job: Job | Mapping[str, Any] | str | os.PathLike[str], sets: Sequence[str] = ()) -> Resolved:
-        """Return the job with its target's options merged in and validated; raises BadJob with all problems."""
-        self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
+    def resolve(
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+        sets: Sequence[str] = (),
+    ) -> Resolved:
+        """Return the job with its target's options merged in and validated; raises BadJob with all problems.
+
+        A document comes with the folder in which it would be a file.
+        """
+        if isinstance(job, tuple):
+            self._folder = job[1]
+        else:
+            self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
         found = config.resolve(job, sets, target=self.target, backends=registry.Names())
         kind = registry.backend_class(found.backend)
         options = {**found.options, **self.overrides}

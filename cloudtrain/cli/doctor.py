@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,18 +35,27 @@ def command(target: str | None, as_json: bool) -> int:
     TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
     something stands in the way.
     """
-    findings = [*_machine(), *_target(target or "local")]
-    bad = [finding for finding in findings if finding.ok is False]
+    found = list(findings(target or "local"))
+    bad = [finding for finding in found if finding.ok is False]
     if as_json:
-        terminal.print_json([finding._asdict() for finding in findings], indent=2)
+        terminal.print_json([finding._asdict() for finding in found], indent=2)
     else:
         marks = {True: "ok", False: "PROBLEM", None: "-"}
-        rows = [(marks[f.ok], f.what, f.said + (f" ({f.hint})" if f.hint else "")) for f in findings]
+        rows = [(marks[f.ok], f.what, f.said + (f" ({f.hint})" if f.hint else "")) for f in found]
         terminal.table(("", "what", "found"), rows, styles={"ok": "green", "PROBLEM": "bold red"})
         terminal.say(
             "", f"{len(bad)} problem{'s' * (len(bad) != 1)}" if bad else "everything that was looked at is fine"
         )
     return 1 if bad else 0
+
+
+def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+    """Yield what is found on this machine and at a target, one after the other; blocking, on the network too.
+
+    `options` are laid over the target's own. Raises UnknownBackend, MissingExtra, BadRequest.
+    """
+    yield from _machine()
+    yield from _target(target, options or {})
 
 
 def _machine() -> Iterator[Finding]:
@@ -108,13 +117,13 @@ def _installed(package: str, extra: str) -> Finding:
         )
 
 
-def _target(name: str) -> Iterator[Finding]:
+def _target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain import config, registry
 
     known = config.targets()
     place = known.get(name)
     backend = place.backend if place else name
-    made = registry.create(backend, place.options.value if place else {}, config.home())
+    made = registry.create(backend, {**(place.options.value if place else {}), **options}, config.home())
     problems = made.check()
     what = f"target {name}" if place else f"backend {name}"
     for problem in problems:
