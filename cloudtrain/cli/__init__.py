@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print the metrics of runs.",
         "report": "Write a run into one HTML file.",
+        "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
         "watch": "Watch a run in the foreground, for CI and tmux.",

@@ -1,0 +1,65 @@
+"""cloudtrain console: the runs in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain.cli import options, terminal
+from cloudtrain.errors import BadRequest
+
+
+@options.command()
+@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
+@click.option("--open/--no-open", "opens", default=True, help="Open the browser, where there is one.")
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="History to show; default: that of CLOUDTRAIN_HOME.",
+)
+@options.json_option
+def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
+    """Show runs in the browser, until Ctrl-C.
+
+    It listens on this machine alone, and answers only who has the token of the address that it prints. Seen from another
+    machine: ssh -L 8080:127.0.0.1:PORT. It needs NiceGUI: pip install 'cloudtrain[console]'.
+
+    \b
+    cloudtrain console
+    cloudtrain console --port 8080 --no-open
+    """
+    from importlib.util import find_spec
+
+    from cloudtrain import config
+
+    missing = [name for name in ("nicegui", "plotly") if find_spec(name) is None]
+    if missing:
+        raise BadRequest(f"the console needs {' and '.join(missing)}, which is not installed", _INSTALL)
+    from contextlib import ExitStack
+
+    from cloudtrain.console import server
+
+    where = (home or config.home()).absolute()
+    with ExitStack() as open_pages:
+
+        def started(address: str) -> None:
+            if as_json:
+                terminal.print_json({"url": address})
+            else:
+                terminal.say(f"the console is at {address}", "Ctrl-C ends it; runs go on")
+            _flush()
+            if opens:
+                open_pages.enter_context(server.shown(address, where))
+
+        server.serve(where, port, started)
+    return 0
+
+
+_INSTALL = "pip install 'cloudtrain[console]'"
+
+
+def _flush() -> None:
+    import sys
+
+    sys.stdout.flush()

@@ -1,0 +1,58 @@
+"""Questions to the history, asked in a thread: the event loop, which all pages share, waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from cloudtrain.run import Run
+from cloudtrain.store import Store
+
+T = TypeVar("T")
+THREADS = 8  # a question to a platform may take long; those to the store need one
+
+
+class History:
+    """The runs below a home, for a process with one event loop."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(THREADS, "history")
+
+    @property
+    def store(self) -> Store:
+        """The store of this thread: SQLite's connections stay with theirs."""
+        found: Store | None = getattr(self._own, "store", None)
+        if found is None:
+            found = self._own.store = Store(self.home)
+        return found
+
+    async def ask(self, question: Callable[[Store], T]) -> T:
+        """Return what a question finds in the store; raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: question(self.store))
+
+    async def of(self, run_id: str, question: Callable[[Run], T]) -> T:
+        """Return what a question finds of a run, whose exact id it is; raises UnknownRun, and what it raises."""
+        return await self.ask(lambda store: question(Run(run_id, store)))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+_open: list[History] = []  # NiceGUI's pages are global, and so is the home that they show
+
+
+def serve(home: Path) -> History:
+    """Make the history of this process's console, the one that `current` returns."""
+    _open[:] = [History(home)]
+    return _open[0]
+
+
+def current() -> History:
+    """Return the history that this process shows."""
+    return _open[0]
