@@ -15,9 +15,9 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -37,14 +37,15 @@ COLOURS = {
     "cyan": "#56b6c2",
     "blue": "#6cb6ff",
 }
+PLACE = Path("/tmp/demo")  # noqa: S108 - what the pictures show of paths; it must not exist
 FAILING = """\
 import os, time
 
 rank = int(os.environ["RANK"])
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} is ready", flush=True)
 time.sleep(1)
-labels = {"cat": 0, "dog": 1}
-print("first batch:", [labels[name] for name in (["cat", "bird"] if rank else ["cat", "dog"])], flush=True)
+with open(f"data/shard-{rank}.txt") as shard:
+    print(sum(1 for line in shard), "lines", flush=True)
 time.sleep(600)
 """
 
@@ -122,14 +123,25 @@ def _texts(row: list[pyte.screens.Char], y: float) -> Iterator[str]:
         at = end
 
 
+@contextmanager
+def place() -> Iterator[Path]:
+    """Give the new folder that all of it happens in; raises FileExistsError."""
+    PLACE.mkdir()
+    try:
+        yield PLACE
+    finally:
+        shutil.rmtree(PLACE)
+
+
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["CLOUDTRAIN_HOME"] = f"{name}/home"
-        project = Path(name) / "project"
-        project.mkdir()
+    with place() as folder:
+        os.environ["CLOUDTRAIN_HOME"] = f"{folder}/home"
+        project = folder / "project"
+        (project / "data").mkdir(parents=True)
         (project / "train.py").write_text(FAILING)
-        quickstart = Path(shutil.copytree(ROOT / "examples" / "quickstart", Path(name) / "quickstart"))
+        (project / "data" / "shard-0.txt").write_text("one\ntwo\n")
+        quickstart = Path(shutil.copytree(ROOT / "examples" / "quickstart", folder / "quickstart"))
         pictures: dict[str, str] = {}
 
         def half(screen: Screen) -> None:
