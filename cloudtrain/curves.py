@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloudtrain.database import Database
 from cloudtrain.migrations import BLOCK
@@ -28,6 +28,7 @@ class Point:
     lowest: float
     highest: float
     points: int = 1
+    at: str = field(default="", compare=False)  # when the last of them was emitted
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class _Block:
     lowest: float | None
     highest: float | None
     step: int
+    at: str = ""
 
 
 class Curves:
@@ -173,7 +175,7 @@ class Curves:
     def _blocks(self, run_id: str, name: str) -> list[_Block]:
         query = (
             "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
-            " c.last_step FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND c.name = ?"
+            " c.last_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND c.name = ?"
             " ORDER BY a.number, c.node, c.block"
         )
         with self._database.read() as db:
@@ -182,21 +184,22 @@ class Curves:
     def _raw(self, blocks: Sequence[_Block], name: str) -> Iterator[Point]:
         """Yield the points of some blocks, one by one."""
         query = (
-            "SELECT step, value FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ? AND name = ?"
+            "SELECT step, value, at FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ? AND name = ?"
             " ORDER BY seq"
         )
         with self._database.read() as db:
             for block in blocks:
                 first = block.block * BLOCK
-                for step, value in db.execute(query, (block.attempt_id, block.node, first, first + BLOCK, name)):
+                for step, value, at in db.execute(query, (block.attempt_id, block.node, first, first + BLOCK, name)):
                     number = _number(value)
                     finite = number if math.isfinite(number) else math.nan
-                    yield Point(block.attempt, step, finite, finite, finite)
+                    yield Point(block.attempt, step, finite, finite, finite, 1, at)
 
 
 def _point(block: _Block) -> Point:
     mean = block.total / block.finite if block.finite else math.nan
-    return Point(block.attempt, block.step, mean, _number(block.lowest), _number(block.highest), block.points)
+    lowest, highest = _number(block.lowest), _number(block.highest)
+    return Point(block.attempt, block.step, mean, lowest, highest, block.points, block.at)
 
 
 def _thinned(points: Iterable[Point], most: int) -> Iterator[Point]:
@@ -225,6 +228,7 @@ def _merged(points: Sequence[Point]) -> Point:
         min((point.lowest for point in finite), default=math.nan),
         max((point.highest for point in finite), default=math.nan),
         sum(point.points for point in points),
+        points[-1].at,
     )
 
 

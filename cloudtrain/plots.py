@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
 
+from cloudtrain.curves import MOST
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -17,11 +19,20 @@ ROW_PX = 260
 _FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
 
 
-def curves(runs: Sequence[Run], names: Sequence[str] = ()) -> Any:
+def curves(
+    runs: Sequence[Run],
+    names: Sequence[str] = (),
+    *,
+    over: Literal["step", "time"] = "step",
+    smoothing: float = 0.0,
+    log: bool = False,
+    most: int = MOST,
+) -> Any:
     """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
 
-    A long curve is drawn in 1,000 points, with the band that its values lie in. Raises BadRequest without plotly, or
-    where there is nothing to draw.
+    A long curve is drawn in 1,000 points, with the band that its values lie in. `over` time, every run begins at 0 s.
+    `smoothing` (0 to 1) is the weight of the past in a running mean, which is then drawn over the curve itself. Raises
+    BadRequest without plotly, or where there is nothing to draw.
     """
     known = list(dict.fromkeys(row.name for run in runs for row in run.store.curves.summary(run.run_id)))
     chosen = [name for name in known if not names or name in names]
@@ -29,25 +40,53 @@ def curves(runs: Sequence[Run], names: Sequence[str] = ()) -> Any:
         raise BadRequest("there are no such metrics", f"there is {', '.join(known)}" if known else "")
     figure = _grid([_text(name) for name in chosen])
     for number, run in enumerate(runs):
+        begin = _seconds(run.record.status.started_at or run.record.created_at) if over == "time" else 0.0
         for at, name in enumerate(chosen):
-            points = run.store.curves.points(run.run_id, name)
-            steps = [point.step for point in points]
+            points = run.store.curves.points(run.run_id, name, most)
+            along = [point.step if over == "step" else _seconds(point.at) - begin for point in points]
             place = {"row": at // 2 + 1, "col": at % 2 + 1}
             look = {"legendgroup": run.run_id, "showlegend": len(runs) > 1 and at == 0}
             colour = COLOURS[number % len(COLOURS)]
             if any(point.points > 1 for point in points):
                 band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-                figure.add_scatter(x=steps, y=[_drawn(point.highest) for point in points], **band, **place)
+                figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **place)
                 figure.add_scatter(
-                    x=steps, y=[_drawn(point.lowest) for point in points], fill="tonexty",
+                    x=along, y=[_drawn(point.lowest) for point in points], fill="tonexty",
                     fillcolor=_faint(colour), **band, **place,
                 )  # fmt: skip
+            if smoothing:
+                figure.add_scatter(
+                    x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
+                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run.run_id, **place,
+                )  # fmt: skip
+            values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
-                x=steps, y=[_drawn(point.value) for point in points], name=_text(run.run_id),
+                x=along, y=[_drawn(value) for value in values], name=_text(run.run_id),
                 mode=_mode(points), line={"color": colour, "width": 1.5},
                 **look, **place,
             )  # fmt: skip
+    if log:
+        figure.update_yaxes(type="log")
+    if over == "time":
+        figure.update_xaxes(ticksuffix=" s")
     return figure
+
+
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """Return the running mean of values in which the past counts `weight`; what is not finite stays, and counts nothing."""
+    if not weight:
+        return list(values)
+    found, mean, known = [], 0.0, 0.0
+    for value in values:
+        if math.isfinite(value):
+            mean = weight * mean + (1 - weight) * value
+            known = weight * known + (
+                1 - weight
+            )  # how much of the mean is there yet: the first values are not drawn to 0
+            found.append(mean / known)
+        else:
+            found.append(value)
+    return found
 
 
 def use(run: Run) -> Any:
@@ -101,6 +140,10 @@ def _mode(points: Sequence[object]) -> str:
 def _text(name: str) -> str:
     """Return a name as plotly shows it: it takes tags and entities of HTML in every text."""
     return html.escape("".join(letter if letter.isprintable() else "?" for letter in name))
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp() if at else 0.0
 
 
 def _drawn(value: float) -> float | None:

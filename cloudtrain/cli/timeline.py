@@ -33,7 +33,7 @@ def tell(run: Run) -> None:
         styles=runs.STYLES,
         spare=("when", "exit", "took"),
     )
-    lines = list(_lines([event for event in run.store.events(run.run_id) if event.kind in KINDS], begin))
+    lines = list(events(run, begin))
     if lines:
         terminal.say("", "timeline")
         if len(lines) > LINES:
@@ -61,9 +61,10 @@ def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str:
     return f"{'-' * (started - first) + '=' * (last - started) or '=':>{last}}".ljust(BAR)
 
 
-def _lines(events: list[Event], begin: datetime) -> Iterator[str]:
-    """Yield a line for each event; what several nodes said alike within a second is one line."""
-    for _, group in groupby(events, key=lambda event: (event.attempt, event.at[:19], event.kind, _said(event))):
+def events(run: Run, begin: datetime) -> Iterator[str]:
+    """Yield a line for each event of a run; what several nodes said alike within a second is one line."""
+    told = [event for event in run.store.events(run.run_id) if event.kind in KINDS]
+    for _, group in groupby(told, key=lambda event: (event.attempt, event.at[:19], event.kind, _said(event))):
         alike = list(group)
         first = alike[0]
         moment = runs.moment(first.at)
