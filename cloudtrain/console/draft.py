@@ -1,0 +1,297 @@
+"""A draft: the form of a job that is being written, what is wrong with it, what it would send, and its submit.
+
+Everything here blocks, and may run in any thread: it opens the history anew for itself. What is wrong is what Job,
+Submitter, backend and packaging say; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain import watch
+from cloudtrain.backend import Plan
+from cloudtrain.bundle import Bundle, File, list_files
+from cloudtrain.console import trainer
+from cloudtrain.console.form import FILE, Form, lean
+from cloudtrain.console.jobtext import Table
+from cloudtrain.document import Document
+from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
+from cloudtrain.problems import dotted
+
+if TYPE_CHECKING:
+    from cloudtrain.run import Run
+    from cloudtrain.submitter import Submitter
+
+FORMS = (".yaml", ".yml", ".json")
+_OF_SOURCE = ("source", "entrypoint", "environment", "allow_secrets", "allow_large", "allow_pointers")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source would send, as `cloudtrain package --list` shows it."""
+
+    root: str
+    files: Sequence[File]
+    packed_bytes: int = 0  # 0 where it was refused
+    commit: str = ""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Review:
+    """What would be submitted; without problems there is a plan."""
+
+    text: str
+    problems: Sequence[Problem]
+    plan: Plan | None = None
+    bundle: Bundle | None = None
+
+
+class Draft:
+    """A form that is on its way to be a job file or a run; `root` is the folder in which files may be written."""
+
+    def __init__(self, form: Form, home: Path, root: Path, *, parent: str = "", watched: bool = True) -> None:
+        self.form = form
+        self.first = form.copy()  # what it was opened with
+        self.home = home
+        self.root = root
+        self.parent = parent  # the run that it was opened from
+        self.same_source = bool(parent)  # take that run's packaged source, as `cloudtrain rerun` does
+        self.name = FILE  # of the file, below the root
+        self.watched = watched
+        self._sent: dict[str, Run] = {}
+        self._sending = Lock()
+
+    @classmethod
+    def blank(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
+        """Return a draft of nothing."""
+        return cls(Form.blank(root), home, root, watched=watched)
+
+    @classmethod
+    def of_file(cls, name: str, home: Path, root: Path, *, watched: bool = True) -> Draft:
+        """Return the draft of a job file below the root; raises BadRequest, BadJob."""
+        path = inside(root, name)
+        if not path.is_file():  # a pipe would be waited for
+            raise BadRequest(f"there is no job file {name} below {root}", "cloudtrain init writes one")
+        made = cls(Form.load(path), home, root, watched=watched)
+        made.name = os.path.relpath(path, root.resolve())
+        return made
+
+    @classmethod
+    def of_run(cls, run_id: str, home: Path, root: Path, *, watched: bool = True) -> Draft:
+        """Return the draft of a stored run's job: what is default or configured is left out where that is no change.
+
+        Raises UnknownRun.
+        """
+        from cloudtrain.job import Job
+        from cloudtrain.run import Run
+
+        run = Run.find(run_id, home)
+        plan = run.attempts[0].plan
+        data = Job.from_dict(_unlabelled(plan)).to_dict()
+        asked = cls(Form.of_job(data, root), home, root, parent=run.run_id, watched=watched)
+        whole = asked._resolved()
+        short = lean(data)
+        bare = {key: value for key, value in short.items() if key != "options"}
+        for form in (Form.of_job(bare, root), Form.of_job(short, root)):
+            made = cls(form, home, root, parent=run.run_id, watched=watched)
+            if whole is not None and made._resolved() == whole:
+                return made
+        return asked
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[Problem]:
+        """Return everything that is wrong with the values, without looking at the source."""
+        try:
+            document, _ = self.form.document()
+        except BadJob as error:
+            return list(error.problems)
+        found = []
+        try:
+            resolved = self._submitter().resolve((document, self.form.folder))
+            if resolved.job.entrypoint is None:
+                found = trainer.problems(resolved.job.argv()[1:])
+        except CloudtrainError as error:
+            found = _problems(error)
+        return [_placed(problem, document) for problem in found]
+
+    def listing(self) -> Listing:
+        """Return what the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
+        from cloudtrain.job import Job
+        from cloudtrain.submitter import Resolved
+
+        if bundle := self._stored():
+            return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
+        table = Table((key, node) for key, node in self.form.table if key in _OF_SOURCE)
+        document, folder = Form(table, self.form.folder).document()
+        job = Job.from_document(document, folder)
+        try:
+            bundle = self._submitter().package(Resolved(job, "", ""))
+        except BadSource as error:
+            files: Sequence[File] = ()
+            with suppress(CloudtrainError):  # what is refused is easier to mend when all is seen
+                files = list_files(Path(job.source)) if "://" not in job.source else ()
+            return Listing(job.source, files, problem=Problem(error.message, "source", error.hint))
+        return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
+
+    def review(self) -> Review:
+        """Return the job file, and the plan or what stands in its way; packages the source, sends nothing."""
+        text = self.form.text()
+        if problems := self.problems():
+            return Review(text, problems)
+        submitter = self._submitter()
+        try:
+            resolved = submitter.resolve(self.form.document())
+            bundle = self._stored() or submitter.package(resolved)
+            return Review(text, (), submitter.plan_of(resolved, bundle), bundle)
+        except CloudtrainError as error:
+            return Review(text, _problems(error))
+
+    def changes(self) -> list[tuple[str, str, str]]:
+        """Return path, old and new text of every value that is not as it was opened."""
+        old, new = dict(_leaves(self.first.table)), dict(_leaves(self.form.table))
+        return [
+            (path, old.get(path, ""), new.get(path, "")) for path in {**old, **new} if old.get(path) != new.get(path)
+        ]
+
+    # -- what becomes of it -------------------------------------------------------------------------------------------
+
+    def submit(self, review: Review) -> Run:
+        """Send exactly the plan that was reviewed, once, however often it is called; blocks until it is accepted.
+
+        Raises BadRequest, BackendError, StoreError.
+        """
+        if review.plan is None or review.bundle is None:
+            raise BadRequest("the job has problems: there is no plan to submit", "the review names them")
+        with self._sending:
+            name = review.plan.run_id
+            if name not in self._sent:
+                submitter = self._submitter()
+                submitter.resolve(self.form.document())  # so that it knows where the configuration lies
+                run = submitter.send(review.plan, review.bundle, parent=self.parent or None)
+                run.acknowledge()
+                self._sent[name] = run
+            return self._sent[name]
+
+    def save(self, name: str, *, over: bool = False) -> Path:
+        """Write the job file below the root, seen from its own folder; raises BadRequest where one is there already."""
+        path = inside(self.root, name)
+        if path.suffix not in FORMS[:2]:
+            raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
+        if not path.parent.is_dir():
+            raise BadRequest(f"there is no folder {path.parent}", "make it first")
+        if path.is_dir() or (os.path.lexists(path) and not over):
+            raise BadRequest(f"{name} is there already", "choose another name, or write over it")
+        form = self.form.moved(path.parent)
+        _write(path, form.text(), over=over)
+        self.name = os.path.relpath(path, self.root.resolve())
+        return path
+
+    def _submitter(self) -> Submitter:
+        from cloudtrain.submitter import Submitter
+
+        return Submitter(home=self.home, watch=self.watched)
+
+    def _resolved(self) -> Any:
+        try:
+            resolved = self._submitter().resolve(self.form.document())
+        except CloudtrainError:
+            return None
+        return resolved.job.to_dict(), resolved.target, resolved.backend
+
+    def _stored(self) -> Bundle | None:
+        """Return the source that the parent run had, where that is wanted; raises BackendError when it is gone."""
+        if not (self.parent and self.same_source):
+            return None
+        from cloudtrain.run import Run
+
+        return watch.stored_bundle(Run.find(self.parent, self.home).attempts[0].plan, self.home)
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return a file below the root, no hidden one, nor one behind a link that leads out; raises BadRequest."""
+    if not name.strip() or "\0" in name or len(name) > 1000:
+        raise BadRequest("this is no name of a file", "as in job.yaml")
+    top = root.resolve()
+    path = (top / name).parent.resolve() / Path(name).name
+    real = path.resolve()
+    if top not in path.parents or top not in real.parents:
+        raise BadRequest(f"{name} lies outside {top}", "the console opens and writes job files below its folder only")
+    if any(part.startswith(".") for part in real.relative_to(top).parts):
+        raise BadRequest(f"{name} is hidden", "choose a name without a dot in front")
+    if path.suffix not in FORMS:
+        raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
+    return real
+
+
+def _write(path: Path, text: str, *, over: bool) -> None:
+    """Write a text file that appears whole; with `over` in the place of another one."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(half, "x", encoding="utf-8") as stream:
+            stream.write(text)
+        if over:
+            half.replace(path)
+        else:
+            os.link(half, path)  # never in the place of one that came meanwhile
+    except FileExistsError:
+        raise BadRequest(f"{path.name} is there already", "choose another name, or write over it") from None
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}", "check the folder") from None
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _problems(error: CloudtrainError) -> list[Problem]:
+    if isinstance(error, BadJob):
+        return list(error.problems)
+    path = "source" if isinstance(error, BadSource) else ""
+    path = "target" if isinstance(error, UnknownBackend | MissingExtra) else path
+    return [Problem(error.message, path, error.hint)]
+
+
+def _placed(problem: Problem, document: Document) -> Problem:
+    """Return a problem that names only a line (a key that is given twice) at what stands there."""
+    if problem.path or problem.line is None:
+        return problem
+    near = [path for path, mark in document.marks.items() if path and mark.line == problem.line]
+    return Problem(problem.message, dotted(near[0]), problem.hint) if near else problem
+
+
+def _unlabelled(plan: Plan) -> Mapping[str, Any]:
+    """Return a plan's job without the labels that every plan gets anew."""
+    import getpass
+
+    from cloudtrain.submitter import _label
+
+    commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
+    own = {"user": _label(getpass.getuser()), "commit": commit}
+    labels = {name: text for name, text in plan.job.get("labels", {}).items() if own.get(name) != text}
+    return {**plan.job, "labels": labels}
+
+
+def _commit(bundle: Bundle) -> str:
+    return (bundle.commit or "")[:12] + (" with changes" if bundle.commit and bundle.dirty else "")
+
+
+def _leaves(table: Table, prefix: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    from cloudtrain.console import jobtext
+
+    found = []
+    for key, node in table:
+        path = (*prefix, key)
+        found += _leaves(node, path) if isinstance(node, Table) and node else [(dotted(path), jobtext.shown(node))]
+    return found
+
+
+def pretty(plan: Plan) -> str:
+    """Return a plan's request as indented JSON."""
+    return json.dumps(plan.request, indent=2, ensure_ascii=False)

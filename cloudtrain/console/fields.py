@@ -1,0 +1,190 @@
+"""The fields of the form New job: which step each key of the job file belongs to, and of what kind it is.
+
+What a field means, its choices and its default come from the job's own JSON schema, or from the model of a backend's
+options; only the places are decided here. A test holds that every key has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from cloudtrain.errors import Problem
+from cloudtrain.problems import dotted
+
+
+class Step(StrEnum):
+    """The steps of the form, in their order."""
+
+    GENERAL = "General"
+    INFRASTRUCTURE = "Infrastructure"
+    SOURCE = "Source"
+    REVIEW = "Review"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: a value of the job file, and how it is entered.
+
+    kinds: text (it is the text itself), number and yaml (as `--set` takes it), flag (true, false or left out), choice,
+    several (of the choices), words (as a shell reads them), lines (one text a line), rows (a mapping of names).
+    """
+
+    path: tuple[str, ...]
+    step: Step
+    group: str
+    kind: str
+    label: str
+    help: str = ""
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    main: bool = True  # shown at once; others on demand
+
+    @property
+    def name(self) -> str:
+        """The path as people write it."""
+        return dotted(self.path)
+
+
+# group: keys, those behind the bar on demand
+_PLACES: dict[Step, dict[str, str]] = {
+    Step.GENERAL: {
+        "Job": "name | labels",
+        "Script": "entrypoint args | arg_style metrics",
+        "Hyperparameters": "hyperparameters",
+        "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
+        " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
+        " parallelism.virtual_stages parallelism.offload parallelism.accelerate_config",
+        "Checkpoints": "checkpoint.every checkpoint.keep",
+    },
+    Step.INFRASTRUCTURE: {
+        "Place": "target | image output",
+        "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes"
+        " resources.instance_type resources.cpus resources.memory resources.disk_gb",
+        "Limits": "limits.max_runtime retry.max_attempts | limits.grace limits.stall retry.on_events",
+        "Environment": "env secrets",
+    },
+    Step.SOURCE: {
+        "Source": "source | environment.requirements allow_secrets allow_large allow_pointers",
+        "Inputs": "inputs",
+    },
+}
+_KINDS = {
+    "args": "words", "labels": "rows", "metrics": "rows", "hyperparameters": "rows", "env": "rows", "secrets": "rows",
+    "inputs": "rows", "allow_secrets": "lines", "allow_large": "lines", "allow_pointers": "lines",
+    "retry.on_events": "several",
+}  # fmt: skip
+_LABELS = {
+    "name": "Name", "args": "Further arguments", "arg_style": "Style of arguments", "entrypoint": "Script",
+    "num_nodes": "Nodes", "min_nodes": "Fewest nodes", "processes_per_node": "Processes on a node",
+    "resources.use_spot": "Spot capacity", "resources.disk_gb": "Disk (GB)", "resources.cpus": "CPU cores",
+    "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",
+    "limits.grace": "Grace", "limits.stall": "Longest silence", "checkpoint.every": "Every",
+    "checkpoint.keep": "Kept", "env": "Environment variables", "source": "Folder or git address",
+    "environment.requirements": "Requirements file", "allow_secrets": "May hold credentials",
+    "allow_large": "May be of any size", "allow_pointers": "May be Git-LFS pointers",
+}  # fmt: skip
+
+
+@cache
+def job_fields() -> tuple[Field, ...]:
+    """Return the fields of every key of the job file but `options`, step by step."""
+    from cloudtrain.job import schema
+
+    known = dict(_keys(schema()))
+    found = []
+    for step, groups in _PLACES.items():
+        for group, keys in groups.items():
+            main, _, more = keys.partition("|")
+            for key in (*main.split(), *more.split()):
+                made = _field(tuple(key.split(".")), known[key], step, group)
+                found.append(replace(made, main=key in main.split()))
+    return tuple(found)
+
+
+def option_fields(backend: str) -> tuple[Field, ...]:
+    """Return the fields of a backend's own options; raises UnknownBackend, MissingExtra."""
+    from cloudtrain import registry
+
+    whole = registry.backend_class(backend).options().model_json_schema()
+    required = whole.get("required", ())
+    made = []
+    for key, part in whole.get("properties", {}).items():
+        field = _field(("options", backend, key), part, Step.INFRASTRUCTURE, "Options")
+        made.append(replace(field, label=_label(key), help=field.help, main=key in required))
+    return tuple(made)
+
+
+def targets(folder: Any) -> dict[str, str]:
+    """Return the backend of every name that `target` may have in a folder; raises BadRequest for a bad file."""
+    from cloudtrain import config, registry
+
+    named = {name: place.backend for name, place in sorted(config.targets(folder).items())}
+    return {**{name: name for name in registry.names()}, **named}
+
+
+def place_of(path: str) -> tuple[Step, str]:
+    """Return the step where a problem's path belongs, and the name of its field, "" where no field has it."""
+    names = [field.name for field in job_fields()]
+    near = max((name for name in names if _is_in(path, name)), key=len, default="")
+    if near:
+        return next(field.step for field in job_fields() if field.name == near), near
+    if _is_in(path, "options"):
+        return Step.INFRASTRUCTURE, ".".join(path.replace("[", ".").split(".")[:3])
+    section = path.partition(".")[0]
+    inside = next((field for field in job_fields() if field.path[0] == section), None)
+    return (inside.step, inside.name) if inside and section else (Step.REVIEW, "")
+
+
+def by_step(problems: list[Problem]) -> dict[Step, list[Problem]]:
+    """Return the problems of every step that has some."""
+    found: dict[Step, list[Problem]] = {}
+    for problem in problems:
+        found.setdefault(place_of(problem.path)[0], []).append(problem)
+    return found
+
+
+def _is_in(path: str, name: str) -> bool:
+    return path == name or path.startswith((f"{name}.", f"{name}["))
+
+
+def _keys(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every key of the schema, those of sections with their dots."""
+    for key, part in whole["properties"].items():
+        section = whole["$defs"].get(part.get("$ref", "").rpartition("/")[2])
+        if section:
+            yield from ((f"{key}.{name}", inner) for name, inner in section["properties"].items())
+        elif key != "options":
+            yield key, part
+
+
+def _field(path: tuple[str, ...], part: Mapping[str, Any], step: Step, group: str) -> Field:
+    choices = tuple(str(choice) for form in _forms(part) for choice in form.get("enum", ()))
+    given = part.get("default")
+    name = dotted(path)
+    if _KINDS.get(name) == "several":
+        choices = tuple(part["items"]["enum"])
+    default = "" if given in (None, "", [], {}) else str(given).lower() if isinstance(given, bool) else str(given)
+    kind = _KINDS.get(name) or ("choice" if choices else _kind(part))
+    return Field(path, step, group, kind, _LABELS.get(name) or _label(path[-1]), part.get("description", ""),
+                 default if kind != "several" else "", choices)  # fmt: skip
+
+
+def _forms(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part, *part.get("anyOf", ())]
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    types = {form.get("type") for form in _forms(part)} - {None, "null"}
+    if types == {"string"}:
+        return "text"
+    if types == {"boolean"}:
+        return "flag"
+    return "number" if types and types <= {"integer", "number"} else "yaml"
+
+
+def _label(key: str) -> str:
+    return key[:1].upper() + key[1:].replace("_", " ") if not key.endswith("_size") else key

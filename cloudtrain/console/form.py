@@ -1,0 +1,251 @@
+"""The form New job without a page: a job file's values by field, as text that is edited, and the job file again.
+
+Whatever a form does not show is carried along as it was written. A value that is not touched is not written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain import jobfile, yaml12
+from cloudtrain.console import jobtext
+from cloudtrain.console.fields import Field
+from cloudtrain.console.jobtext import Node, Plain, Table
+from cloudtrain.document import Document
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.problems import dotted
+
+KeyPath = tuple[str, ...]
+FILE = "job.yaml"
+
+
+class Form:
+    """The values of one job file; relative paths in it stand below `folder`."""
+
+    def __init__(self, table: Table, folder: Path, head: str = "", *, comments: bool = False) -> None:
+        self.table = table
+        self.folder = folder
+        self.head = head  # the comment lines that the file began with
+        self.comments = comments  # whether it had others, which are not kept
+        self.problems: dict[KeyPath, list[Problem]] = {}  # of what was typed and cannot be read
+
+    @classmethod
+    def blank(cls, folder: Path) -> Form:
+        """Return the form of an empty job file in a folder."""
+        return cls(Table(), folder)
+
+    @classmethod
+    def load(cls, path: Path) -> Form:
+        """Return the form of a job file; blocking. Raises BadRequest, or BadJob where it cannot be parsed."""
+        document, folder = jobfile.read(path)
+        if document.problems:
+            raise BadJob(document.problems)
+        text = path.read_text("utf-8-sig")
+        head = "" if text.lstrip().startswith("{") else str(_match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)*", text))
+        rest = text[len(head) :]
+        return cls(jobtext.of_document(document), folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
+
+    @classmethod
+    def of_job(cls, data: Mapping[str, Any], folder: Path) -> Form:
+        """Return the form of a job's plain data, as `Job.to_dict` wrote it."""
+        table = jobtext.of_document(Document.of(dict(data), "Job"))
+        return cls(Table((key, _numbers(node) if key == "hyperparameters" else node) for key, node in table), folder)
+
+    def copy(self) -> Form:
+        """Return a form of the same values that changes by itself."""
+        from copy import deepcopy
+
+        return deepcopy(self)
+
+    # -- the job file -------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return the job file."""
+        return jobtext.text_of(self.table, self.head)
+
+    def document(self) -> tuple[Document, Path]:
+        """Return the job file as it is read, and its folder; raises BadJob with what was typed and cannot be read."""
+        typed = [problem for found in self.problems.values() for problem in found]
+        if typed:
+            raise BadJob(typed)
+        return yaml12.read(self.text(), FILE), self.folder
+
+    def moved(self, folder: Path) -> Form:
+        """Return the form of the same job in another folder: relative paths are written as they are seen from there."""
+        made = self.copy()
+        made.folder = folder
+        if folder == self.folder:
+            return made
+        places: list[KeyPath] = [("source",), ("output",)]
+        inputs = self.get(("inputs",))
+        for name, node in inputs if isinstance(inputs, Table) else ():
+            places.append(("inputs", name, "uri") if isinstance(node, Table) else ("inputs", name))
+        for path in places:
+            value = self.get(path) if path != ("source",) else self.get(path) or "."
+            if isinstance(value, str) and value and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|[/~]|git\+", value):
+                slash = "/" if value.endswith("/") else ""
+                made._set(path, os.path.relpath(self.folder / value, folder) + slash)
+        return made
+
+    # -- its values ---------------------------------------------------------------------------------------------------
+
+    def get(self, path: KeyPath) -> Node | None:
+        """Return the node at a path of keys, or None where nothing is written."""
+        at: Node | None = self.table
+        for key in path:
+            at = at.get(key) if isinstance(at, Table) else None
+        return at
+
+    def shown(self, field: Field) -> str:
+        """Return a field's value as the text that is edited; "" where nothing is written."""
+        node = self.get(field.path)
+        if node is None:
+            return ""
+        if isinstance(node, list) and all(isinstance(item, str) for item in node):
+            texts = [str(item) for item in node]
+            if field.kind == "words":
+                return shlex.join(texts)
+            if field.kind == "lines" and _are_lines(texts):
+                return "\n".join(texts)
+        if isinstance(node, str) and field.kind not in ("number", "yaml", "rows", "words", "lines"):
+            return node
+        return jobtext.shown(node)
+
+    def put(self, field: Field, text: str) -> None:
+        """Set a field to what was typed; "" leaves it out. What is there as it was typed stays as it was written."""
+        if text == self.shown(field) and field.path not in self.problems:
+            return
+        self.problems.pop(field.path, None)
+        self._set(field.path, self._read(field, text) if text else None)
+
+    def rows(self, path: KeyPath, without: Collection[str] = ()) -> list[tuple[str, str]]:
+        """Return the names and values of a mapping as text, but for those that have fields of their own."""
+        node = self.get(path)
+        found = node if isinstance(node, Table) else ()
+        return [(name, jobtext.shown(value)) for name, value in found if name not in without]
+
+    def put_rows(self, path: KeyPath, rows: Sequence[tuple[str, str]], without: Collection[str] = ()) -> None:
+        """Set the names and values of a mapping; those that have fields of their own stay in their places."""
+        typed = [known for known in self.problems if known[: len(path)] == path and known[-1] not in without]
+        if not typed and list(rows) == self.rows(path, without):
+            return
+        before = self.get(path)
+        old = before if isinstance(before, Table) else Table()
+        for known in typed:
+            del self.problems[known]
+        fresh = []
+        known_rows = [(name, jobtext.shown(node), node) for name, node in old if name not in without]
+        for name, text in rows:
+            if not name and not text:
+                continue  # a row that nobody has begun
+            at = next((at for at, row in enumerate(known_rows) if row[:2] == (name, text)), None)
+            fresh.append((name, known_rows.pop(at)[2] if at is not None else self._parsed((*path, name), text)))
+        made, left = Table(), iter(fresh)
+        for name, node in old:
+            made += [(name, node)] if name in without else [row for row in [next(left, None)] if row]
+        made += list(left)
+        self._set(path, made or None)
+
+    def changed(self, other: Form, path: KeyPath) -> bool:
+        """Return whether another form says something else at a path."""
+        return self.get(path) != other.get(path)
+
+    def _read(self, field: Field, text: str) -> Node:
+        if field.kind in ("text", "choice"):
+            return text
+        if field.kind == "lines" and not text.startswith("["):
+            return [line for line in text.split("\n") if line]
+        if field.kind == "words" and not text.startswith("["):
+            try:
+                return list(shlex.split(text))
+            except ValueError as error:
+                said = f"cannot be read as a shell would: {str(error).lower()}"
+                self.problems[field.path] = [Problem(said, field.name, "quotes stand in pairs")]
+                return text
+        return self._parsed(field.path, text)
+
+    def _parsed(self, path: KeyPath, text: str) -> Node:
+        try:
+            return jobtext.parse(text, FILE)
+        except BadJob as error:
+            hint = "text that begins with [, { or a quote stands in quotes"
+            self.problems[path] = [Problem(p.message, dotted(path), p.hint or hint) for p in error.problems]
+            return text
+
+    def _set(self, path: KeyPath, value: Node | None) -> None:
+        at = self.table
+        for depth, key in enumerate(path[:-1]):
+            inner = at.get(key)
+            if not isinstance(inner, Table):
+                if value is None:
+                    return
+                inner = Table()
+                _put(at, key, inner, top=depth == 0)
+            at = inner
+        if value is not None:
+            _put(at, path[-1], value, top=len(path) == 1)
+            return
+        at[:] = [row for row in at if row[0] != path[-1]]
+        if not at and len(path) > 1:
+            self._set(path[:-1], None)  # an empty section says nothing
+
+
+def lean(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's plain data without what is default, or follows from other values; it makes an equal job."""
+    from cloudtrain.job import Job
+
+    size = {key: data[key] for key in ("num_nodes", "processes_per_node", "resources") if key in data}
+    usual = Job(name="job", **size).to_dict()
+    usual.update(num_nodes=1, processes_per_node=None, resources=Job(name="job").to_dict()["resources"], name=None)
+    usual.update(source=None)
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if key == "inputs":
+            value = {name: item["uri"] if item.get("mode") == "copy" else item for name, item in value.items()}
+        if isinstance(value, dict) and isinstance(usual.get(key), dict):
+            value = {name: item for name, item in value.items() if name not in usual[key] or usual[key][name] != item}
+        if value != usual.get(key) and value not in ({}, None):
+            found[key] = value
+    return found
+
+
+def _put(table: Table, key: str, value: Node, *, top: bool) -> None:
+    """Set a key where it stands; a new one behind the others, on top in the order of the job's own keys."""
+    for at, (name, _) in enumerate(table):
+        if name == key:
+            table[at] = (key, value)
+            return
+    at = len(table)
+    if top:
+        from cloudtrain.job import Job
+
+        order = {name: number for number, name in enumerate(Job.model_fields)}
+        mine = order.get(key, len(order))
+        at = next((at for at, (name, _) in enumerate(table) if order.get(name, len(order)) > mine), at)
+    table.insert(at, (key, value))
+
+
+def _numbers(node: Node) -> Node:
+    """Return hyperparameters of a stored job with their numbers as numbers again: their text is the same."""
+    if isinstance(node, Table):
+        return Table((key, _numbers(value)) for key, value in node)
+    if isinstance(node, list):
+        return [_numbers(item) for item in jobtext.items(node)]
+    if isinstance(node, str) and re.fullmatch(r"[-+]?[0-9.][0-9.eE+-]*", node):
+        read = jobtext.parse(node)
+        return read if isinstance(read, Plain) and read.text == node else node
+    return node
+
+
+def _are_lines(texts: list[str]) -> bool:
+    return not texts[:1] or (not texts[0].startswith("[") and all(text and "\n" not in text for text in texts))
+
+
+def _match(pattern: str, text: str) -> str:
+    found = re.match(pattern, text)
+    return found[0] if found else ""

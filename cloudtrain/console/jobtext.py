@@ -1,0 +1,151 @@
+"""A job file as nodes that keep how everything was written, and as YAML 1.2 text again.
+
+A node is text (str), a `Plain` scalar (a number, true, false or null, with the text that was written), a list of nodes
+or a `Table`: pairs in order, so that a key that was given twice is still there to be complained about.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from cloudtrain import yaml12
+from cloudtrain.document import Document, Path, written
+
+LINE = 100  # characters of a list that stands in one line
+# Text that every reader of YAML, old ones too, takes for that very text; anything else is quoted.
+_SAFE = re.compile(r"(?:[A-Za-z0-9_/]|\.{1,2}(?:/|\Z))(?:[A-Za-z0-9_./@%+=:~ -]*[A-Za-z0-9_./@%+=~-])?")
+_OLD_WORDS = re.compile(r"(?i)y|n|yes|no|on|off|[0-9][0-9:._]*|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*")
+_HIDDEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_LONG_KEY = 500  # characters: YAML ends a simple key at 1,024
+
+
+class Plain(NamedTuple):
+    """A scalar that is no text: a number, true, false or null, as it was written."""
+
+    text: str
+    tag: str = ""  # !!float, where the text alone would be another kind of value
+
+
+class Table(list[tuple[str, "Node"]]):
+    """A mapping as pairs in their order."""
+
+    def get(self, key: str) -> Node | None:
+        """Return the first value of a key, or None."""
+        return next((value for name, value in self if name == key), None)
+
+
+Node: TypeAlias = "str | Plain | Table | list[Node]"
+
+
+def of_document(document: Document) -> Table:
+    """Return the nodes of a document whose value is a mapping."""
+    found = _node(document.value or {}, (), document)
+    assert isinstance(found, Table)
+    return found
+
+
+def parse(text: str, name: str = "") -> Node:
+    """Return what a value means that was typed alone, as `--set` takes it; raises BadJob."""
+    document = yaml12.scalar(text, name)
+    return _node(document.value, (), document)
+
+
+def shown(node: Node) -> str:
+    """Return the text that `parse` makes this node of (a tag is not shown)."""
+    if isinstance(node, Plain):
+        return node.text
+    if isinstance(node, str):
+        return node if _is_itself(node) else _quoted(node)
+    return _flow(node)
+
+
+def text_of(table: Table, head: str = "") -> str:
+    """Return the job file's text, behind comment lines that stand at its head."""
+    return head + ("\n".join(_block(table, "")) + "\n" if table else "{}\n")
+
+
+def items(node: list[Any]) -> list[Node]:
+    """Return the nodes of a list, for those who cannot tell it from a Table."""
+    return list(node)
+
+
+def _node(value: Any, path: Path, document: Document) -> Node:
+    if isinstance(value, dict):
+        return Table((key, _node(item, (*path, key), document)) for key, item in value.items())
+    if isinstance(value, list):
+        return [_node(item, (*path, at), document) for at, item in enumerate(value)]
+    if isinstance(value, str):
+        return value
+    text = document.mark(path).text
+    if value is None:
+        return Plain(text or "null") if text is None or _means(text) is None else Plain("null")
+    text = written(value) if text is None else text
+    if _same(_means(text), value):
+        return Plain(text)
+    if isinstance(value, float):
+        other = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(text, text)
+        return Plain(other) if _same(_means(other), value) else Plain(other, "!!float")
+    return Plain(written(value))
+
+
+def _means(text: str) -> Any:
+    try:
+        return yaml12.scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
+    except ValueError:
+        return text
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # nan
+
+
+def _is_itself(text: str) -> bool:
+    """Return whether text that is typed alone stays that very text."""
+    return text[:1] not in ("[", "{", '"', "'") and isinstance(_means(text), str)
+
+
+def _block(table: Table, indent: str) -> Iterator[str]:
+    for key, value in table:
+        name = _text(key)
+        if len(name) > _LONG_KEY:
+            yield f"{indent}? {name}"
+            yield f"{indent}: {_flow(value)}"
+        elif isinstance(value, Table) and value:
+            yield f"{indent}{name}:"
+            yield from _block(value, indent + "  ")
+        elif isinstance(value, list) and value and len(_flow(value)) > LINE:
+            yield f"{indent}{name}:"
+            yield from (f"{indent}  - {_flow(item)}" for item in items(value))
+        else:
+            yield f"{indent}{name}: {_flow(value, alone=True)}"
+
+
+def _flow(node: Node, *, alone: bool = False) -> str:
+    """Return a node in one line; `alone` where no list or mapping stands around it."""
+    if isinstance(node, Table):
+        return "{" + ", ".join(f"{_inner_key(key)}: {_flow(value)}" for key, value in node) + "}"
+    if isinstance(node, list):
+        return "[" + ", ".join(map(_flow, items(node))) + "]"
+    if isinstance(node, Plain):
+        return f"{node.tag} {node.text}".strip()
+    return _text(node) if alone or not {":", "=", "%"} & set(node) else _quoted(node)
+
+
+def _inner_key(key: str) -> str:
+    name = _text(key) if ":" not in key else _quoted(key)
+    return name if len(name) <= _LONG_KEY else f"? {name}"
+
+
+def _text(text: str) -> str:
+    plain = (
+        _SAFE.fullmatch(text) and ": " not in text and not _OLD_WORDS.fullmatch(text) and isinstance(_means(text), str)
+    )
+    return text if plain and len(text) < _LONG_KEY else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    made = json.dumps(text, ensure_ascii=False)
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", made)

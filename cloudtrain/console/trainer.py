@@ -1,0 +1,75 @@
+"""The shared trainer's arguments as fields of a form, and what the trainer itself finds wrong with them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from cloudtrain.errors import Problem
+
+_MODULE = "cloudtrain_trainer_arguments"
+_KINDS: dict[Any, str] = {bool: "flag", int: "number", float: "number", str: "text", list[str]: "yaml"}
+# What most trainings name; every other argument is one choice away.
+MAIN = (
+    "dataset", "model", "model_type", "tokenizer", "block_size", "learning_rate", "max_steps", "num_train_epochs",
+    "per_device_train_batch_size", "bf16",
+)  # fmt: skip
+
+
+class Argument(NamedTuple):
+    """One argument of the shared trainer."""
+
+    name: str
+    kind: str  # flag, number, text or yaml (a list)
+    default: str
+    help: str
+    choices: tuple[str, ...]
+
+
+@cache
+def arguments() -> dict[str, Argument]:
+    """Return the arguments by name, in the trainer's order."""
+    module = _page()
+    hints = get_type_hints(module.Arguments)
+    return {item.name: _argument(item, hints[item.name]) for item in fields(module.Arguments)}
+
+
+def problems(argv: Sequence[str]) -> list[Problem]:
+    """Return what the trainer would refuse before it starts, at the hyperparameters that it names."""
+    module = _page()
+    try:
+        module.parse(list(argv))
+    except module.Misuse as error:
+        return [_problem(line) for line in str(error).splitlines()]
+    return []
+
+
+def _argument(item: Any, kind: Any) -> Argument:
+    default = item.default if item.default is not MISSING else item.default_factory()
+    said = ("on" if default else "off") if isinstance(default, bool) else "" if default in ("", []) else str(default)
+    return Argument(item.name, _KINDS[kind], said, item.metadata["help"], tuple(item.metadata["choices"]))
+
+
+def _problem(line: str) -> Problem:
+    found = re.search(r"--([a-z]\w*)", line)
+    return Problem(line, f"hyperparameters.{found[1]}" if found else "hyperparameters")
+
+
+@cache
+def _page() -> Any:
+    """Return the trainer's own module of arguments, which travels in every bundle and imports nothing heavy."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from cloudtrain.bundle import runtime_files
+
+    path = dict(runtime_files())[".cloudtrain/arguments.py"]
+    spec = spec_from_file_location(_MODULE, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[_MODULE] = module  # its dataclass looks itself up there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,96 @@
+"""A job file's nodes are written as YAML 1.2 that reads as it was written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudtrain import yaml12
+from cloudtrain.console import jobtext
+from cloudtrain.console.jobtext import Plain, Table
+from cloudtrain.document import Document
+from cloudtrain.errors import BadJob
+
+# What YAML, old readers of it, or a shell would take for something else
+ODD = [
+    "", " ", "no", "on", "y", "1:30", "0123", "1e-4", "1_000", "2024-01-01", ".inf", ".nan", "null", "~", "true", "<<",
+    "=", "---", "...", "- a", "# x", "a: b", "a #b", "a:", ":a", "?", "? a", "*a", "&a", "!x", "!!int 3", "%d", "@a",
+    "`", "'", '"', "\\", "[", "{a", "a,b", " a", "a ", "\t", "\n", "a\nb\n", "\r", "\0", "\x07", "\x85", "\u2028",
+    "\ufeff", "\ufffe", "é", "漢", "\U0001f600", "x" * 2000, "$HOME", "${x}", "<script>alert(1)</script>", "a=b", ".", "..",
+]  # fmt: skip
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(ODD)
+scalars = texts | st.integers() | st.floats() | st.booleans() | st.none()
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=10
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(texts, values, max_size=4))
+def test_whatever_is_written_is_read_again(value):
+    document = Document.of(value, "x")
+    table = jobtext.of_document(document)
+    read = yaml12.read(jobtext.text_of(table, "# a head\n"), "x")
+    assert read.problems == []
+    assert repr(read.value) == repr(document.value)  # repr: nan is nan, 1 is not 1.0
+    assert jobtext.of_document(read) == table
+
+
+@settings(max_examples=150, deadline=None)
+@given(values)
+def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):
+    node = jobtext.of_document(Document.of({"k": value}, "x")).get("k")
+    assert jobtext.parse(jobtext.shown(node)) == node
+
+
+def test_numbers_keep_their_text():
+    text = "a: 1e-4\nb: 0123\nc: 1.10\nd: 0x1F\ne: ~\nf: TRUE\ng: [3.0e-4, 0o7, -.inf, .NaN]\nh: !!float 5\n"
+    table = jobtext.of_document(yaml12.read(text))
+    assert jobtext.text_of(table) == text
+    assert table.get("h") == Plain("5", "!!float")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("1e-4", Plain("1e-4")),
+        ("true", Plain("true")),
+        ("yes", "yes"),
+        ("s3://bucket/x", "s3://bucket/x"),
+        ("a: b", "a: b"),
+        ('"1e-4"', "1e-4"),
+        ("[2, 4]", [Plain("2"), Plain("4")]),
+        ("{uri: x, mode: stream}", Table([("uri", "x"), ("mode", "stream")])),
+    ],
+)
+def test_what_is_typed_means_what_set_would_take(text, node):
+    assert jobtext.parse(text) == node
+
+
+def test_an_open_bracket_is_a_problem():
+    with pytest.raises(BadJob):
+        jobtext.parse("[1, 2")
+
+
+def test_a_file_looks_as_a_person_would_write_it():
+    table = Table(
+        [
+            ("name", "tiny-lm"),
+            ("source", "."),
+            ("hyperparameters", Table([("learning_rate", Plain("3.0e-4")), ("layers", [Plain("2"), Plain("4")])])),
+            ("args", ["--tag", "a b", "no", "x: y"]),
+            ("limits", Table([("max_runtime", "24h")])),
+            ("inputs", Table([("train", "s3://bucket/train/")])),
+            ("env", Table()),
+        ]
+    )
+    assert jobtext.text_of(table) == (
+        "name: tiny-lm\nsource: .\nhyperparameters:\n  learning_rate: 3.0e-4\n  layers: [2, 4]\n"
+        'args: ["--tag", a b, "no", "x: y"]\nlimits:\n  max_runtime: 24h\ninputs:\n  train: s3://bucket/train/\nenv: {}\n'
+    )
+
+
+def test_a_key_that_is_given_twice_is_still_there():
+    read = yaml12.read(jobtext.text_of(Table([("env", Table([("A", "1"), ("A", "2")]))])))
+    assert "given twice" in read.problems[0].message
