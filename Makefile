@@ -30,7 +30,7 @@ test-long: $(STAMP) ## the long forms too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
 
 test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
-	CLOUDTRAIN_REQUIRE=docker $(BIN)/python -m pytest -m docker tests/backends/test_sagemaker_local.py
+	CLOUDTRAIN_REQUIRE=docker $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/test_sagemaker_local.py
 
 image-cpu: $(STAMP) ## the image of the shared trainer on CPUs, for sagemaker-local and for a registry of yours
 	PYTHON=$(abspath $(BIN)/python) images/build.sh
