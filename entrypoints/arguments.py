@@ -130,6 +130,9 @@ class Arguments:
     logging_first_step: bool = _is(True, "A line for the first step too.")
     save_steps: int = _is(-1, "Steps between checkpoints; -1: as the job's `checkpoint.every` says.")
     save_total_limit: int = _is(-1, "Checkpoints that are kept; -1: as the job's `checkpoint.keep` says.")
+    save_async: bool = _is(
+        True, "Train on while a checkpoint is written, from a copy of the state in the host's memory."
+    )
     report_to: list[str] = _is([], f"Trackers: {', '.join(TRACKERS)}.")  # noqa: RUF009
     run_name: str = _is("", "Name of the run in trackers; default: the run id.")
     sample_prompt: str = _is("", "Beginning of the sample that a language model writes at the end.")

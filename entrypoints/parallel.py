@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from refused import Refused
@@ -166,7 +167,17 @@ def cpu_group() -> Any:
     return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else dist.group.WORLD
 
 
-def from_rank_0(make: Callable[[], T]) -> T:
+def own_group() -> Any:
+    """Return all ranks as another group that takes CPU tensors, for a thread beside the training; None for one process.
+
+    It waits for hours: a disk may be slow. Collective.
+    """
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=6)) if dist.is_initialized() else None
+
+
+def from_rank_0(make: Callable[[], T], group: Any = None) -> T:
     """Return on every rank what rank 0 makes; an error there is raised everywhere. Collective."""
     import torch.distributed as dist
 
@@ -178,20 +189,20 @@ def from_rank_0(make: Callable[[], T]) -> T:
             box = [make(), None]
         except Exception as error:
             box = [None, error]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     if box[1] is not None:
         raise box[1]
     return box[0]  # type: ignore[no-any-return]
 
 
-def every_rank(mine: T) -> list[T]:
+def every_rank(mine: T, group: Any = None) -> list[T]:
     """Return what each rank has, by rank; collective."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
         return [mine]
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    dist.all_gather_object(found, mine, group=group)
     return found
 
 
@@ -207,6 +218,13 @@ def world_size() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return which of them this is."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def leave(code: int) -> int:

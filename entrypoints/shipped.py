@@ -64,9 +64,10 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layo
     import torch
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from frame import Frame
+    from keeper import Keeper
     from progress import Meter, Teller
     from samples import EMPTY, GlobalBatches, loader
-    from snapshot import Keeper, Training, set_random_state
+    from snapshot import Training, set_random_state
 
     class Counted(torch.utils.data.Dataset[Any]):
         """The data, each sample with whether it counts: a rank that has none left in the last batch gets one that does not."""
@@ -161,7 +162,8 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layo
             batches.advance()
 
             last = step == total_steps
-            due = every_s is not None and context.rank == 0 and time.monotonic() - keeper.saved_at >= every_s
+            keeper.look()
+            due = context.rank == 0 and keeper.due(every_s)
             stop, due = agreement.settle(runtime.stop_requested(), due)
             if step % arguments.logging_steps == 0 or last or step == 1:
                 values = meter.read(frame)
@@ -175,6 +177,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: layo
         if batches.exhausted:
             batches.next_epoch()
     agreement.close()
+    keeper.wait()
     if stop and step < total_steps:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
         return parallel.leave(runtime.EXIT_RESUMABLE)

@@ -14,15 +14,13 @@ from __future__ import annotations
 import io
 import json
 import random
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import checkpoint
-import epochs
 import numpy as np
 import parallel
 import torch
@@ -43,153 +41,62 @@ class Training:
 
 
 @dataclass
-class Keeper:
-    """Writes the checkpoints of one attempt into the run's folder and finds the one to go on from."""
+class Taken:
+    """A training's state at one step, as it goes onto the disk."""
 
-    folder: Path
-    attempt: int
-    keep: int
-    report: Callable[..., None]  # kind, data: an event
-    say: Callable[[str], None]
-    best: str = ""  # a checkpoint that is kept whatever comes after it
-    saved_step: int = -1
-    saved_at: float = 0.0
-    given: int = 0  # the epoch that the launcher has claimed in the output
-    epoch: int = 0  # this start's; the attempt's number before `resume`
-    verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
-    replaced: bool = False  # a later start has claimed the run
-
-    def __post_init__(self) -> None:
-        self.saved_at = time.monotonic()
-        self.epoch = self.epoch or self.attempt
-
-    def save(self, step: int, training: Training, loop: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Write a checkpoint; collective, returns when it is complete. A disk that is full costs the checkpoint, not
-        the training."""
-        self.saved_at = time.monotonic()
-        if step == self.saved_step:
-            return
-        ranks = parallel.every_rank({"random": random_state(), **mine})
-        path = checkpoint.folder_of(self.folder, step, self.epoch)
-        failed = parallel.from_rank_0(lambda: self._tried(step, lambda: checkpoint.begin(path)))
-        if failed is None and training.parts:
-            failed = next(
-                filter(None, parallel.every_rank(self._tried(step, lambda: write_parts(path, training)))), None
-            )
-        if failed is None:
-            failed = parallel.from_rank_0(lambda: self._tried(step, lambda: self._write(step, training, loop, ranks)))
-        if failed is None:
-            self.saved_step = step
-        else:  # what lies there takes room that the next one may need
-            parallel.from_rank_0(lambda: self._tried(step, lambda: checkpoint.discard(path)) if path.is_dir() else None)
-        self.saved_at = time.monotonic()
-
-    def _write(self, step: int, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
-        path = checkpoint.folder_of(self.folder, step, self.epoch)
-        write(path, training, loop, ranks)
-        facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": len(ranks)}
-        size = checkpoint.commit(path, **facts, parts=training.parts, layout=training.layout)
-        self.verified.add(path.name)
-        if not self._is_replaced():  # its successor goes on from what would be removed
-            counts = epochs.Chain(self.folder, checkpoint.find(self.folder)).has
-            checkpoint.prune(self.folder, self.keep, self.best, self.verified, counts)
-        seconds = round(time.monotonic() - self.saved_at, 3)
-        self.report("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
-
-    def _is_replaced(self) -> bool:
-        """Return whether a later start has claimed the run, and say so once."""
-        later = epochs.newest(self.folder)
-        if later > self.epoch and not self.replaced:
-            self.replaced = True
-            problem = f"start {later} of this run has begun: checkpoints of this one, {self.epoch}, are chosen no more"
-            self.report("alarm", reason=problem)
-            self.say(problem)
-        return self.replaced
-
-    def _tried(self, step: int, act: Callable[[], None]) -> str | None:
-        """Do a part of a checkpoint's writing; return what went wrong with the disk, and say it."""
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        try:
-            act()
-        except (OSError, CheckpointException) as error:
-            problem = f"the checkpoint of step {step} could not be written: {error}"
-            self.report("alarm", step=step, reason=problem)
-            self.say(problem)
-            return problem
-        return None
-
-    def go_back(self, name: str, training: Training) -> bool:
-        """Put a checkpoint of that name back and return whether it could be; collective."""
-        path = self.folder / name
-        problem = parallel.from_rank_0(lambda: checkpoint.damage(path) if name else "none was written")
-        if problem is not None:
-            self.say(f"the best checkpoint cannot be had: {problem}")
-            return False
-        read(path, training)
-        return True
-
-    def _begin(self) -> tuple[int, checkpoint.Found | None]:
-        """Claim the next epoch and choose what to go on from."""
-
-        def choose() -> checkpoint.Found | None:
-            counts = epochs.Chain(self.folder, checkpoint.find(self.folder)).has
-            return checkpoint.newest(self.folder, self.say, counts)
-
-        try:
-            return epochs.claim(self.folder, self.attempt, self.given, choose)
-        except OSError as error:
-            problem = f"this start of the run could not be recorded: {error}"
-            self.report("alarm", reason=problem)
-            self.say(problem)
-            return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
-
-    def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
-        None when there is none.
-
-        Collective. Random numbers are left to the caller: they come last, when all else is ready.
-        """
-        if training.parts:
-            check_seen(self.folder)
-        self.epoch, found = parallel.from_rank_0(self._begin)
-        if found is None:
-            return None
-        self.verified.add(found.path.name)
-        parallel.from_rank_0(lambda: check_layout(found.path, training))
-        loop, ranks = read(found.path, training)
-        self.saved_step = found.step
-        self.say(f"resumed from {found.path}")
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        return loop, ranks[rank] if len(ranks) == parallel.world_size() else {}
+    tensors: dict[str, Any]  # model and optimizer, or this rank's part; empty where another rank writes them
+    files: dict[str, bytes]  # what is small, on rank 0
 
 
-def write(path: Path, training: Training, loop: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+class HostCopy:
+    """Copies states into the host's memory, which it keeps: the first time takes longer than all that follow."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self._stager: Any = None
+
+    def __call__(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy that the training does not touch; it is overwritten by the next one."""
+        if self._stager is None:
+            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+            cuda = torch.cuda.is_available()
+            self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
+        self.made = True
+        copied: dict[str, Any] = self._stager.stage(state)
+        return copied
+
+
+def take(training: Training, tensors: dict[str, Any], loop: dict[str, Any], ranks: list[dict[str, Any]]) -> Taken:
+    """Return the state as it goes onto the disk; what is not among the tensors is as it was now, whatever comes after."""
+    if parallel.rank() != 0:
+        return Taken(tensors, {})
+    scaler = training.scaler.state_dict() if training.scaler is not None else {}
+    files = {"loop.pt": _packed({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler})}
+    return Taken(tensors, files | {f"rank-{rank:05d}.pt": _packed(mine) for rank, mine in enumerate(ranks)})
+
+
+def write(path: Path, taken: Taken, training: Training) -> None:
     """Write the state below a folder, or what does not lie in parts; on one rank alone."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     if not training.parts:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is, on purpose
-            save(_tensors(training), checkpoint_id=path / "state", no_dist=True)
-    scaler = training.scaler.state_dict() if training.scaler is not None else {}
-    _save({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler}, path / "loop.pt")
-    for rank, mine in enumerate(ranks):
-        _save(mine, path / f"rank-{rank:05d}.pt")
+        save(taken.tensors, checkpoint_id=path / "state", no_dist=True)
+    for name, data in taken.files.items():
+        (path / name).write_bytes(data)  # torch's own way to a file raises no OSError when the disk is full
 
 
-def _save(what: Any, path: Path) -> None:
-    """Write something small; torch's own way to a file raises no OSError when the disk is full."""
+def _packed(what: Any) -> bytes:
     made = io.BytesIO()
     torch.save(what, made)
-    path.write_bytes(made.getbuffer())
+    return made.getvalue()
 
 
-def write_parts(path: Path, training: Training) -> None:
-    """Write this rank's part of model and optimizer below a folder; collective."""
+def write_parts(path: Path, taken: Taken, training: Training, group: Any) -> None:
+    """Write this rank's part of model and optimizer below a folder; collective over the group."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    if not all(parallel.every_rank(path.is_dir())):  # on all ranks alike: nobody may wait for one that gave up
+    if not all(parallel.every_rank(path.is_dir(), group)):  # on all ranks alike: nobody may wait for one that gave up
         raise OSError(f"{path} is not there on every node")
     if training.parts == "deepspeed":
         try:
@@ -197,7 +104,7 @@ def write_parts(path: Path, training: Training) -> None:
         except RuntimeError as error:  # so torch says it when a file cannot be written
             raise OSError(str(error).splitlines()[0]) from error
     else:
-        save(_tensors(training), checkpoint_id=path / "state")
+        save(taken.tensors, checkpoint_id=path / "state", process_group=group)
 
 
 def read_parts(path: Path, training: Training) -> None:
@@ -208,7 +115,7 @@ def read_parts(path: Path, training: Training) -> None:
     if training.parts == "deepspeed":
         training.model.load_checkpoint(str(path / "state"), tag="parts")
         return
-    state = _tensors(training)
+    state = tensors(training)
     load(state, checkpoint_id=path / "state")
     set_state_dict(
         training.model,
@@ -247,7 +154,7 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    state = {} if training.parts else _tensors(training)
+    state = {} if training.parts else tensors(training)
 
     def on_rank_0() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if state:
@@ -271,11 +178,25 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
     return loop, ranks
 
 
-def _tensors(training: Training) -> dict[str, Any]:
+def tensors(training: Training) -> dict[str, Any]:
+    """Return model and optimizer by parameter, as they lie in memory; DeepSpeed's engine keeps its own to itself."""
+    if training.parts == "deepspeed":
+        return {}
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = get_state_dict(training.model, training.optimizer, options=_options(training))
     return {"model": model, "optimizer": optimizer}
+
+
+def bytes_of(state: Any) -> int:
+    """Return the size of this rank's tensors in a nested state; what is shared counts twice."""
+    if isinstance(state, dict):
+        return sum(bytes_of(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return sum(bytes_of(value) for value in state)
+    if isinstance(state, torch.distributed.tensor.DTensor):
+        state = state.to_local()
+    return state.numel() * state.element_size() if isinstance(state, torch.Tensor) else 0
 
 
 def _options(training: Training) -> Any:

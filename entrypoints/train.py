@@ -69,9 +69,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     from checkpoint import folder_of
     from evaluation import evaluate, said
     from generate import sample
+    from keeper import Keeper
     from progress import Meter, Teller
     from samples import GlobalBatches, accumulation, loader
-    from snapshot import Keeper, Training, set_random_state
+    from snapshot import Training, set_random_state
     from stream import StreamBatches
     from transformers.utils.logging import disable_progress_bar
 
@@ -150,7 +151,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     every_steps, every_s = intervals(arguments, context)
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
     folder = Path(context.checkpoint_dir)
-    keeper = Keeper(folder, context.attempt, keep, teller.event, teller.say, given=context.epoch)
+    keeper = Keeper(
+        folder, context.attempt, keep, teller.event, teller.say, given=context.epoch, behind=arguments.save_async
+    )
     meter, best = Meter(accelerator.device), Best(arguments)
     step, saved_step, first_loss = 0, 0, None
     resumed = keeper.resume(training)
@@ -184,6 +187,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     def save_best() -> None:
         before, best.checkpoint = best.checkpoint, folder_of(keeper.folder, step, keeper.epoch).name
         save()
+        keeper.wait()
         if keeper.saved_step != step:  # the disk is full, say
             best.checkpoint = before
         keeper.best = best.checkpoint
@@ -217,7 +221,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
             batches.advance()
 
             last = step == total_steps
-            due = every_s is not None and context.rank == 0 and time.monotonic() - keeper.saved_at >= every_s
+            keeper.look()
+            due = context.rank == 0 and keeper.due(every_s)
             stop, due = agreement.settle(runtime.stop_requested(), due)
             due = due and step - saved_step > 1  # said before the last checkpoint, heard after it
             if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
@@ -245,6 +250,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         if batches.exhausted:
             batches.next_epoch()
     agreement.close()
+    keeper.wait()
 
     if stop and not last:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
@@ -254,6 +260,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
     save()  # for a run whose steps were all done before
+    keeper.wait()
     found = evaluate(frame, held_out) if held_out is not None else {}
     if found:
         teller.metrics(step, **found)

@@ -81,6 +81,6 @@ def test_killed_in_mid_training_and_resumed(tmp_path, home):
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert [attempt.status.state for attempt in broken.attempts] == [State.LOST, State.SUCCEEDED]
     after = losses(broken.run_id, project)[len(before) :]
-    assert after[0][0] in (11, 16, 21, 26, 31, 36), "it went on behind a checkpoint, it did not begin anew"
+    assert after[0][0] in (6, 11, 16, 21, 26, 31, 36), "it went on behind a checkpoint, it did not begin anew"
     assert before == reference[: len(before)]
     assert after == reference[after[0][0] - 1 :], "bit-equal, dropout on"

@@ -2,6 +2,7 @@
 
     python killing.py FOLDER calls      killed before each call that changes the disk, by SIGKILL
     python killing.py FOLDER bytes      killed at a size that a file reaches, by SIGXFSZ (RLIMIT_FSIZE)
+    python killing.py FOLDER behind     as `calls`, by the trainer's own keeper, whose thread writes while steps are done
 
 FOLDER has a whole checkpoint of step 1. Each line: the point, the signal, the step that is chosen afterwards, and the
 checkpoints there that pass for whole.
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "entrypoints"))
 
@@ -46,7 +48,28 @@ def child(act: Callable[[], None]) -> int:
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 
-def at_call(number: int, folder: Path) -> None:
+def save_behind(folder: Path, step: int) -> None:
+    """Save with the keeper of the shared trainer, and do steps until all is written."""
+    from keeper import Keeper
+
+    keep = Keeper(folder, 1, 1, lambda *_, **__: None, lambda _: None)
+    run = training()
+    keep.save(step, run, {"step": step}, {})
+    while keep.busy:
+        run.model(torch.ones(1, 4)).sum().backward()
+        run.optimizer.step()
+    keep.wait()
+
+
+def training() -> Any:
+    import snapshot
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return snapshot.Training(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))
+
+
+def at_call(number: int, folder: Path, save: Callable[[Path, int], None] = save) -> None:
     """Die before the call of that number that may change the disk; fsync and write are told apart by patches."""
     left = number
 
@@ -59,7 +82,10 @@ def at_call(number: int, folder: Path) -> None:
     sync = checkpoint._sync
     checkpoint._sync = lambda path: (counted(), sync(path))[1]
     checkpoint.THREADS = 1  # one order, so that no point is passed over
-    sys.addaudithook(lambda event, _: counted() if event in CHANGES else None)
+    there = str(folder)  # torch reads and writes elsewhere too
+    sys.addaudithook(
+        lambda event, on: counted() if event in CHANGES and any(str(each).startswith(there) for each in on) else None
+    )
     save(folder, 2)
 
 
@@ -72,7 +98,16 @@ def at_byte(size: int, folder: Path) -> None:
 
 
 def main(top: Path, what: str) -> None:
-    kill, step = {"calls": (at_call, 1), "bytes": (at_byte, 61)}[what]
+    kill, step = {
+        "calls": (at_call, 1),
+        "bytes": (at_byte, 61),
+        "behind": (lambda number, folder: at_call(number, folder, save_behind), 1),
+    }[what]
+    if what == "behind":
+        global torch
+        import torch
+
+        save_behind(top / "warm", 1)  # what is imported on the way is none of the points
     point, ended = 0, 1
     while ended:
         folder = top / str(point)

@@ -128,12 +128,15 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     run = training(1)
     assert stale.resume(run) is None and stale.epoch == 1
     stale.save(3, run, {"step": 3}, {})
+    stale.wait()
     second, _, _ = keeper(tmp_path, attempt=2)
     loop, _ = second.resume(training(2))
     assert loop == {"step": 3} and second.epoch == 2
     steps(run, 1)
     stale.save(6, run, {"step": 6}, {})  # it lives on behind a partition that has healed
+    stale.wait()
     stale.save(9, run, {"step": 9}, {})
+    stale.wait()
     assert checkpoint.damage(checkpoint.folder_of(tmp_path, 9, 1)) is None
     sentence = "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more"
     assert [data["reason"] for kind, data in alarms if kind == "alarm"] == [sentence] and told[-1] == sentence
@@ -143,7 +146,9 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     assert loop == {"step": 3}, "the stale attempt has not pruned it, though it keeps one only"
     assert told[0] == "checkpoint step-00000009.a1 is passed over: it is of a start that a later one has replaced"
     third.save(4, run, {"step": 4}, {})
+    third.wait()
     stale.save(12, run, {"step": 12}, {})
+    stale.wait()
     fourth, _, _ = keeper(tmp_path, attempt=3)  # a platform started it again by itself: the same attempt's number
     loop, _ = fourth.resume(training(4))
     assert loop == {"step": 4} and fourth.epoch == 4
@@ -154,6 +159,7 @@ def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_pa
     assert (one.resume(training(1)), other.resume(training(2))) == (None, None)
     for each, seed in ((one, 1), (other, 2)):
         each.save(5, training(seed), {"step": 5, "by": seed}, {})
+        each.wait()
     assert [found.path.name for found in checkpoint.find(tmp_path)] == ["step-00000005.a2", "step-00000005.a1"]
     loop, _ = keeper(tmp_path)[0].resume(training(3))
     assert loop == {"step": 5, "by": 2}
@@ -165,6 +171,7 @@ def test_a_start_that_cannot_be_recorded_trains_all_the_same(tmp_path: Path):
     assert keep.resume(training(1)) is None
     assert events[0][0] == "alarm" and "could not be recorded" in events[0][1]["reason"]
     keep.save(1, training(1), {"step": 1}, {})
+    keep.wait()
     assert keeper(tmp_path)[0].resume(training(2))[0] == {"step": 1}
 
 

@@ -14,6 +14,7 @@ from tests.entrypoints.trainer import ENTRYPOINTS
 
 import checkpoint  # isort: skip
 import snapshot  # isort: skip
+from keeper import Keeper  # isort: skip
 
 assert ENTRYPOINTS
 
@@ -40,9 +41,9 @@ def steps(run: snapshot.Training, count: int) -> list[float]:
     return losses
 
 
-def keeper(folder: Path, attempt: int = 1, keep: int = 3) -> tuple[snapshot.Keeper, list, list]:
+def keeper(folder: Path, attempt: int = 1, keep: int = 3) -> tuple[Keeper, list, list]:
     events, said = [], []
-    made = snapshot.Keeper(folder, attempt, keep, lambda kind, **data: events.append((kind, data)), said.append)
+    made = Keeper(folder, attempt, keep, lambda kind, **data: events.append((kind, data)), said.append)
     return made, events, said
 
 
@@ -50,6 +51,7 @@ def test_out_and_back_is_exact(tmp_path: Path):
     one, (keep, events, _) = training(1), keeper(tmp_path)
     steps(one, 3)
     keep.save(3, one, {"step": 3, "epoch": 0}, {"meter": {"steps": 2}})
+    keep.wait()
     expected = steps(one, 4)
     [(kind, data)] = events
     assert kind == "checkpoint" and data["step"] == 3 and data["size_bytes"] > 0
@@ -73,6 +75,7 @@ def test_a_byte_that_turned_costs_one_checkpoint(tmp_path: Path, part: str):
     for step in (1, 2):
         steps(run, 1)
         keep.save(step, run, {"step": step}, {})
+        keep.wait()
     file = checkpoint.folder_of(tmp_path, 2, 1) / part
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 4
@@ -86,13 +89,16 @@ def test_a_byte_that_turned_costs_one_checkpoint(tmp_path: Path, part: str):
 def test_a_disk_that_takes_no_more_costs_the_checkpoint_not_the_training(tmp_path: Path):
     run, (keep, events, said) = training(1), keeper(tmp_path)
     keep.save(1, run, {"step": 1}, {})
+    keep.wait()
     blocked = checkpoint.folder_of(tmp_path, 2, 1)
     blocked.write_text("a file where the folder belongs")
     keep.save(2, run, {"step": 2}, {})
+    keep.wait()
     assert events[-1][0] == "alarm" and "checkpoint of step 2 could not be written" in said[-1]
     assert keep.saved_step == 1
     blocked.unlink()
     keep.save(2, run, {"step": 2}, {})
+    keep.wait()
     assert keep.saved_step == 2 and events[-1][0] == "checkpoint"
 
 
@@ -101,16 +107,19 @@ def test_a_disk_that_is_full_at_any_file_costs_the_checkpoint_not_the_training(t
     """No file may be larger than `room`: state, loop or the ranks' own, which has 5 KB of random numbers, or all fail."""
     run, (keep, events, said) = training(1), keeper(tmp_path)
     keep.save(1, run, {"step": 1}, {})
+    keep.wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         keep.save(2, run, {"step": 2}, {})
+        keep.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [kind for kind, _ in events] == ["checkpoint", "alarm"]
     assert "the checkpoint of step 2 could not be written" in said[-1] and "File too large" in said[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.a1"], "it takes no room"
     keep.save(2, run, {"step": 2}, {})
+    keep.wait()
     assert keep.saved_step == 2
 
 
@@ -118,4 +127,5 @@ def test_only_as_many_are_kept_as_are_asked_for(tmp_path: Path):
     run, (keep, _, _) = training(1), keeper(tmp_path, keep=2)
     for step in (1, 2, 3, 4):
         keep.save(step, run, {"step": step}, {})
+        keep.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003.a1", "step-00000004.a1"]

@@ -47,7 +47,8 @@ def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
 
     assert "resumed from" in resumed.output()
     again = resumed.losses()
-    assert (min(again) - 1) % 4 == 0 and min(again) > 8, "it began elsewhere"
+    told = [event["step"] for event in broken.events("checkpoint")]  # the one of step 8 may have been under way
+    assert (min(again) - 1) % 4 == 0 and min(again) > max(told) >= 4, "it began elsewhere"
     assert again == {step: loss for step, loss in unbroken.losses().items() if step in again}
     assert broken.losses() == {step: loss for step, loss in unbroken.losses().items() if step in broken.losses()}
     assert resumed.norms() == {step: norm for step, norm in unbroken.norms().items() if step in again}
