@@ -11,15 +11,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain import events, foreign, registry
 from cloudtrain.backend import Backend, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
+from cloudtrain.headway import in_vain
 from cloudtrain.process import Process, detach
 from cloudtrain.sending import is_being_sent
 from cloudtrain.state import State, Status
@@ -94,6 +96,19 @@ class Watcher:
             self.store.set_status(self.run_id, status)
         return False
 
+    def catch_up(self, told: Mapping[str, Status]) -> None:
+        """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody."""
+        for attempt in self.store.attempts(self.run_id):
+            status = told.get(attempt.attempt_id)
+            if status is None or not self._lease():
+                continue  # gone from there, or another process brings it just now
+            backend = backend_of(attempt.plan, self.store.home, attempt.handle)
+            self._read_log(attempt, backend)
+            if status.state.final:
+                self._judge(attempt, status, backend)
+            if status != attempt.status:
+                self.store.tell(attempt.attempt_id, status)
+
     def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
         assert attempt.handle is not None
         if attempt.cursor is None:
@@ -162,8 +177,12 @@ class Watcher:
         self.store.record(attempt.attempt_id, status=status)
         if status.state is State.PREEMPTED:
             self._tell(attempt, status, final=False)
-        if not run.cancel_requested and self._retry(attempt, status, backend):
-            return True
+        if not run.cancel_requested and self._may_retry(attempt, status):
+            reason = "" if status.event == "capacity" else in_vain(self.store, self.run_id, attempt.number)
+            if not reason and self._retry(attempt, status, backend):
+                return True
+            if reason:
+                status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
         self._judge(attempt, status, backend)
         self.store.set_status(self.run_id, status)
         self._tell(attempt, status, final=True)
@@ -222,9 +241,7 @@ class Watcher:
             print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
-        """Start the next attempt if the job asks for one after such an end; True when the run's state was taken care of."""
-        if not self._may_retry(attempt, status):
-            return False
+        """Start the next attempt; True when the run's state was taken care of."""
         missing = missing_secrets(attempt.plan)
         if missing:
             reason = (
@@ -291,8 +308,12 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
     return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
 
 
-def backend_of(plan: Plan, home: Path) -> Backend:
-    """Return the backend of a plan, over the options that the plan was made with."""
+def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
+    """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
+    if handle is not None and handle.startswith("attached:"):
+        from cloudtrain.sharedrun import SharedBackend
+
+        return cast("Backend", SharedBackend(handle))
     options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
     return registry.create(plan.backend, options, home)
 
@@ -317,8 +338,6 @@ def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
 
 def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:
     """Return the plan of a run's next attempt over the bundle of an earlier one; raises BackendError when that is gone."""
-    from dataclasses import replace
-
     from cloudtrain.job import Job
 
     bundle = stored_bundle(plan, home)
@@ -375,10 +394,12 @@ def pause(age_s: float, longest_s: float) -> float:
 def _points(event: Event) -> list[tuple[int, str, float]]:
     """Return the (step, name, value) of a metric event: every number in it but the step is a point of a curve."""
     step = event.data.get("step", 0)
+    fits = isinstance(step, (int, float)) and abs(step) < 1 << 63  # what the history can hold; not so for NaN
     return [
-        (int(step) if isinstance(step, (int, float)) else 0, name, float(value))
+        (int(step) if fits else 0, name, float(value))
         for name, value in event.data.items()
         if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, float) or abs(value) < 1 << 1000  # a float can be made of it
     ]
 
 

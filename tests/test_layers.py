@@ -14,11 +14,11 @@ LAYERS = [
     " guard statcache sizes survey writing"
     " engine localmode aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
-    " kubernetesoptions kubeapi kubejobs kubestore podlog"
+    " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store curves database migrations config configfile verdict verdictrules verdictsigns tracebacks",
-    "submitter run watch registry plots comparison notebook notify diagnosis",
+    "attached submitter run watch headway registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}

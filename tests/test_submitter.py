@@ -288,6 +288,26 @@ def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
     assert run.state is state and len(run.attempts) == 2, "two were allowed"
 
 
+CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
+
+
+@pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
+def test_two_attempts_without_a_newer_checkpoint_are_enough(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 9}))
+    for number, said in enumerate(["", '"step":7', "", '"written":"checkpoint-7"', "", '"stored":"step-7"'], 1):
+        assert newest(run) == f"{run.run_id}-a{number}" and not run.record.status.state.final
+        MemoryBackend.say(newest(run), CHECKPOINT % said if said else "nothing was saved")
+        MemoryBackend.finish(newest(run), state, 75, "the machine is gone")
+        watch(run)
+    assert run.state is state and len(run.attempts) == 6, "to bring an old one to the output is nothing new"
+    assert run.record.status.reason.startswith("the machine is gone; no new attempt: the last two were lost before ")
+    resumed = Run(run.run_id, run.store).resume()
+    MemoryBackend.say(newest(resumed), CHECKPOINT % '"step":9')
+    MemoryBackend.finish(newest(resumed), state, 75)
+    watch(resumed)
+    assert len(resumed.attempts) == 8, "who saves more often goes on"
+
+
 def test_spot_capacity_brings_retries(submitter, job):
     run = submitter.submit(job.replace(resources={"use_spot": True}))
     MemoryBackend.finish(newest(run), State.PREEMPTED, 75)

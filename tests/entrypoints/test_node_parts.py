@@ -17,6 +17,7 @@ from node.gang import Verdict
 from node.orders import Orders, Refused
 from node.ranks import input_variable
 from node.usage import Usage
+from node.writes import Writes
 
 from cloudtrain.manifest import Manifest
 from tests.conftest import wait_for
@@ -290,3 +291,40 @@ def test_a_channel_is_a_folder_or_its_one_object(tmp_path, monkeypatch):
     assert inputs.resolve(wanted, str(tmp_path / "inputs"), None) == {"train": str(place / "x.jsonl")}
     with pytest.raises(Refused, match="other does not exist"):
         inputs.resolve({"other": {"uri": "s3://b/k", "mode": "channel"}}, str(tmp_path / "inputs"), None)
+
+
+# -- checkpoints of scripts that do not tell --------------------------------------------------------------------------
+
+
+def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_path: Path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "model.pt").write_text("of an earlier attempt")
+    writes = Writes(str(tmp_path))
+    for ours in ("epochs/00000002.json", "step-00000004.a2/state/part", ".seen"):
+        (tmp_path / ours).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ours).write_text("the shared trainer tells of itself")
+    (tmp_path / "checkpoint-2").mkdir()
+    assert writes.look() == ""
+    (tmp_path / "checkpoint-2" / "model.pt").write_text("new")
+    assert [writes.look(), writes.look()] == ["checkpoint-2", ""]
+
+
+def test_a_file_that_is_written_over_is_new_too(tmp_path: Path):
+    (tmp_path / "last.pt").write_text("old")
+    os.utime(tmp_path / "last.pt", ns=(1, 1))
+    writes = Writes(str(tmp_path))
+    assert writes.look() == ""
+    (tmp_path / "last.pt").write_text("new")
+    assert writes.look() == "last.pt"
+
+
+def test_the_launcher_tells_of_it_at_the_end_at_the_latest(tmp_path: Path):
+    script = (
+        "import os\n"
+        "folder = os.environ['CLOUDTRAIN_CHECKPOINT_DIR']\n"
+        "open(os.path.join(folder, 'mine.pt'), 'w').write('state')\n"
+        "os._exit(3)\n"
+    )
+    with Attempt(tmp_path, script) as attempt:
+        assert attempt.run() == [3], attempt.texts(-1)
+        assert [event.get("written") for event in attempt.events("checkpoint")] == ["mine.pt"]
