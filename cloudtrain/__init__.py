@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:
+    from cloudtrain.attached import attach
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.job import Job
     from cloudtrain.notebook import runs
@@ -24,6 +25,7 @@ _HOME = {
     "State": "state",
     "Status": "state",
     "Submitter": "submitter",
+    "attach": "attached",
     "runs": "notebook",
     "submit": "submitter",
 }
@@ -37,6 +39,7 @@ __all__ = [
     "Status",
     "Submitter",
     "__version__",
+    "attach",
     "runs",
     "submit",
 ]

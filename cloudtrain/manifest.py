@@ -45,6 +45,7 @@ class Manifest:
     max_runtime_s: int = 24 * 3600
     grace_s: int = 30
     stall_s: int | None = None  # no limit; left out of the JSON then
+    about: Mapping[str, Any] = field(default_factory=dict)  # for who attaches (provenance.about); in the pieces only
     version: int = VERSION
 
     @property
@@ -56,7 +57,7 @@ class Manifest:
         return self.nodes * self.processes_per_node
 
     @classmethod
-    def of(cls, job: Job, run_id: str, attempt: int) -> Manifest:
+    def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
         """Return the orders for an attempt of a validated job."""
         return cls(
             run_id=run_id,
@@ -80,11 +81,13 @@ class Manifest:
             max_runtime_s=job.limits.max_runtime_s,
             grace_s=job.limits.grace_s,
             stall_s=job.limits.stall_s,
+            about=about or {},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready plain data."""
+        """Return JSON-ready plain data: the orders themselves, as a plan shows them."""
         data = asdict(self)
+        del data["about"]  # the plan says it already
         data["argv"] = list(self.argv)
         if self.stall_s is None:
             del data["stall_s"]
@@ -98,9 +101,18 @@ class Manifest:
         return cls(**{**data, "argv": tuple(data["argv"])})
 
     def encode(self) -> list[str]:
-        """Return the pieces; raises BadRequest when they exceed 64 KiB together."""
-        text = json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
-        packed = base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
+        """Return the pieces; raises BadRequest when they exceed 64 KiB together.
+
+        What is only told to those who attach to the run stays behind where there is no room for it.
+        """
+        no_patch = {name: value for name, value in self.about.items() if name != "patch"}
+        for about in (self.about, no_patch, {}):
+            text = json.dumps(
+                {**self.to_dict(), **({"about": about} if about else {})}, separators=(",", ":"), sort_keys=True
+            )
+            packed = base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
+            if len(packed) <= MAX_BYTES:
+                break
         if len(packed) > MAX_BYTES:
             raise BadRequest(
                 f"arguments and environment take {len(packed):,} bytes packed, {MAX_BYTES:,} are possible",

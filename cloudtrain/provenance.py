@@ -24,8 +24,10 @@ from cloudtrain.writing import new_file
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
+    from cloudtrain.job import Job
 
 MAX_BYTES = 256 << 10  # of a patch that is kept
+MAX_TRAVELLING = 32 << 10  # of one that travels with every attempt
 MAX_FILES = 500  # their names go to git as arguments
 _WHOLE = 16 << 20  # of the changed files, as they are and as they were, that are searched
 _DIFF = (
@@ -74,6 +76,20 @@ def of(bundle: Bundle) -> dict[str, Any]:
             "python": sys.version.split()[0],
             "cloudtrain": __version__,
         },
+    }
+
+
+def about(backend: str, job: Job, bundle: Bundle) -> dict[str, Any]:
+    """Return what travels with an attempt for those who attach to its run, as JSON; `patch` where it is short."""
+    patch = _kept(bundle)
+    travels = len(patch.text) <= MAX_TRAVELLING
+    left_out = [*patch.left_out, *([] if travels else [f"the patch: it is longer than {MAX_TRAVELLING >> 10} KiB"])]
+    return {
+        "backend": backend,
+        "job": job.to_dict(),
+        "bundle": bundle.to_dict(),
+        **({"patch": patch.text} if patch.text and travels else {}),
+        **({"left_out": left_out} if left_out else {}),
     }
 
 

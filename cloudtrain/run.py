@@ -62,6 +62,11 @@ class Run:
         record = self.record
         if record.status.state.final or self.store.watched(self.run_id):
             return record.status
+        if record.attached:
+            from cloudtrain import attached
+
+            attached.refresh(self.store, self.run_id, record.attached)
+            return self.record.status
         watch.Watcher(self.store, self.run_id).run(until=lambda: True)
         newest = self.attempts[-1]
         owner = Process.parse(newest.owner)
@@ -111,7 +116,7 @@ class Run:
         while True:
             attempt = next((found for found in self.attempts if found.number == number), None)
             if attempt is not None and attempt.handle is not None:
-                backend = watch.backend_of(attempt.plan, self.store.home)
+                backend = watch.backend_of(attempt.plan, self.store.home, attempt.handle)
                 for line in backend.logs(attempt.handle, follow=follow, after=cursor):
                     if raw or not line.text.startswith(MARK):
                         yield line._replace(cursor=f"{number}/{line.cursor}")
@@ -162,6 +167,7 @@ class Run:
         """
         if self.record.status.state.final:
             return self.record.status
+        self._own_only("cancelled")
         self.store.request_cancel(self.run_id)
         newest = self.attempts[-1]
         if newest.handle is not None:
@@ -188,7 +194,8 @@ class Run:
         assert newest.handle is not None
         folder = Path(into)
         self._own(folder)
-        return watch.backend_of(newest.plan, self.store.home).fetch(newest.handle, folder, tuple(what))
+        backend = watch.backend_of(newest.plan, self.store.home, newest.handle)
+        return backend.fetch(newest.handle, folder, tuple(what))
 
     def _own(self, folder: Path) -> None:
         """Mark a folder as this run's; raises BadRequest when it is another's."""
@@ -211,6 +218,7 @@ class Run:
 
         Raises BadRequest when the run still goes on, has succeeded, or a secret is missing.
         """
+        self._own_only("resumed")
         status = self.refresh()
         if not status.state.final:
             raise BadRequest(f"{self.run_id} is still {status.state}", f"cloudtrain cancel {self.run_id} ends it")
@@ -238,6 +246,7 @@ class Run:
         from cloudtrain.job import Job
         from cloudtrain.submitter import Submitter
 
+        self._own_only("run again")
         record = self.record
         options = (record.job.get("options") or {}).get(record.backend) or {}
         submitter = Submitter(record.target, home=self.store.home, watch=self.watch, **options)
@@ -245,6 +254,14 @@ class Run:
         resolved = submitter.resolve(Job.from_dict(data), sets)
         bundle = submitter.package(resolved) if source else watch.stored_bundle(self.attempts[0].plan, self.store.home)
         return submitter.send(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
+
+    def _own_only(self, what: str) -> None:
+        """Raise BadRequest for an attached run: its job is somebody else's word, and is given to no platform from here."""
+        if uri := self.record.attached:
+            raise BadRequest(
+                f"{self.run_id} was submitted elsewhere and can be {what} from there only (attached from {uri})",
+                "`cloudtrain show --json` prints its job: read it, and submit it as your own",
+            )
 
     def acknowledge(self) -> None:
         """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one."""

@@ -23,6 +23,7 @@ from cloudtrain.events import Event
 from cloudtrain.process import Process
 from cloudtrain.state import FINAL, State, Status
 
+ATTACHED = "attached:"  # begins the identity of a run that was submitted elsewhere; a digest never does
 _FINAL = tuple(sorted(state.value for state in FINAL))
 
 
@@ -42,6 +43,11 @@ class RunRecord:
     acknowledged: bool
     cancel_requested: bool
     status: Status
+
+    @property
+    def attached(self) -> str | None:
+        """Where a run that was submitted elsewhere is read from, None for one of this store's own."""
+        return self.identity.removeprefix(ATTACHED) if self.identity.startswith(ATTACHED) else None
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,41 @@ class Store:
                 (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), str(owner), now(), State.QUEUED.value),
             ).rowcount
         )
+
+    def attach(self, plan: Plan, handle: str, created_at: str, uri: str, provenance: Mapping[str, Any]) -> None:
+        """Write down an attempt of a run that was submitted elsewhere; what is known of it stays."""
+        run_id, job = plan.run_id, json.dumps(plan.job)
+        with self.database.write() as db:
+            about = (plan.job.get("name", ""), plan.backend, plan.target, ATTACHED + uri, job)
+            added = db.execute(
+                "INSERT OR IGNORE INTO runs (run_id, name, backend, target, identity, job, created_at, acked_at, state)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (run_id, *about, created_at, now(), State.QUEUED.value),
+            ).rowcount
+            if added:
+                db.execute("INSERT INTO provenance VALUES (?, ?)", (run_id, json.dumps(provenance)))
+            db.execute(
+                "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
+                " SELECT ?, run_id, ?, ?, ?, '', ?, ? FROM runs WHERE run_id = ? AND identity = ?",
+                (plan.attempt_id, plan.attempt, plan.to_json(), handle, created_at, State.QUEUED.value, run_id,
+                 ATTACHED + uri),
+            )  # fmt: skip
+
+    def tell(self, attempt_id: str, status: Status) -> None:
+        """Write how an attempt of an attached run stands: who runs it knows better than what was heard before."""
+        with self.database.write() as db:
+            db.execute(
+                "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?,"
+                " billable_s = ? WHERE attempt_id = ?",
+                (*_columns(status), attempt_id),
+            )
+            newest = "SELECT attempt_id FROM attempts a WHERE a.run_id = runs.run_id ORDER BY number DESC LIMIT 1"
+            db.execute(
+                "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = (SELECT min(started_at) FROM attempts a"
+                f" WHERE a.run_id = runs.run_id), ended_at = ? WHERE ({newest}) = ? AND substr(identity, 1, ?) = ?",
+                (status.state.value, status.exit_code, status.reason, status.ended_at, attempt_id, len(ATTACHED),
+                 ATTACHED),
+            )  # fmt: skip
 
     def claim(self, attempt_id: str, *, of: str, by: Process) -> bool:
         """Take over an intent whose owner is dead; False when somebody else was first."""

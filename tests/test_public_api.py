@@ -9,7 +9,7 @@ import cloudtrain
 
 NAMES = [
     "CloudtrainError", "DistributedTraining", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__",
-    "runs", "submit",
+    "attach", "runs", "submit",
 ]  # fmt: skip
 
 

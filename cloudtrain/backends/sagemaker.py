@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import cloudwatch, trainingjobs
+from cloudtrain import cloudwatch, provenance, trainingjobs
 from cloudtrain.aws import Aws, AwsError
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem
@@ -65,7 +65,8 @@ class SagemakerBackend:
     # -- plan and submit -----------------------------------------------------------------------------------------------
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        made = requests.create_training_job(job, run_id, attempt, bundle.sha256, self.given)
+        about = provenance.about(self.name, job, bundle)
+        made = requests.create_training_job(job, run_id, attempt, bundle.sha256, self.given, about)
         if made.problems:
             raise BadJob(made.problems)
         return Plan(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, engine, localmode, nodes
+from cloudtrain import agent, engine, localmode, nodes, provenance
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
 from cloudtrain.requests import sagemakerlocal as requests
@@ -47,7 +47,8 @@ class SagemakerLocalBackend:
         return SagemakerLocalOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        made = requests.create_training_job(job, run_id, attempt, self.given, self.workdir)
+        about = provenance.about(self.name, job, bundle)
+        made = requests.create_training_job(job, run_id, attempt, self.given, self.workdir, about)
         if made.problems:
             raise BadJob(made.problems)
         return Plan(

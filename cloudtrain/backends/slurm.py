@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import batch, jobfolder, nodes, places, rpc, transfer
+from cloudtrain import batch, jobfolder, nodes, places, provenance, rpc, transfer
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.batch import Reading
 from cloudtrain.errors import BackendError, BadJob, Problem
@@ -63,7 +63,8 @@ class SlurmBackend:
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        manifest = Manifest.of(job, run_id, attempt)
+        about = provenance.about(self.name, job, bundle) if job.output else None
+        manifest = Manifest.of(job, run_id, attempt, about)
         problems = _problems(job, self.given)
         if problems:
             raise BadJob(problems)

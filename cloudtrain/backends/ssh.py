@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import nodes, places, remote, transfer
+from cloudtrain import nodes, places, provenance, remote, transfer
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.manifest import Manifest
@@ -69,7 +69,8 @@ class SshBackend:
     # -- plan and submit -----------------------------------------------------------------------------------------------
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        manifest = Manifest.of(job, run_id, attempt)
+        about = provenance.about(self.name, job, bundle) if job.output else None
+        manifest = Manifest.of(job, run_id, attempt, about)
         output, problems = places.output_path(job.output)
         problems += places.inputs(job) + places.unshared(job)
         if not self.machines:

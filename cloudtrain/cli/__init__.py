@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",
         "fetch": "Copy a run's model, outputs and checkpoints into a folder.",
+        "attach": "Bring a run that was submitted elsewhere into the history.",
         "watch": "Watch a run in the foreground, for CI and tmux.",
     },
 }

@@ -74,7 +74,7 @@ def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:
     status = record.status
     code = "" if status.exit_code is None else str(status.exit_code)
     took = runs.between(status.started_at, status.ended_at) if status.started_at else ""
-    target = "" if record.target == record.backend else record.target
+    target = "attached" if record.attached else "" if record.target == record.backend else record.target
     last = f"{loss.last:.4g}" if loss else ""
     return record.run_id, str(status.state), code, runs.between(record.created_at), took, last, record.backend, target
 
@@ -86,6 +86,7 @@ def _row_json(record: RunRecord, loss: Summary | None) -> dict[str, object]:
         "name": record.name,
         "backend": record.backend,
         "target": record.target,
+        "attached": record.attached,
         "state": status.state.value,
         "exit_code": status.exit_code,
         "reason": status.reason,

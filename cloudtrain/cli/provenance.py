@@ -27,8 +27,8 @@ def tell(run: Run) -> None:
             ("patch", _patch(origin, run.run_id)),
             ("left out", _left_out(origin)),
             ("bundle", f"sha256 {str(origin.get('bundle'))[:16]}"),
-            ("submitted", f"on {client.get('host')}, {client.get('system')}"),
-            ("by", f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}"),
+            ("submitted", f"on {client.get('host')}, {client.get('system')}" if client else _submitter(run)),
+            ("by", f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else ""),
             *((("ran on" if not number else ""), text) for number, text in enumerate(_machines(run))),
         ]
     )
@@ -48,6 +48,12 @@ def print_patch(run: Run) -> int:
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()
     return 0
+
+
+def _submitter(run: Run) -> str:
+    """Return who submitted an attached run, as its job's labels say; the machine is not told to others."""
+    user = (run.record.job.get("labels") or {}).get("user")
+    return f"by {user}" if user else ""
 
 
 def _commit(origin: Mapping[str, Any]) -> str:

@@ -75,6 +75,7 @@ def shown_json(run: Run) -> dict[str, Any]:
         "verdict": verdict_json(run),
         "name": record.name,
         "target": record.target,
+        "attached": record.attached,
         "key": record.key,
         "parent": record.parent,
         "created_at": record.created_at,

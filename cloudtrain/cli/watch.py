@@ -8,6 +8,7 @@ import time
 from cloudtrain.cli import options, runs, terminal
 from cloudtrain.cli.failures import INTERRUPTED
 from cloudtrain.cli.follow import tell_end
+from cloudtrain.errors import BadRequest
 
 STAND_BY_S = 0.25
 
@@ -25,6 +26,11 @@ def command(run: str | None, as_json: bool) -> int:
     from cloudtrain.watch import Watcher
 
     found = runs.find(run)
+    if uri := found.record.attached:
+        raise BadRequest(
+            f"{found.run_id} is watched where it was submitted (attached from {uri})",
+            f"cloudtrain wait {found.run_id}, or logs -f",
+        )
     watcher = Watcher(found.store, found.run_id)
     told = False
     try:

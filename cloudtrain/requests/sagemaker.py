@@ -50,7 +50,14 @@ class Made:
     price: dict[str, Any] | None
 
 
-def create_training_job(job: Job, run_id: str, attempt: int, sha256: str, options: Mapping[str, Any]) -> Made:
+def create_training_job(
+    job: Job,
+    run_id: str,
+    attempt: int,
+    sha256: str,
+    options: Mapping[str, Any],
+    about: Mapping[str, Any] | None = None,
+) -> Made:
     """Return the request for an attempt of a job; `options` is the backend's own model as a dictionary."""
     machine, notes, problems = _machine(job)
     if machine and machine.accelerators and not job.resources.accelerators:
@@ -60,7 +67,7 @@ def create_training_job(job: Job, run_id: str, attempt: int, sha256: str, option
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"
-    manifest = Manifest.of(job, run_id, attempt)
+    manifest = Manifest.of(job, run_id, attempt, about)
     channels, inputs, wrong = _inputs(job, options)
     problems += wrong
     manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker brings the folders home itself

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 IMAGE = "cloudtrain-train:cpu"  # what images/build.sh makes
 
 
-def create_training_job(job: Job, run_id: str, attempt: int, options: Mapping[str, Any], workdir: Path) -> Made:
+def create_training_job(
+    job: Job,
+    run_id: str,
+    attempt: int,
+    options: Mapping[str, Any],
+    workdir: Path,
+    about: Mapping[str, Any] | None = None,
+) -> Made:
     """Return the request for an attempt of a job, whose folders lie below `workdir`."""
     problems, notes = [], []
     output, wrong = places.output_path(job.output)
@@ -34,7 +41,7 @@ def create_training_job(job: Job, run_id: str, attempt: int, options: Mapping[st
     problems += wrong
     run = Path(output or workdir) / run_id
     folder = workdir / run_id / f"a{attempt}"
-    manifest = Manifest.of(job, run_id, attempt)
+    manifest = Manifest.of(job, run_id, attempt, about)
     channels, inputs, wrong = _inputs(job)
     problems += wrong
     manifest = replace(manifest, output=None, inputs=inputs)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import machines, places, quantities
+from cloudtrain import machines, places, provenance, quantities
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.machines import Machine
 from cloudtrain.manifest import Manifest
@@ -64,8 +65,8 @@ class Request:
             said = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
             hint = "one node with more accelerators, or ddp; a script of your own may write to the bucket itself"
             self._wrong("parallelism.strategy", said, hint)
-        changes = {"output": output, "inputs": self._inputs()}
-        self.manifest = Manifest.from_dict({**Manifest.of(job, run_id, attempt).to_dict(), **changes})
+        changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
+        self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
         self.parent = f"projects/{options['project']}/locations/{options['region']}"
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
         self.machine = self._machine()

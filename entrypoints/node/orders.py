@@ -53,6 +53,7 @@ class Orders:
     max_runtime_s: float
     grace_s: float
     stall_s: float | None  # left out where there is no limit
+    about: dict[str, object]  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         missing = [name for name in FIELDS if name not in fields]
@@ -60,6 +61,9 @@ class Orders:
             raise Refused(f"the manifest lacks {', '.join(missing)}")
         for name in FIELDS:
             setattr(self, name, fields[name])
+        self.fields = dict(fields)
+        about = fields.get("about")
+        self.about = about if isinstance(about, dict) else {}
         stall_s = fields.get("stall_s")
         self.stall_s = float(str(stall_s)) if stall_s else None
 

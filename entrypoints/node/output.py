@@ -28,6 +28,7 @@ class Log:
         self._seq = seq
         self._backlog = b""
         self._closed = False
+        self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
         self.spoke_at = time.monotonic()  # when a rank has said something
         self._lock = threading.Lock()
         self.masks: list[tuple[bytes, bytes]] = []
@@ -39,6 +40,7 @@ class Log:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, 2 * MAX_LINE, max(0, size - 2 * MAX_LINE)) if size else b""
         log = cls(descriptor)
+        log.copy = (descriptor, size)
         if tail and not tail.endswith(b"\n"):
             log._write(b"\n")  # whoever wrote before was killed in the middle of a line
         for line in reversed(tail.split(b"\n")):
@@ -95,10 +97,8 @@ class Log:
         self.flush()
         self._closed = True
 
-    def keep(self, orders: object, node_rank: int) -> None:
-        """A log that lies where it will be looked for needs to be kept nowhere else (keep.KeptLog does)."""
-
-    def bring(self) -> None: ...
+    def forget(self) -> None:
+        """Keep no copy where nobody will read it (keep.KeptLog has one)."""
 
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""

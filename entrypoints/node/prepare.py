@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from . import declared
 from .cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
@@ -24,9 +24,18 @@ INTERFACES = "/sys/class/net"
 
 
 def prepare(
-    orders: Orders, cluster: Cluster, environ: Mapping[str, str], given: Mapping[str, str], source: str, log: Log
+    orders: Orders,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    given: Mapping[str, str],
+    source: str,
+    log: Log,
+    keep: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> Prepared:
-    """Do and check all that training needs on this node; blocking. Raises Refused."""
+    """Do and check all that training needs on this node; blocking. Raises Refused.
+
+    `keep` is called with the run's folders when secrets are known: from then on its history can be brought home.
+    """
     try:
         check_output(orders.output)
         check_script(orders.argv, source)
@@ -46,9 +55,8 @@ def prepare(
             from . import store
 
             store.lend({**orders.env, **secrets})
-            if is_remote(orders.output):
-                log.keep(orders, cluster.node_rank)
         folders = make_folders(cluster, environ, source)
+        keep(folders)
         sync = open_output(orders, cluster, environ, folders, log)
         inputs: dict[str, str] = {}
         if orders.inputs:

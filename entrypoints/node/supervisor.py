@@ -30,6 +30,11 @@ from .ranks import Prepared, Ranks, command, environment
 from .stall import STACKS_S, Stall, show_stacks
 from .status import Status, stamp
 from .usage import EVERY_S, Usage
+from .writes import Writes
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from .history import History
 
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
@@ -64,14 +69,26 @@ class Supervisor:
         self._end_at: float | None = None  # when max_runtime is over
         self._lease: Lease | None = None
         self._stall: Stall | None = None
+        self._writes: Writes | None = None
+        self._history: History | None = None
         self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
 
     def _standard_output(self) -> Log:
-        if not self._environ.get("CLOUDTRAIN_KEEP_LOG"):
-            return Log(1)
         from .keep import KeptLog
 
         return KeptLog(1)
+
+    def _keep(self, folders: Mapping[str, str]) -> None:
+        """Begin to bring the run's history to its output, where there is one; raises Refused."""
+        if not self._orders.output and self._cluster.platform != "sagemaker":
+            self.log.forget()
+            return
+        from . import history
+
+        where = history.place(self._orders, self._cluster, self._environ, folders)
+        if where is not None:
+            self._history = history.History(where, self._orders, self._cluster, self.log)
+            self._history.begin(self.status.fields)
 
     def run(self) -> int:
         """Supervise until the end and return the launcher's exit code; blocking."""
@@ -139,7 +156,9 @@ class Supervisor:
     def _prepare(self, given: Mapping[str, str]) -> None:
         """Runs in its own thread and ends by waking the loop."""
         try:
-            self._word = prepare(self._orders, self._cluster, self._environ, given, self._source, self.log)
+            self._word = prepare(self._orders, self._cluster, self._environ, given, self._source, self.log, self._keep)
+            if self._history is not None and self._word.sync is not None:
+                self._history.epoch = self._word.sync.epoch
         except Refused as reason:
             self._word = reason
         except BaseException as error:
@@ -190,7 +209,13 @@ class Supervisor:
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
                     self.log.event("usage", **usage.sample(), **self._freshness())
+                    self._tell_writes()
             self._gang.tick(due)
+
+    def _tell_writes(self) -> None:
+        """Tell of a script's own checkpoints, so that a run which gets on is known from one that does not."""
+        if self._writes is not None and (name := self._writes.look()):
+            self.log.event("checkpoint", written=name)
 
     def _freshness(self) -> dict[str, float]:
         """Return how old the newest checkpoint in the output is, where there is one to be."""
@@ -235,6 +260,7 @@ class Supervisor:
             python=sys.version.split()[0],
         )
         argv = command(prepared.python, orders.argv)
+        self._writes = Writes(prepared.folders["checkpoints"])
         try:
             for env in environments:
                 self._ranks.start(int(env["RANK"]), argv, env, self._source)
@@ -314,10 +340,8 @@ class Supervisor:
         """End every descendant, read what they left in their pipes, and say how it ended."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
+        self._tell_writes()
         verdict = self._bring_home(verdict)
-        on_vertex = hasattr(self, "_gang") and self._cluster.platform == "vertex"
-        if on_vertex:
-            self._await_others()
         reason = self.log.masked(verdict.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
         if verdict.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
@@ -331,15 +355,20 @@ class Supervisor:
             tell(verdict, reason)
         self.log.event("state", state=verdict.state)
         self.log.close()
-        self.log.bring()
-        self.status.set(
-            state=verdict.state,
-            exit_code=verdict.exit_code,
-            by=verdict.by,
-            failed_rank=verdict.failed_rank,
-            reason=reason,
-            ended_at=stamp(time.time()),
-        )
+        last = {
+            "state": verdict.state,
+            "exit_code": verdict.exit_code,
+            "by": verdict.by,
+            "failed_rank": verdict.failed_rank,
+            "reason": reason,
+            "ended_at": stamp(time.time()),
+        }
+        if self._history is not None and not self._guard_died:
+            self._history.finish(last)  # before anybody learns that it has ended
+        on_vertex = hasattr(self, "_gang") and self._cluster.platform == "vertex"
+        if on_vertex:
+            self._await_others()
+        self.status.set(**last)
         if hasattr(self, "_gang"):
             self._gang.close()
         return EXIT_RESTART if on_vertex and verdict.state == "PREEMPTED" else code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from cloudtrain.batch import HIDE, Reading, find, read
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.job import Job
+from cloudtrain.manifest import Manifest
 from cloudtrain.state import State
 from cloudtrain.submitter import Submitter
 
@@ -86,9 +88,10 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
     plan = planned(*CASES[case])
     request = json.loads(json.dumps(plan.request))
     script = request.pop("script")
-    for name, value in {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(_manifest(plan))}.items():
-        assert f"export {name}={value}\n" in script
-        script = script.replace(value, "${manifest}")
+    pieces = re.findall(r"^export CLOUDTRAIN_MANIFEST_\d+=(\S+)$", script, re.M)
+    assert Manifest.decode(pieces).to_dict() == plan.manifest
+    for piece in pieces:
+        script = script.replace(piece, "${manifest}")
     found = {"request": request, "script": script.splitlines(), "notes": plan.notes}
     text = json.dumps(found, indent=2) + "\n"
     golden = GOLDEN / f"{case}.json"
@@ -100,12 +103,6 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-S", "error", "-"], input=str(plan.request["script"]), text=True, check=True)
-
-
-def _manifest(plan) -> list[str]:
-    from cloudtrain.manifest import Manifest
-
-    return Manifest.from_dict(plan.manifest).encode()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""cloudtrain attach: somebody else's run, or one's own from another machine."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.cli import options, runs, summary, terminal
+
+
+@options.command()
+@click.argument("uri", metavar="URI")
+@options.json_option
+def command(uri: str, as_json: bool) -> int:
+    """Bring a run that was submitted elsewhere into the history.
+
+    URI is the run's folder below its job's output: a path, s3:// or gs://. Attempts, events, metrics, log, verdict and
+    provenance are then shown as where it was submitted. Attaching again brings what is new. It cannot be cancelled,
+    resumed or run again from here.
+
+    \b
+    cloudtrain attach s3://bucket/runs/tiny-lm-261120-101500-ab3d
+    cloudtrain attach /shared/runs/tiny-lm-261120-101500-ab3d --json
+    """
+    from cloudtrain.attached import attach
+
+    found = attach(uri, runs.history().home)
+    if as_json:
+        terminal.print_json(runs.shown_json(found), indent=2)
+        return 0
+    record, attempts = found.record, found.attempts
+    how = f"attached from {record.attached}" if record.attached else "was submitted from here: nothing to attach"
+    status = runs.ended(record.status) if record.status.state.final else str(record.status.state)
+    terminal.say(f"{found.run_id}  {how}", style="bold")
+    terminal.pairs(
+        [
+            ("state", status),
+            ("reason", record.status.reason),
+            ("attempts", str(len(attempts))),
+            ("backend", summary.place(attempts[-1].plan)),
+        ]
+    )
+    summary.next_commands(found.run_id, "show", "logs", "metrics", "fetch")
+    return 0
