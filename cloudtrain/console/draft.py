@@ -95,7 +95,7 @@ class Draft:
 
         run = Run.find(run_id, home)
         plan = run.attempts[0].plan
-        data = Job.from_dict(_unlabelled(plan)).to_dict()
+        data = Job.from_dict(_asked(plan, home)).to_dict()
         asked = cls(Form.of_job(data, root), home, root, parent=run.run_id, watched=watched)
         whole = asked._resolved()
         short = lean(data)
@@ -105,6 +105,14 @@ class Draft:
             if whole is not None and made._resolved() == whole:
                 return made
         return asked
+
+    def taken(self) -> Draft:
+        """Return the draft as it is now, for another thread to look at while this one is edited on."""
+        from copy import copy
+
+        made = copy(self)
+        made.form = self.form.copy()
+        return made
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -262,12 +270,13 @@ def _placed(problem: Problem, document: Document) -> Problem:
     """Return a problem that names only a line (a key that is given twice) at what stands there."""
     if problem.path or problem.line is None:
         return problem
-    near = [path for path, mark in document.marks.items() if path and mark.line == problem.line]
-    return Problem(problem.message, dotted(near[0]), problem.hint) if near else problem
+    lines = ((mark.line or 0, path) for path, mark in document.marks.items() if path)
+    near = max((found for found in lines if found[0] <= problem.line), default=None, key=lambda found: found[0])
+    return Problem(problem.message, dotted(near[1]), problem.hint) if near else problem
 
 
-def _unlabelled(plan: Plan) -> Mapping[str, Any]:
-    """Return a plan's job without the labels that every plan gets anew."""
+def _asked(plan: Plan, home: Path) -> Mapping[str, Any]:
+    """Return a plan's job without what every plan gets anew: two labels, and the requirements that its source has."""
     import getpass
 
     from cloudtrain.submitter import _label
@@ -275,7 +284,12 @@ def _unlabelled(plan: Plan) -> Mapping[str, Any]:
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
     own = {"user": _label(getpass.getuser()), "commit": commit}
     labels = {name: text for name, text in plan.job.get("labels", {}).items() if own.get(name) != text}
-    return {**plan.job, "labels": labels}
+    bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
+    usual = "requirements.txt" if bundle and any(file.path == "requirements.txt" for file in bundle.files) else "none"
+    environment = dict(plan.job.get("environment") or {})
+    if bundle and environment.get("requirements") == usual:
+        del environment["requirements"]
+    return {**plan.job, "labels": labels, "environment": environment}
 
 
 def _commit(bundle: Bundle) -> str:

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain import jobfile, yaml12
 from cloudtrain.console import jobtext
@@ -212,6 +212,26 @@ def lean(data: Mapping[str, Any]) -> dict[str, Any]:
         if value != usual.get(key) and value not in ({}, None):
             found[key] = value
     return found
+
+
+class GitSource(NamedTuple):
+    """The parts of a `git+...` address of a source."""
+
+    address: str
+    revision: str
+    folder: str
+
+    @classmethod
+    def parse(cls, text: str) -> GitSource:
+        """Return the parts; what is no such address is all address."""
+        whole, _, fragment = text.removeprefix("git+").partition("#")
+        host = _match(r"[a-z]+://[^/]*", whole)
+        path, at, revision = whole[len(host) :].rpartition("@")
+        return cls(host + (path if at else revision), revision if at else "", fragment.removeprefix("subdirectory="))
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"git+{self.address}{revision}" + (f"#subdirectory={self.folder}" if self.folder else "")
 
 
 def _put(table: Table, key: str, value: Node, *, top: bool) -> None:

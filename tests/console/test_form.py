@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain import yaml12
+from cloudtrain import checkout, yaml12
 from cloudtrain.console import fields, jobtext, trainer
 from cloudtrain.console.fields import Field, Step
-from cloudtrain.console.form import Form, lean
+from cloudtrain.console.form import Form, GitSource, lean
 from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import Job, schema
@@ -251,3 +251,19 @@ def test_problems_are_sorted_by_step():
         Step.INFRASTRUCTURE: 1,
         Step.REVIEW: 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("git+https://host/a/repo", ("https://host/a/repo", "", "")),
+        ("git+https://host/a/repo@v1.2", ("https://host/a/repo", "v1.2", "")),
+        ("git+ssh://git@host/a/repo@feature/x#subdirectory=src", ("ssh://git@host/a/repo", "feature/x", "src")),
+        ("git+ssh://git@host/a/repo", ("ssh://git@host/a/repo", "", "")),
+        ("git+file:///srv/re@po/x@main", ("file:///srv/re@po/x", "main", "")),
+    ],
+)
+def test_a_git_address_has_three_parts(text, parts):
+    found = GitSource.parse(text)
+    assert tuple(found) == parts and str(found) == text
+    assert checkout.Remote.parse(text) == checkout.Remote(*parts)
