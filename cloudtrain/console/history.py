@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from cloudtrain.console import text
+from cloudtrain.errors import UnknownRun
 from cloudtrain.run import Run
 from cloudtrain.store import Store
 
@@ -38,7 +40,13 @@ class History:
 
     async def of(self, run_id: str, question: Callable[[Run], T]) -> T:
         """Return what a question finds of a run, whose exact id it is; raises UnknownRun, and what it raises."""
-        return await self.ask(lambda store: question(Run(run_id, store)))
+
+        def exactly(store: Store) -> T:
+            if store.get(run_id) is None:  # find() would take a prefix
+                raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
+            return question(Run(run_id, store))
+
+        return await self.ask(exactly)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -19,4 +19,7 @@ class Page:
     key: str = ""
 
 
-PAGES = (Page("/", "Runs", "runs:show", "r"),)
+PAGES = (
+    Page("/", "Runs", "runs:show", "r"),
+    Page("/runs/{run_id}", "Run", "run:show"),
+)

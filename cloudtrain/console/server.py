@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.console import frame, history
+from cloudtrain.console import artifacts, frame, history
 from cloudtrain.console.gate import OPEN, Gate
 from cloudtrain.console.pages import PAGES, Page
 from cloudtrain.errors import BadRequest
@@ -75,6 +75,7 @@ def _application(home: Path) -> Any:
         module, _, function = page.show.partition(":")
         show = getattr(import_module(f"cloudtrain.console.{module}"), function)
         ui.page(page.path, title=f"{page.title} · cloudtrain")(_framed(page, show))
+    artifacts.route()
     frame.dress()
     ui.run_with(
         application, title="cloudtrain", favicon=frame.ICON, tailwind=False, show_welcome_message=False,

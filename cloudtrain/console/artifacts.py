@@ -1,0 +1,139 @@
+"""What a run has left as files: its model, outputs and checkpoints, where they lie on this machine.
+
+A job chose the names and may have made links. A file is therefore opened step by step from the run's own folder, and no
+step follows a link or goes up: what lies outside cannot be reached, also where a name changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from cloudtrain.backend import FETCHABLE
+from cloudtrain.errors import BadRequest
+from cloudtrain.run import Run
+
+MOST = 2000  # files that are listed
+FETCHED = "fetched"  # below the home: what was brought here from elsewhere
+_STEP = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of a run: its path below the run's folder."""
+
+    path: str
+    size_bytes: int
+
+
+def folder(run: Run) -> Path:
+    """Return where a run's results lie on this machine, or will when they are fetched."""
+    record = run.record
+    if record.backend != "local":
+        return run.store.home / FETCHED / run.run_id
+    output = str(record.job.get("output") or "").removeprefix("file://")
+    if "://" in output:
+        return run.store.home / FETCHED / run.run_id
+    return (Path(output) if output else run.store.home / "runs") / run.run_id
+
+
+def listed(run: Run) -> list[Artifact]:
+    """Return a run's files, the first 2,000 by their names; links are left out."""
+    root = folder(run)
+    found: list[Artifact] = []
+    for name in FETCHABLE:
+        if not (root / name).is_symlink():
+            for artifact in _walk(root, name):
+                found.append(artifact)
+                if len(found) >= MOST:
+                    return found
+    return found
+
+
+def _walk(root: Path, below: str) -> Iterator[Artifact]:
+    try:
+        with os.scandir(root / below) as entries:
+            known = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in known:
+        path = f"{below}/{entry.name}"
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(root, path)
+            elif entry.is_file(follow_symlinks=False):
+                yield Artifact(path, entry.stat(follow_symlinks=False).st_size)
+        except OSError:
+            continue  # gone meanwhile
+
+
+def opened(run: Run, path: str) -> int:
+    """Return a file descriptor of one of a run's files; raises BadRequest for what is none."""
+    parts = path.split("/")
+    if parts[0] not in FETCHABLE or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
+        raise BadRequest("the run has no such file")
+    try:
+        at = os.open(folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in parts[:-1]:
+            at = _inside(at, part, _STEP | os.O_DIRECTORY)
+        at = _inside(at, parts[-1], _STEP | os.O_NONBLOCK)  # of a pipe nobody may be at the other end
+    except OSError:
+        raise BadRequest("the run has no such file") from None
+    if not stat.S_ISREG(os.fstat(at).st_mode):
+        os.close(at)
+        raise BadRequest("the run has no such file")
+    return at
+
+
+def _inside(at: int, name: str, flags: int) -> int:
+    """Open a name in a folder and give that folder back."""
+    try:
+        return os.open(name, flags, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def pieces(at: int, size_bytes: int) -> Iterator[bytes]:
+    """Yield the first bytes of a file, which may still grow, and close it."""
+    try:
+        while size_bytes > 0 and (piece := os.read(at, min(PIECE, size_bytes))):
+            size_bytes -= len(piece)
+            yield piece
+    finally:
+        os.close(at)
+
+
+def address(run_id: str, path: str) -> str:
+    """Return where the console gives a file; "" for a name that is no text, which no address can hold."""
+    try:
+        return f"/runs/{quote(run_id, safe='')}/files/{quote(path)}"
+    except UnicodeEncodeError:
+        return ""
+
+
+def route() -> None:
+    """Let the console answer for files."""
+    from fastapi import HTTPException
+    from nicegui import app
+    from starlette.responses import StreamingResponse
+
+    from cloudtrain.console import history
+
+    @app.get("/runs/{run_id}/files/{path:path}")
+    async def give(run_id: str, path: str) -> StreamingResponse:
+        try:
+            at = await history.current().of(run_id, lambda run: opened(run, path))
+        except Exception:
+            raise HTTPException(404, "the run has no such file") from None
+        name, size_bytes = quote(path.rpartition("/")[2], safe=""), os.fstat(at).st_size
+        headers = {
+            "content-disposition": f"attachment; filename*=UTF-8''{name}",  # never shown as a page of ours
+            "content-length": str(size_bytes),
+            "content-security-policy": "sandbox; default-src 'none'",
+        }
+        return StreamingResponse(pieces(at, size_bytes), media_type="application/octet-stream", headers=headers)

@@ -1,0 +1,185 @@
+"""Curves as pictures that can be zoomed: a run's, or several runs' one over the other, redrawn when points have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cloudtrain import plots
+from cloudtrain.console import history, parts
+from cloudtrain.run import Run
+from cloudtrain.store import Store
+
+POINTS = 600  # of a curve: a picture is about as many pixels wide
+MOST = 24  # pictures on a page at first
+# Plotly's buttons that stay on this machine; others offer to send a figure to a server
+_BUTTONS = [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]]
+_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": _BUTTONS, "showTips": False}
+_LAYOUT = {
+    "template": None,
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "height": 250,
+    "margin": {"l": 48, "r": 12, "t": 34, "b": 34},
+    "uirevision": "kept",  # a person's zoom stays when points come
+    "font": {"size": 12, "family": "system-ui, sans-serif"},
+    "legend": {"orientation": "h", "y": -0.16},
+    "hovermode": "x unified",
+}
+_AXIS = {
+    "gridcolor": "rgba(128,140,152,.22)",
+    "zeroline": False,
+    "linecolor": "rgba(128,140,152,.4)",
+    "automargin": True,
+}
+
+
+@dataclass
+class Look:
+    """How curves are drawn."""
+
+    over: Literal["step", "time"] = "step"
+    smoothing: float = 0.0
+    log: bool = False
+
+
+class Curves:
+    """The curves of some runs on a page."""
+
+    def __init__(self, run_ids: Sequence[str], *, controls: bool = True) -> None:
+        self._ids = list(run_ids)
+        self._look = Look()
+        self._drawn: dict[str, Any] = {}  # by metric: its picture
+        self._known: object = None
+        self._controls = controls
+
+    async def show(self) -> None:
+        """Draw them."""
+        from nicegui import ui
+
+        if self._controls:
+            with ui.element("div").classes("ct-row"):
+                self._choices()
+        self._none = ui.label("no metrics yet").classes("ct-dim")
+        self._grid = ui.element("div").classes("ct-plots")
+        await self.refresh()
+
+    def _choices(self) -> None:
+        from nicegui import ui
+
+        def changes(name: str) -> Callable[[Any], Any]:
+            async def changed(event: Any) -> None:
+                setattr(self._look, name, event.value)
+                await self.refresh(at_once=True)
+
+            return changed
+
+        over = {"step": "over steps", "time": "over time"}
+        ui.select(over, value="step", label="axis", on_change=changes("over")).props("outlined dense").classes(
+            "ct-choice"
+        )
+        smooth = {0.0: "as it is", 0.6: "a little", 0.9: "smooth", 0.98: "very smooth"}
+        ui.select(smooth, value=0.0, label="smoothing", on_change=changes("smoothing")).props("outlined dense").classes(
+            "ct-choice"
+        )
+        ui.checkbox("log scale", on_change=changes("log"))
+
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Draw again what has new points, or everything with `at_once`."""
+        ids = self._ids
+        known = await history.current().ask(lambda store: _known(store, ids))
+        if known == self._known and not at_once:
+            return
+        self._known = known
+        names = list(dict.fromkeys(name for _, name, _, _ in known))[:MOST]
+        look = self._look
+        figures = await history.current().ask(lambda store: _figures(store, ids, names, look))
+        self._none.visible = not figures
+        for name, figure in figures.items():
+            self._put(name, figure)
+
+    def _put(self, name: str, figure: dict[str, Any]) -> None:
+        from nicegui import ui
+
+        from cloudtrain.console import text
+
+        if name in self._drawn:
+            self._drawn[name].update_figure(figure)
+            return
+        with self._grid, ui.element("div").classes("ct-plot").props('role="img"') as around:
+            around.props["aria-label"] = f"curve of {text.clean(name, 80)}"
+            self._drawn[name] = ui.plotly(figure)
+
+
+def _known(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    return [(run_id, row.name, row.points, row.step) for run_id in ids for row in store.curves.summary(run_id)]
+
+
+def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: Look) -> dict[str, dict[str, Any]]:
+    runs = [Run(run_id, store) for run_id in ids]
+    return {
+        name: plain(plots.curves(runs, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=POINTS))
+        for name in names
+    }
+
+
+def plain(figure: Any) -> dict[str, Any]:
+    """Return a figure of plots.py as the page's plotly draws it: our colours behind and around it, our buttons."""
+    data = figure.to_plotly_json()
+    layout = data["layout"] | _LAYOUT
+    for name in [key for key in layout if key.startswith(("xaxis", "yaxis"))]:
+        layout[name] = layout[name] | _AXIS
+    return {"data": data["data"], "layout": layout, "config": _CONFIG}
+
+
+class Use:
+    """What a run's nodes used, on its page."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._known = -1
+        self._drawn: Any = None
+
+    async def show(self) -> None:
+        """Draw it."""
+        from nicegui import ui
+
+        self._none = ui.label("nothing was told of it yet").classes("ct-dim")
+        self._around = ui.element("div").classes("ct-plot").props('role="img" aria-label="use of each node over time"')
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Draw it again where something new was told."""
+        from nicegui import ui
+
+        known, figure = await history.current().of(self._run_id, lambda run: _use(run, self._known))
+        if figure is None:
+            return
+        self._known = known
+        self._none.visible = False
+        if self._drawn is None:
+            with self._around:
+                self._drawn = ui.plotly(figure)
+        else:
+            self._drawn.update_figure(figure)
+
+
+def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
+    count = len(run.store.events(run.run_id, "usage"))
+    if count in (0, known):
+        return count, None
+    figure = plain(plots.use(run))
+    figure["layout"]["height"] = 250 * (2 if "xaxis3" in figure["layout"] else 1) + 20
+    return count, figure
+
+
+async def of_run(run_id: str, live: list[Callable[[], Any]]) -> None:
+    """Draw the curves and the use of a run; what keeps them up to date joins `live`."""
+    with parts.card("Curves"):
+        curves = Curves([run_id])
+        await curves.show()
+    with parts.card("Use of each node"):
+        use = Use(run_id)
+        await use.show()
+    live += [curves.refresh, use.refresh]

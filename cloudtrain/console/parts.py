@@ -1,0 +1,120 @@
+"""Pieces that pages are made of: a state, pairs, a table, text as it was written. What they show is text, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.console import frame, text
+from cloudtrain.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOKS = {
+    State.SUCCEEDED: "ct-good",
+    State.RUNNING: "ct-live",
+    State.STARTING: "ct-live",
+    State.STOPPING: "ct-warn",
+    State.PREEMPTED: "ct-warn",
+    State.CANCELLED: "ct-warn",
+    State.FAILED: "ct-bad",
+    State.LOST: "ct-bad",
+    State.TIMED_OUT: "ct-bad",
+}
+
+
+def state(what: State) -> None:
+    """Show a state."""
+    from nicegui import ui
+
+    ui.label(what.value).classes(f"ct-state {_LOOKS.get(what, '')}")
+
+
+@contextmanager
+def card(title: str = "", *, name: str = "") -> Iterator[Any]:
+    """Draw a box with a heading; a person who hears the page is told its name."""
+    from nicegui import ui
+
+    with ui.element("section").classes("ct-card") as made:
+        made.props["aria-label"] = name or title
+        if title:
+            frame.heading(title, 2)
+        yield made
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> None:
+    """Show labels and values, those that there are."""
+    from nicegui import ui
+
+    with ui.element("dl").classes("ct-pairs"):
+        for label, value in rows:
+            if value in (None, ""):
+                continue
+            with ui.element("dt"):
+                frame.plain(label)
+            with ui.element("dd"):
+                if callable(value):
+                    value()
+                else:
+                    for line in str(value).split("\n"):
+                        ui.label(text.clean(line, 2000))
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    caption: str,
+    looks: Mapping[str, str] | None = None,
+) -> None:
+    """Show a table; a cell is text, or a function that draws it. `looks` are CSS classes of columns by their head."""
+    from nicegui import ui
+
+    of = [(looks or {}).get(head, "") for head in heads]
+    with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region"') as around:
+        around.props["aria-label"] = caption
+        with ui.element("table").classes("ct-table"):
+            with ui.element("thead"), ui.element("tr"):
+                for head, look in zip(heads, of, strict=True):
+                    with ui.element("th").props('scope="col"').classes(look):
+                        frame.plain(head)
+            with ui.element("tbody"):
+                for row in rows:
+                    with ui.element("tr"):
+                        for cell, look in zip(row, of, strict=True):
+                            with ui.element("td").classes(look):
+                                if callable(cell):
+                                    cell()
+                                elif cell not in (None, ""):
+                                    ui.label(text.clean(cell if isinstance(cell, str) else text.clean(cell)))
+
+
+def written(lines: str, *, name: str, most: int = 200_000) -> None:
+    """Show text as it was written, line by line, the first `most` characters."""
+    from nicegui import ui
+
+    shown = "\n".join(text.clean(line, 2000) for line in lines[:most].split("\n"))
+    with ui.element("pre").classes("ct-pre").props('tabindex="0" role="region"') as made:
+        made.props["aria-label"] = name
+        ui.label(shown + ("\n…" if len(lines) > most else "")).style("white-space: pre-wrap")
+
+
+@contextmanager
+def folded(title: str, *, opened: bool = False) -> Iterator[None]:
+    """Draw something that a person opens."""
+    from nicegui import ui
+
+    with ui.element("details") as made:
+        made.props["open"] = opened
+        with ui.element("summary"):
+            frame.plain(title)
+        yield
+
+
+def button(words: str, on_click: Any, look: str = "ct-plain", icon: str = "") -> Any:
+    """Draw a button."""
+    from nicegui import ui
+
+    return ui.button(words, on_click=on_click, color=None, icon=icon or None).props("unelevated no-caps").classes(look)
