@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
@@ -27,14 +27,28 @@ class Difference:
     second: Any
 
 
+@dataclass(frozen=True)
+class Row:
+    """One value in which some runs differ, of each of them; None where a run has no such value."""
+
+    section: str
+    path: str
+    values: tuple[Any, ...]
+
+
 def between(first: Run, second: Run) -> list[Difference]:
     """Return what differs, section by section; what names a run itself counts as equal."""
+    return [Difference(row.section, row.path, *row.values) for row in among([first, second])]
+
+
+def among(runs: Sequence[Run]) -> list[Row]:
+    """Return in what some runs differ, section by section, as `between` does for two."""
     found = []
-    for section, one, other in zip(SECTIONS, _sides(first), _sides(second), strict=True):
-        for path in dict.fromkeys([*one, *other]):
-            a, b = one.get(path, _ABSENT), other.get(path, _ABSENT)
-            if a != b:
-                found.append(Difference(section, path, None if a is _ABSENT else a, None if b is _ABSENT else b))
+    for section, *sides in zip(SECTIONS, *map(_sides, runs), strict=True):
+        for path in dict.fromkeys(path for side in sides for path in side):
+            values = [side.get(path, _ABSENT) for side in sides]
+            if any(value != values[0] for value in values):
+                found.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
     return found
 
 

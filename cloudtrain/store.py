@@ -344,6 +344,42 @@ class Store:
         with self.database.read() as db:
             return [_run(row) for row in db.execute(query, values)]
 
+    def page(
+        self,
+        *,
+        words: str = "",
+        states: Sequence[State] = (),
+        target: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> tuple[list[RunRecord], int]:
+        """Return a page of the runs, the newest first, and how many there are in all; `words` stand in their ids."""
+        wheres, values = ["1"], []
+        if words:
+            wheres.append("run_id LIKE ? ESCAPE '!'")
+            values.append(f"%{''.join('!' + letter if letter in '%_!' else letter for letter in words)}%")
+        if states:
+            wheres.append(f"state IN ({_marks(states)})")
+            values += [state.value for state in states]
+        if target is not None:
+            wheres.append("target = ?")
+            values.append(target)
+        where = " AND ".join(wheres)
+        with self.database.read() as db:
+            count = db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()[0]
+            # The ids first: an offset would read whole rows, with their jobs, only to skip them.
+            ids = (
+                f"SELECT run_id FROM runs WHERE {where} ORDER BY created_at DESC, run_id DESC LIMIT {int(limit)}"
+                f" OFFSET {int(offset)}"
+            )
+            rows = db.execute(f"{_RUNS} WHERE run_id IN ({ids}) ORDER BY created_at DESC, run_id DESC", values)
+            return [_run(row) for row in rows], count
+
+    def targets(self) -> list[str]:
+        """Return the targets of all runs."""
+        with self.database.read() as db:
+            return [row[0] for row in db.execute("SELECT DISTINCT target FROM runs ORDER BY target")]
+
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         """Return a run's attempts, the oldest first."""
         with self.database.read() as db:
