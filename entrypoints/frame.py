@@ -26,6 +26,7 @@ class Frame:
     optimizer: torch.optim.Optimizer  # the bare one, which schedules and checkpoints know
     stepper: Any  # Accelerate's
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
+    tied: tuple[str, str] | None = None  # snapshot.Training.tied
 
     def __init__(self, accelerator: Any, layout: Layout) -> None:
         self.accelerator, self.layout = accelerator, layout

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -215,7 +216,7 @@ class Keeper:
         self.verified.add(found.path.name)
         parallel.from_rank_0(lambda: snapshot.check_layout(found.path, training))
         loop, ranks = snapshot.read(found.path, training)
+        alike = partial(snapshot.same_layout, found.path, training)
         self.saved_step = found.step
         self.say(f"resumed from {found.path}")
-        rank = parallel.rank()
-        return loop, ranks[rank] if len(ranks) == parallel.world_size() else {}
+        return loop, ranks[parallel.rank()] if parallel.from_rank_0(alike) else {}

@@ -43,10 +43,12 @@ class Pipeline(Sharded):
         self.mesh = mesh_of(layout, self.device)
         if layout.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
+        names = twins(bare)
         tied = untie(bare)
         self.place = layout.stage_rank(self.rank)
         # Stage s lies on rank s mod the pipeline's length: that is what interleaving means.
         indices = list(range(self.place, layout.stages, layout.pipeline))
+        self.tied = names if tied and layout.stages - 1 in indices else None
         self.stages = dict(zip(indices, cut(bare, indices, layout.stages), strict=True))
         bare.to(self.device)
         for stage in self.stages.values():
@@ -202,6 +204,13 @@ class Pipeline(Sharded):
         for stage in self.stages.values():
             if isinstance(stage, FSDPModule):
                 stage.reshard()
+
+
+def twins(model: Any) -> tuple[str, str] | None:
+    """Return the names of the output embedding and of the input embedding that is the same matrix."""
+    matrix = model.get_input_embeddings().weight
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is matrix]
+    return (names[-1], names[0]) if len(names) == 2 else None
 
 
 def microbatches(layout: Layout, batch: int) -> int:

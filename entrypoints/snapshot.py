@@ -38,6 +38,7 @@ class Training:
     scaler: Any = None
     parts: str = ""  # sharded or deepspeed: every rank has its own; otherwise all have the same
     layout: str = ""  # for people
+    tied: tuple[str, str] | None = None  # a parameter that is another one's twin here: its name, and the common one
 
 
 @dataclass
@@ -109,7 +110,6 @@ def write_parts(path: Path, taken: Taken, training: Training, group: Any) -> Non
 
 def read_parts(path: Path, training: Training) -> None:
     """Put this rank's part of model and optimizer back; collective."""
-    from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if training.parts == "deepspeed":
@@ -117,13 +117,7 @@ def read_parts(path: Path, training: Training) -> None:
         return
     state = tensors(training)
     load(state, checkpoint_id=path / "state")
-    set_state_dict(
-        training.model,
-        training.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=_options(training),
-    )
+    _put_back(state, training)
 
 
 def check_seen(folder: Path) -> None:
@@ -143,15 +137,21 @@ def check_layout(path: Path, training: Training) -> None:
     """Raise Refused for a checkpoint of a layout from which this one cannot go on."""
     facts = json.loads((path / checkpoint.MARKER).read_bytes())
     parts, layout = facts.get("parts", ""), facts.get("layout", "")
-    if parts != training.parts or (layout != training.layout and "pipeline" in f"{parts} {layout} {training.layout}"):
-        raise Refused(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
-    if parts == "deepspeed" and layout != training.layout:
+    if "deepspeed" not in (parts, training.parts) or (parts, layout) == (training.parts, training.layout):
+        return
+    if parts == training.parts:
         raise Refused(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
+    raise Refused(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
+
+
+def same_layout(path: Path, training: Training) -> bool:
+    """Return whether a checkpoint's ranks are what these are: each goes on with its own random numbers."""
+    facts = json.loads((path / checkpoint.MARKER).read_bytes())
+    return bool(facts.get("world_size") == parallel.world_size() and facts.get("layout") == training.layout)
 
 
 def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Put model, optimizer, schedule and scaler back and return (loop, each rank's own); collective."""
-    from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
     state = {} if training.parts else tensors(training)
@@ -168,10 +168,7 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
     if training.parts:
         read_parts(path, training)
     else:
-        state = _handed_on(state)
-        set_state_dict(
-            training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        _put_back(_handed_on(state), training)
     training.schedule.load_state_dict(loop.pop("schedule"))
     if (scaler := loop.pop("scaler")) and training.scaler is not None:
         training.scaler.load_state_dict(scaler)
@@ -184,8 +181,34 @@ def tensors(training: Training) -> dict[str, Any]:
         return {}
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model, optimizer = get_state_dict(training.model, training.optimizer, options=_options(training))
-    return {"model": model, "optimizer": optimizer}
+    model, optimizer = get_state_dict(training.model, training.optimizer, options=_options())
+    return {"model": model, "optimizer": _renamed(optimizer, training.tied)}
+
+
+def _put_back(state: dict[str, Any], training: Training) -> None:
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=_renamed(state["optimizer"], training.tied and training.tied[::-1]),
+        options=_options(),
+    )
+
+
+def _renamed(optimizer: dict[str, Any], names: tuple[str, str] | None) -> dict[str, Any]:
+    """Return the optimizer's flat state with one parameter under another name: where a matrix has a twin in the last stage
+    of a pipeline, all other layouts know the one only."""
+    if names is None:
+        return optimizer
+    before, after = ([f"{kind}.{name}." for kind in ("state", "param_groups")] for name in names)
+    found = {}
+    for key, value in optimizer.items():
+        for old, new in zip(before, after, strict=True):
+            key = new + key.removeprefix(old) if key.startswith(old) else key
+        found[key] = value
+    return found
 
 
 def bytes_of(state: Any) -> int:
@@ -199,11 +222,11 @@ def bytes_of(state: Any) -> int:
     return state.numel() * state.element_size() if isinstance(state, torch.Tensor) else 0
 
 
-def _options(training: Training) -> Any:
-    """Return how states are named: in parts each parameter for itself, since no two ranks need have the same ones."""
+def _options() -> Any:
+    """Return how states are named: each parameter's for itself, since no two layouts need have the same groups."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    return StateDictOptions(flatten_optimizer_state_dict=bool(training.parts))
+    return StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def _handed_on(state: Any) -> Any:

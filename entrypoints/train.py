@@ -133,7 +133,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     del bare  # some strategies have it in parts now
     model = frame.model
     schedule = models.schedule(frame.optimizer, arguments, total_steps)
-    training = Training(model, frame.optimizer, schedule, accelerator.scaler, frame.parts_kept, plan.described)
+    training = Training(
+        model, frame.optimizer, schedule, accelerator.scaler, frame.parts_kept, plan.described, frame.tied
+    )
 
     facts = frame.describe()
     versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
+def test_killed_and_started_again_is_exact(tmp_path: Path, case: str, figure: Callable):
     world, more = CASES[case]
     args = arguments(tmp_path / "texts", *more)
     unbroken = train(tmp_path / "unbroken", args, world)
@@ -57,6 +58,7 @@ def test_killed_and_started_again_is_exact(tmp_path: Path, case: str):
     assert all((one[name] == other[name]).all() for name in one | other)
     start = f"held-out loss {unbroken.held_out()[0]:.3f} -> "
     assert start in unbroken.output() and start in resumed.output()
+    figure("resume", {"written": f"{case} (killed)"})
 
 
 def test_three_ranks_sum_in_the_same_order_again(tmp_path: Path):
