@@ -22,7 +22,7 @@ from cloudtrain.outputfiles import OutputFiles, opened
 from cloudtrain.state import State, Status
 
 VERSION = 1
-MOST_RECORD = 1 << 20  # bytes of a run.json
+MOST_RECORD = 4 << 20  # bytes of a run.json
 MOST_PIECE = 20 << 20  # bytes of a piece of a log
 MOST_LOG = 4 << 30  # bytes of an attempt's logs together; what is behind is left out
 MOST_TEXT = 64 << 10  # characters of a text
@@ -59,7 +59,7 @@ class SharedRun:
     """The history of one run at a URI. Every call blocks; raises BackendError, BadRequest."""
 
     def __init__(self, uri: str) -> None:
-        self.files: OutputFiles = opened(uri.rstrip("/").removesuffix("/run.json"))
+        self.files: OutputFiles = opened(uri.removesuffix("/run.json"))
         self.uri = self.files.uri
         self._base = ""  # "checkpoints/" where SageMaker brought it home
 
