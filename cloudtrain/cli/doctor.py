@@ -98,11 +98,15 @@ def _disk(home: Path) -> Finding:
 def _history(home: Path) -> Finding:
     if not (home / "history.sqlite3").exists():
         return Finding("history", None, "none yet")
+    from cloudtrain.store import Store
+
+    store = Store(home)
     try:
-        count = len(runs.history().names())
+        count = len(store.names())
     except CloudtrainError as error:
         return Finding("history", False, error.message, error.hint)
-    return Finding("history", True, f"{count} run{'s' * (count != 1)}")
+    told = store.warnings
+    return Finding("history", not told, "; ".join([f"{count} run{'s' * (count != 1)}", *told]))
 
 
 def _installed(package: str, extra: str) -> Finding:
