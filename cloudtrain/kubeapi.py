@@ -1,59 +1,49 @@
-"""A Kubernetes API server as seen from a client: kubeconfig or the pod we run in, calls, retries, errors as sentences.
+"""A Kubernetes API server as seen from a client: calls, retries, errors as sentences.
 
 The standard library alone: plans, and looks that are repeated, should not wait for a large SDK to be imported.
 """
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
-import os
 import ssl
-import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
+from cloudtrain import kubeconfig
 from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.kubeconfig import Place
 
-POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 60.0
-LOGIN_S = 120.0  # of a credential plugin, which may ask a person
 TRIES = 5
 PAUSE_S = 0.25  # doubled from try to try
+MAX_PAUSE_S = 30.0  # of what a server may ask for by Retry-After
 LATER = (429, 500, 502, 503, 504)
+PIECE = 1 << 20  # bytes in memory at a time
 Document = dict[str, Any]
 
 
 class KubeError(BackendError):
     """The server answered with an error; `status` is that of HTTP."""
 
-    def __init__(self, status: int, said: str, what: str) -> None:
-        message, hint = _explained(status, said, what)
-        super().__init__(message, hint)
-        self.status, self.said = status, said
-
-
-class Place(NamedTuple):
-    """Where a server is and who we are there."""
-
-    server: str
-    user: Mapping[str, Any]
-    cluster: Mapping[str, Any]
-    folder: Path  # what paths in a kubeconfig are relative to
+    def __init__(self, status: int, body: bytes, what: str, retry_after: str | None = None) -> None:
+        super().__init__(*_explained(status, _said(body), what))
+        self.status, self.body = status, body
+        self.retry_after = float(retry_after) if retry_after and retry_after.isdigit() else 0.0  # seconds
 
 
 class KubeApi:
     """Calls of one context. Nothing is read or asked before it is needed; raises BackendError, Unreachable."""
 
-    def __init__(self, kubeconfig: str | None, context: str | None, server: str | None = None) -> None:
-        self._kubeconfig, self._context, self._pinned = kubeconfig, context, server
+    def __init__(
+        self, kubeconfig: str | None, context: str | None, server: str | None = None, ca: str | None = None
+    ) -> None:
+        self._kubeconfig, self._context, self._pinned, self._ca = kubeconfig, context, server, ca
         self._place: Place | None = None
         self._opener: Any = None
         self._token: tuple[str, float] | None = None  # and until when it is good
@@ -62,12 +52,27 @@ class KubeApi:
     def place(self) -> Place:
         """Where calls go; raises BackendError where no configuration is found, or another server than the pinned one."""
         if self._place is None:
-            found = _from_files(self._kubeconfig, self._context)
+            found = kubeconfig.read(self._kubeconfig, self._context)
             if self._pinned and found.server.rstrip("/") != self._pinned.rstrip("/"):
                 said = f"the context leads to {found.server}, the target is pinned to {self._pinned}"
                 raise BackendError(said, "choose another context, or change options.kubernetes.server")
+            if self._ca and found.ca != self._ca:
+                said = f"{found.server} is another cluster than the one that the target is pinned to: its authority differs"
+                raise BackendError(said, "choose another context, or change options.kubernetes.ca")
             self._place = found
         return self._place
+
+    def pin(self) -> dict[str, str]:
+        """Return the options by which later looks go to this cluster and no other; {} where no cluster is known here.
+
+        Only files are read. A context that leads elsewhere than the pinned server is told by the first call.
+        """
+        try:
+            place = self.place
+        except BackendError:
+            return {}
+        found = {"context": place.context, "server": place.server, "ca": place.ca}
+        return {name: value for name, value in found.items() if value}
 
     def get(self, path: str, what: str, query: Mapping[str, str] | None = None) -> Document | None:
         """Return an object or a list, None where there is no such thing; blocking."""
@@ -90,37 +95,80 @@ class KubeApi:
         """
         data = None if body is None else json.dumps(body).encode()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        address = self.place.server.rstrip("/") + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        headers = {"Content-Type": kind} if data else {}
+        # A patch names no version: 409 says that the object changed too often meanwhile, not that ours is stale.
+        later = (*LATER, 409) if method == "PATCH" else LATER
         for turn in range(TRIES):
-            if turn:
-                time.sleep(min(PAUSE_S * 2**turn, 8.0))
-            last = turn == TRIES - 1
-            headers = {"Accept": "application/json, */*", **self._signed(), **({"Content-Type": kind} if data else {})}
             try:
-                request = urllib.request.Request(address, data, headers, method=method)
-                with self._open(request) as answer:
+                with self._ask(method, path, what, query, data, headers) as answer:
                     return answer.status, answer.read()
-            except urllib.error.HTTPError as error:
-                with error:
-                    status, text = error.code, error.read()
-                if status in fine:
-                    return status, text
-                if status == 401 and self._token is not None and not last:
-                    self._token = None  # it was revoked: the plugin, or the file, has a new one
-                    continue
-                if last or status not in LATER:
-                    raise KubeError(status, _said(text), what) from None
+            except KubeError as error:
+                if error.status in fine:
+                    return error.status, error.body
+                if turn == TRIES - 1 or not (error.status in later or self._forgot(error)):
+                    raise
+                time.sleep(_pause(turn, error.retry_after))
             except (OSError, http.client.HTTPException) as error:
-                if last:
-                    reason = getattr(error, "reason", None) or error
-                    raise Unreachable(
-                        f"{what}: {self.place.server} was not reached: {reason}", _network(reason)
-                    ) from None
+                if turn == TRIES - 1:
+                    raise self._unreachable(what, error) from None
+                time.sleep(_pause(turn))
         raise AssertionError("the last try returns or raises")
+
+    def copy(self, path: str, what: str, query: Mapping[str, str], headers: Mapping[str, str], file: BinaryIO) -> None:
+        """Append an answer's bytes to a file, piece by piece; blocking. What broke off goes on at `from=<bytes>`."""
+        turn = 0
+        while True:
+            start = file.tell()
+            try:
+                with self._ask("GET", path, what, {**query, "from": str(start)}, None, headers) as answer:
+                    expected = int(answer.headers.get("Content-Length") or 0)
+                    while piece := answer.read(PIECE):
+                        file.write(piece)
+                if file.tell() - start < expected:
+                    raise http.client.IncompleteRead(b"")
+                return
+            except KubeError as error:
+                if turn == TRIES - 1 or error.status not in LATER:
+                    raise
+                time.sleep(_pause(turn, error.retry_after))
+            except (OSError, http.client.HTTPException) as error:
+                if turn == TRIES - 1:
+                    raise self._unreachable(what, error) from None
+                time.sleep(_pause(turn))
+            turn = 0 if file.tell() > start else turn + 1
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        query: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Any:
+        """Send one request and return its open answer; raises KubeError for an answer that is none of 2xx, OSError."""
+        address = self.place.server.rstrip("/") + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        signed = {"Accept": "application/json, */*", **self._signed(), **headers}
+        try:
+            return self._open(urllib.request.Request(address, data, signed, method=method))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise KubeError(error.code, error.read(), what, error.headers.get("Retry-After")) from None
+
+    def _forgot(self, error: KubeError) -> bool:
+        """Drop a token that is not accepted and may have been renewed; True where there may be another one."""
+        if error.status != 401 or self._token is None or self.place.user.get("token"):
+            return False
+        self._token = None
+        return True
+
+    def _unreachable(self, what: str, error: Exception) -> Unreachable:
+        reason = getattr(error, "reason", None) or error
+        return Unreachable(f"{what}: {self.place.server} was not reached: {reason}", _network(reason))
 
     def _open(self, request: urllib.request.Request) -> Any:
         if self._opener is None:
-            handlers: list[Any] = [urllib.request.HTTPSHandler(context=_tls(self.place))]
+            handlers: list[Any] = [urllib.request.HTTPSHandler(context=kubeconfig.tls(self.place))]
             if proxy := self.place.cluster.get("proxy-url"):
                 handlers.append(urllib.request.ProxyHandler({"http": proxy, "https": proxy}))
             self._opener = urllib.request.build_opener(*handlers)
@@ -129,118 +177,16 @@ class KubeApi:
     def _signed(self) -> dict[str, str]:
         user = self.place.user
         if self._token is None or self._token[1] <= time.time():
-            self._token = self._new_token(user)
-        return {"Authorization": f"Bearer {self._token[0]}"} if self._token else {}
-
-    def _new_token(self, user: Mapping[str, Any]) -> tuple[str, float] | None:
-        if user.get("token"):
-            return str(user["token"]), float("inf")
-        if path := user.get("tokenFile"):
-            try:
-                return (self.place.folder / path).read_text().strip(), time.time() + 60  # it is renewed in place
-            except OSError as error:
-                raise BackendError(f"the token {path} cannot be read: {error.strerror}") from None
-        return _from_plugin(user["exec"], self.place.folder) if user.get("exec") else None
+            self._token = kubeconfig.token(self.place)
+        if user.get("as-groups") or user.get("as-user-extra"):
+            raise BackendError("the kubeconfig impersonates a group", "only `as: NAME` is known here")
+        found = {"Impersonate-User": str(user["as"])} if user.get("as") else {}
+        return {**found, "Authorization": f"Bearer {self._token[0]}"} if self._token else found
 
 
-def _from_files(kubeconfig: str | None, context: str | None) -> Place:
-    import yaml
-
-    given = kubeconfig or os.environ.get("KUBECONFIG", "")
-    paths = [Path(part).expanduser() for part in given.split(os.pathsep) if part] or [
-        Path("~/.kube/config").expanduser()
-    ]
-    documents: list[tuple[Path, Document]] = []
-    for path in paths:
-        try:
-            documents.append((path, yaml.safe_load(path.read_text()) or {}))
-        except FileNotFoundError:
-            continue
-        except (OSError, yaml.YAMLError) as error:
-            raise BackendError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    if not documents:
-        if not given and "KUBERNETES_SERVICE_HOST" in os.environ:
-            return _from_pod()
-        said = f"there is no kubeconfig ({os.pathsep.join(map(str, paths))})"
-        raise BackendError(said, "options.kubernetes.kubeconfig, $KUBECONFIG, or `gcloud`/`aws`/`kind` write one")
-
-    def named(kind: str, name: str) -> tuple[Path, Document]:
-        for path, document in documents:
-            for item in document.get(kind) or ():
-                if item.get("name") == name:
-                    return path.parent, item.get(kind.rstrip("s")) or {}
-        known = sorted(str(i.get("name")) for _, document in documents for i in document.get(kind) or ())
-        raise BackendError(f"the kubeconfig has no {kind.rstrip('s')} {name!r}", f"it has {', '.join(known) or 'none'}")
-
-    chosen = context or next((str(d["current-context"]) for _, d in documents if d.get("current-context")), "")
-    if not chosen:
-        raise BackendError("the kubeconfig has no current context", "options.kubernetes.context names one")
-    _, about = named("contexts", chosen)
-    folder, cluster = named("clusters", str(about.get("cluster")))
-    user_folder, user = named("users", str(about["user"])) if about.get("user") else (folder, {})
-    if not cluster.get("server"):
-        raise BackendError(f"the context {chosen} names no server")
-    if folder != user_folder:
-        user = {
-            k: str(user_folder / v) if k in ("tokenFile", "client-certificate", "client-key") else v
-            for k, v in user.items()
-        }
-    return Place(str(cluster["server"]), user, cluster, folder)
-
-
-def _from_pod() -> Place:
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    host = f"[{host}]" if ":" in host else host
-    return Place(
-        f"https://{host}:{port}", {"tokenFile": str(POD / "token")}, {"certificate-authority": str(POD / "ca.crt")}, POD
-    )
-
-
-def _from_plugin(plugin: Mapping[str, Any], folder: Path) -> tuple[str, float]:
-    """Ask a credential plugin (gke-gcloud-auth-plugin, aws) for a token; blocking. Raises BackendError."""
-    command = str(plugin.get("command"))
-    if "/" in command:
-        command = str(folder / command)
-    about = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
-    env = {**os.environ, "KUBERNETES_EXEC_INFO": json.dumps(about)}
-    env |= {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
-    argv = [command, *map(str, plugin.get("args") or ())]
-    try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LOGIN_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        hint = str(plugin.get("installHint") or "the kubeconfig names it as its credential plugin").strip()
-        raise BackendError(f"{plugin.get('command')} did not give credentials: {error}", hint) from None
-    try:
-        status = json.loads(done.stdout)["status"]
-        token = str(status["token"])
-    except (ValueError, KeyError, TypeError):
-        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise BackendError(f"{plugin.get('command')} did not give a token: {words[:300]}", "log in again") from None
-    until = _moment(str(status["expirationTimestamp"])) - 60 if status.get("expirationTimestamp") else float("inf")
-    return token, until
-
-
-def _tls(place: Place) -> ssl.SSLContext:
-    cluster, user = place.cluster, place.user
-    context = ssl.create_default_context()
-    try:
-        if cluster.get("insecure-skip-tls-verify"):
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        elif data := cluster.get("certificate-authority-data"):
-            context.load_verify_locations(cadata=base64.b64decode(data).decode())
-        elif path := cluster.get("certificate-authority"):
-            context.load_verify_locations(cafile=str(place.folder / path))
-        if user.get("client-certificate-data"):
-            with tempfile.NamedTemporaryFile() as file:  # mode 600; OpenSSL reads files only
-                file.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
-                file.write(base64.b64decode(user["client-key-data"]))
-                file.flush()
-                context.load_cert_chain(file.name)
-        elif user.get("client-certificate"):
-            context.load_cert_chain(place.folder / user["client-certificate"], place.folder / user["client-key"])
-    except (OSError, ValueError, KeyError) as error:
-        raise BackendError(f"the certificates of the kubeconfig cannot be used: {error}") from None
-    return context
+def _pause(turn: int, asked_s: float = 0.0) -> float:
+    """Return how long to wait before the next try; a server's own word counts."""
+    return max(min(2 * PAUSE_S * 2.0**turn, 8.0), min(asked_s, MAX_PAUSE_S))
 
 
 def _explained(status: int, said: str, what: str) -> tuple[str, str]:
@@ -269,9 +215,3 @@ def _network(reason: object) -> str:
     if isinstance(reason, ssl.SSLCertVerificationError):
         return "the kubeconfig's certificate authority is not the server's"
     return "check the network, a VPN, and the context (options.kubernetes.context)"
-
-
-def _moment(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -23,6 +23,9 @@ class KubernetesOptions(BaseModel):
     kubeconfig: str | None = Field(None, description="default: $KUBECONFIG, ~/.kube/config, or the pod we run in")
     context: str | None = Field(None, description="context of the kubeconfig; default: its current one")
     server: str | None = Field(None, description="address that the context must lead to: no job goes to another one")
+    ca: str | None = Field(
+        None, description="digest of the cluster's authority, as plans have it: another cluster is refused there too"
+    )
     namespace: str = Field("default", min_length=1, description="namespace that the job runs in")
     image: str | None = Field(None, description="container image of jobs that name none")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws import Aws, AwsError
 from cloudtrain.bucket import Bucket
-from cloudtrain.errors import BackendError
 from cloudtrain.googleapi import Api
 from cloudtrain.s3files import bring
 
@@ -45,29 +44,30 @@ class KubeStore:
 
     def text(self, prefix: str) -> str:
         """Return the pieces of a log below a prefix, in the order of their names; "" where there are none."""
-        scheme, bucket, below = _split(prefix)
+        scheme, bucket, _ = _split(prefix)
         pieces = io.BytesIO()
-        if scheme == "gs":
-            there = Bucket(self._google, bucket)
-            for name in sorted(there.sizes(below)):
-                there.read(name, pieces)
-        else:
-            listed = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below)
-            for name in sorted(str(item["Key"]) for page in listed for item in page.get("Contents", ())):
+        for name in self._names(prefix):
+            if scheme == "gs":
+                Bucket(self._google, bucket).read(name, pieces)
+            else:
                 pieces.write(self._aws.ask("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
         return pieces.getvalue().decode("utf-8", "replace")
 
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names of the folders below a prefix, in order."""
+        below = _split(prefix)[2]
+        rest = (name[len(below) :].partition("/") for name in self._names(prefix))
+        return sorted({folder for folder, slash, _ in rest if slash})
+
+    def _names(self, prefix: str) -> list[str]:
+        scheme, bucket, below = _split(prefix)
+        if scheme == "gs":
+            return sorted(Bucket(self._google, bucket).sizes(below))
+        listed = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below)
+        return sorted(str(item["Key"]) for page in listed for item in page.get("Contents", ()))
+
     def bring(self, base: str, folders: tuple[str, ...], into: Path) -> None:
         """Copy folders below a base; what is here already is not read again."""
-        if "://" not in base:
-            said = (
-                f"the results lie on a claim of the cluster, at {base}"
-                if base
-                else "the job had no output: nothing is kept"
-            )
-            raise BackendError(
-                said, "output: gs://bucket/... or s3://bucket/... can be fetched; kubectl cp reads a claim"
-            )
         into.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             scheme, bucket, prefix = _split(f"{base}/{folder}/")

@@ -1,32 +1,53 @@
 """The lines of an attempt on Kubernetes: from its pods while they are there, from its output when they are gone.
 
 The launcher numbers its lines at the source, so that every line is given out once, whichever way it comes. A line that
-has no number is from before the launcher, or from a container that never had one: those are counted instead.
+has no number is from before the launcher, or from a container that never had one: those are counted instead. A node that
+the cluster starts anew is another pod, which begins with number 0: its lines are numbered on from the next thousand million.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain import events
 from cloudtrain.backend import LogLine
 from cloudtrain.errors import BadRequest
 
 _LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
+STARTS = 1_000_000_000  # numbers of one start of a node
+
+
+class Start(NamedTuple):
+    """One pod of a node: when it was made, or its launcher began, as 20261122T061500Z, and its uid."""
+
+    made: str
+    uid: str
+
+
+NONE = Start("", "")
 
 
 class NodeLog:
-    """What was given out of one node's log: the next number, the time of the last line, and how many had no number."""
+    """What was given out of one node's log: of which pod, the next number, the last line's time, how many had no number."""
 
-    def __init__(self, node: int, next_seq: int = 0, loose: int = 0, at: str = "") -> None:
-        self.node, self.next, self.loose, self.at = node, next_seq, loose, at
+    def __init__(
+        self, node: int, start: int = 0, pod: Start = NONE, next_seq: int = 0, loose: int = 0, at: str = ""
+    ) -> None:
+        self.node, self.start, self.pod = node, start, pod
+        self.next, self.loose, self.at = next_seq, loose, at
         self.gap = False  # what the pod gave began behind what is known
 
     @property
     def mark(self) -> str:
-        return f"{self.node}:{self.next}:{self.loose}:{self.at}"
+        return f"{self.node}:{self.start}:{self.pod.made}:{self.pod.uid}:{self.next}:{self.loose}:{self.at}"
+
+    def begin(self, pod: Start) -> None:
+        """Go on with another pod of this node."""
+        if self.next or self.loose:
+            self.start += 1
+        self.pod, self.next, self.loose, self.at = pod, 0, 0, ""
 
     def new(self, text: str) -> Iterator[tuple[str, int, int, str]]:
         """Yield (time, rank, number, text) of the lines in a text that are new."""
@@ -46,7 +67,7 @@ class NodeLog:
                 return
             if seq == self.next:
                 self.next, self.at = seq + 1, found[3]
-                yield found[3], int(found[2]), seq, found[4]
+                yield found[3], int(found[2]), self.start * STARTS + seq, found[4]
 
 
 class Merge:
@@ -56,15 +77,16 @@ class Merge:
         self.nodes = [NodeLog(node) for node in range(nodes)]
         try:
             for mark in (after or "").split(",") if after else ():
-                node, seq, loose, at = mark.split(":", 3)
-                self.nodes[int(node)] = NodeLog(int(node), int(seq), int(loose), at)
+                node, start, made, uid, seq, loose, at = mark.split(":", 6)
+                pod = Start(made, uid)
+                self.nodes[int(node)] = NodeLog(int(node), int(start), pod, int(seq), int(loose), at)
         except (ValueError, IndexError):
             raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
 
     def take(self, node: int, text: str, began: str) -> Iterator[LogLine]:
         """Yield what is new in a node's text; `began` is the time of what has none."""
         for at, rank, seq, line in self.nodes[node].new(text):
-            cursor = ",".join(known.mark for known in self.nodes if known.next or known.loose)
+            cursor = ",".join(known.mark for known in self.nodes if known.pod.uid)
             yield LogLine(at or began, node, rank, seq, line, cursor)
 
 

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
-from cloudtrain.kubeapi import POD, KubeApi
+from cloudtrain.kubeapi import KubeApi, KubeError
+from cloudtrain.kubeclaims import KubeClaims
+from cloudtrain.kubeconfig import POD
 from cloudtrain.kubejobs import KubeJobs
+from cloudtrain.kubelogs import KubeLogs
+from cloudtrain.kubestatus import marks
 from cloudtrain.kubestore import KubeStore
 from cloudtrain.requests.kubernetes import OUTPUT, Request
 from cloudtrain.state import Status
@@ -37,6 +41,13 @@ NEEDED = (
     ("list", "", "pods", "to look at a job"),
     ("get", "", "pods/log", "to read logs"),
 )
+QUEUED = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
+CLAIMS = (
+    ("create", "", "pods", "to fetch from a claim"),
+    ("get", "", "pods", "to fetch from a claim"),
+    ("delete", "", "pods", "to fetch from a claim"),
+    ("get", "", "pods/proxy", "to fetch from a claim"),
+)
 
 
 class KubernetesBackend:
@@ -48,6 +59,7 @@ class KubernetesBackend:
         {
             Feature.MULTI_NODE,
             Feature.SPOT,
+            Feature.NATIVE_RETRY,
             Feature.OBJECT_STORES,
             Feature.LOCAL_PATHS,
             Feature.IMAGES,
@@ -59,9 +71,11 @@ class KubernetesBackend:
         self._options = {"namespace": "default", **options}
         if options.get("poll_s"):
             self.poll_s = float(options["poll_s"])
-        self._api = KubeApi(options.get("kubeconfig"), options.get("context"), options.get("server"))
+        named = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
+        self._api = KubeApi(*named)
         self._store = KubeStore()
-        self._jobs = KubeJobs(self._api, self._store, self.poll_s)
+        self._jobs = KubeJobs(self._api)
+        self._logs = KubeLogs(self._api, self._jobs, self._store, self.poll_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -70,10 +84,15 @@ class KubernetesBackend:
         return KubernetesOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        pinned = self._api.pin()  # the next attempt, and every look, goes where this one goes
+        options = {**job.options, self.name: {**job.options.get(self.name, {}), **pinned}}
+        job = job.model_copy(update={"options": options})
         request = Request(job, bundle, run_id, attempt, self._options)
         if request.problems:
             raise BadJob(request.problems)
         notes = list(request.notes)
+        if not pinned and not self._options.get("server"):
+            notes.append("no kubeconfig is found here: the plan names no cluster (options.kubernetes.server)")
         if not request.manifest.gpus_per_node:
             notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
         return Plan(
@@ -84,6 +103,7 @@ class KubernetesBackend:
             bundle=bundle.to_dict(),
             manifest=request.manifest.to_dict(),
             job=job.to_dict(),
+            retries="client" if request.starts == 1 else "platform",
             notes=tuple(notes),
         )
 
@@ -102,7 +122,7 @@ class KubernetesBackend:
         return self._jobs.status(handle)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return self._jobs.logs(handle, follow=follow, after=after)
+        return self._logs.follow(handle, follow=follow, after=after)
 
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)
@@ -111,15 +131,43 @@ class KubernetesBackend:
         job = self._jobs.job(handle)
         if job is None:
             raise BackendError(f"the Job of {handle} is gone", "its results may still lie in the output")
-        self._store.bring(str((job["metadata"].get("annotations") or {}).get(OUTPUT, "")), what, into)
+        base = marks(job).get(OUTPUT, "")
+        if not base:
+            raise BackendError(
+                "the job had no output: nothing is kept", "output: gs://bucket/..., or a path on a claim"
+            )
+        if "://" in base:
+            self._store.bring(base, what, into)
+        else:
+            KubeClaims(self._api, self._jobs, self.poll_s).bring(job, base, what, into)
         return into
 
     def check(self) -> list[Problem]:
         try:
             self._api.get("/version", "the cluster cannot be reached")
-            return [problem for needed in NEEDED if (problem := self._may(*needed))]
+            needed = (*NEEDED, *(QUEUED if self._options.get("queue") else ()))
+            needed = (*needed, *(CLAIMS if self._options.get("volumes") else ()))
+            return [problem for each in needed if (problem := self._may(*each))]
         except CloudtrainError as error:
             return [Problem(error.message, "", error.hint)]
+
+    def capacity(self) -> str:
+        """Return what GPUs the nodes have that jobs of this target may go to; raises BackendError."""
+        options = self._options
+        wanted = dict(options.get("node_selector") or {})
+        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in wanted.items())} if wanted else None
+        try:
+            listed = self._api.get("/api/v1/nodes", "nodes cannot be listed", query) or {}
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return "not known: you may not list nodes"
+        name = str(options.get("gpu_resource") or "nvidia.com/gpu")
+        ready = [node for node in listed.get("items") or () if not (node.get("spec") or {}).get("unschedulable")]
+        counts = [int((node["status"].get("allocatable") or {}).get(name, 0)) for node in ready]
+        fitting = " that the node_selector takes" if wanted else ""
+        largest = f", at most {max(counts)} on one" if any(counts) else ""
+        return f"{sum(counts)} of {name} on {len(counts)} nodes{fitting}{largest}; an autoscaler may bring more"
 
     def _may(self, verb: str, group: str, resource: str, why: str) -> Problem | None:
         space = str(self._options["namespace"])
@@ -148,7 +196,6 @@ class KubernetesBackend:
         try:
             if (POD / "namespace").exists() and not os.environ.get("KUBECONFIG"):
                 return {"namespace": (POD / "namespace").read_text().strip()}
-            place = KubeApi(None, None).place
+            return KubeApi(None, None).pin()
         except (CloudtrainError, OSError):
             return {}
-        return {"server": place.server}

@@ -1,7 +1,8 @@
 """A job as objects of Kubernetes, pure data: an Indexed Job, a headless Service for several nodes, a ConfigMap for the code.
 
 The Job is created suspended, what it owns behind it, and then it is started: whoever is killed in between leaves nothing
-that runs, and may do it all again. When one pod fails the Job fails as a whole: the next attempt is another Job.
+that runs, and may do it all again. When one pod of several fails the Job fails as a whole: the next attempt is another Job.
+A pod that is alone and is taken away is replaced by the cluster itself, as often as the job has attempts.
 
     ${job.uid}        the Job's, in the owner references of the other two, so that its deletion cleans up
     ${bundle.bytes}   the packed source, base64
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import places, quantities
+from cloudtrain import places, provenance, quantities
 from cloudtrain.errors import BadRequest, Problem
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests import kubernetesrules as rules
@@ -29,7 +31,7 @@ STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # ann
 OUTPUT = "cloudtrain.dev/output"  # annotation: where the run's folders lie
 QUEUE = "kueue.x-k8s.io/queue-name"
 UID, BYTES = "${job.uid}", "${bundle.bytes}"
-CONTAINER = "node"
+CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the one before it
 PORT = 29380  # the launcher's, on node 0; the Service names one port because it must
 SMALL = 700 << 10  # bytes of a packed source that goes into a ConfigMap, which holds 1 MiB in base64
 SOURCE, WORK = "/cloudtrain/source", "/cloudtrain/work"
@@ -57,7 +59,8 @@ class Request:
         output = (job.output or "").rstrip("/") or None
         path, found = places.output_path(output)
         self.problems += [*found, *places.unshared(job), *self._paths(path)]
-        self.manifest = Manifest.from_dict({**Manifest.of(job, run_id, attempt).to_dict(), "output": output})
+        about = provenance.about("kubernetes", job, bundle) if output else None
+        self.manifest = replace(Manifest.of(job, run_id, attempt, about), output=output)
         self.name = self.manifest.attempt_id
         self.namespace = str(options.get("namespace") or "default")
         self._output_path = path
@@ -104,7 +107,8 @@ class Request:
 
     def _base(self, labels: dict[str, str], bundle: Bundle) -> dict[str, Any]:
         job, nodes = self._job, self.manifest.nodes
-        longest = job.limits.max_runtime_s + job.limits.grace_s + LEAVE_S + self._seconds("wait", "24h")
+        one = job.limits.max_runtime_s + job.limits.grace_s + LEAVE_S
+        longest = one * self.starts + self._seconds("wait", "24h")
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -120,23 +124,34 @@ class Request:
                 "completionMode": "Indexed",
                 "completions": nodes,
                 "parallelism": nodes,
-                "backoffLimit": 0,
+                "backoffLimit": self.starts - 1,
                 "activeDeadlineSeconds": longest,
                 "ttlSecondsAfterFinished": self._seconds("ttl", "7d"),
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {
                     "rules": [
-                        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                         {
-                            "action": "FailJob",
-                            "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": [0]},
+                            "action": "FailJob" if self.starts == 1 else "Count",
+                            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
                         },
+                        *(
+                            {
+                                "action": "FailJob",
+                                "onExitCodes": {"containerName": name, "operator": "NotIn", "values": [0]},
+                            }
+                            for name in (CONTAINER, UNPACK)
+                        ),
                     ]
                 },
                 "suspend": True,
                 "template": {
                     "metadata": {"labels": dict(labels)},
-                    "spec": {**self._pod(), "containers": [self._container(bundle)], "volumes": self._volumes()},
+                    "spec": {
+                        **self._pod(),
+                        "initContainers": [self._unpacking(bundle)],
+                        "containers": [self._container()],
+                        "volumes": self._volumes(),
+                    },
                 },
             },
         }
@@ -192,16 +207,54 @@ class Request:
             pod["affinity"] = affinity
         return pod
 
-    def _container(self, bundle: Bundle) -> dict[str, Any]:
+    @property
+    def starts(self) -> int:
+        """How often the cluster itself may start the pod: one that is alone does not break a world when it is replaced."""
+        retry = self._job.retry
+        return retry.max_attempts if self.manifest.nodes == 1 and "preempted" in retry.on_events else 1
+
+    def _unpacking(self, bundle: Bundle) -> dict[str, Any]:
+        """Return the container that brings the source, and ends before the launcher begins. It sees no secret."""
+        env = {
+            podstart.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
+            podstart.DIGEST: bundle.sha256,
+            podstart.WORK: WORK,
+        }
+        mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}]
+        if self.source is None:
+            mounts.insert(0, {"name": "source", "mountPath": SOURCE, "readOnly": True})
+        # As much as the launcher's, which is not there yet: a quota may want limits of every container.
+        resources = {
+            kind: {name: value for name, value in values.items() if name in ("cpu", "memory", "ephemeral-storage")}
+            for kind, values in self._resources().items()
+        }
+        return {
+            "name": UNPACK,
+            "image": self._image,
+            "command": [self._python, "-c", podstart.COMMAND],
+            "env": [{"name": name, "value": value} for name, value in env.items()],
+            "resources": {kind: values for kind, values in resources.items() if values},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": mounts,
+        }
+
+    @property
+    def _image(self) -> str:
+        return str(self._job.image or self._options.get("image") or "none")
+
+    @property
+    def _python(self) -> str:
+        return str(self._options.get("python") or "python3")
+
+    def _container(self) -> dict[str, Any]:
         options = self._options
-        image = self._job.image or options.get("image")
-        if not image:
+        if self._image == "none":
             self._wrong("image", "is not given, and pods run containers", "image: registry/name:tag, or the target's")
         found: dict[str, Any] = {
             "name": CONTAINER,
-            "image": image or "none",
-            "command": [str(options.get("python") or "python3"), "-c", podstart.COMMAND],
-            "env": self._env(bundle),
+            "image": self._image,
+            "command": [self._python, f"{WORK}/{podstart.LAUNCHER}"],
+            "env": self._env(),
             "resources": self._resources(),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": self._mounts(),
@@ -210,7 +263,7 @@ class Request:
             found["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA registers memory
         return found
 
-    def _env(self, bundle: Bundle) -> list[dict[str, Any]]:
+    def _env(self) -> list[dict[str, Any]]:
         manifest = self.manifest
         try:
             pieces = manifest.encode()
@@ -222,9 +275,6 @@ class Request:
             "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
             "MASTER_ADDR": f"{self.name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
-            podstart.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
-            podstart.DIGEST: bundle.sha256,
-            podstart.WORK: WORK,
         }
         if self._output_path is not None:
             env["CLOUDTRAIN_RUN_DIR"] = f"{self._output_path.rstrip('/')}/{manifest.run_id}"
@@ -233,7 +283,8 @@ class Request:
             env["CLOUDTRAIN_KEEP_LOG"] = "1"  # in the output: a pod that is deleted takes its log along
         found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in env.items()]
         if manifest.nodes > 1:
-            found.append({"name": "CLOUDTRAIN_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+            found.append(_own("CLOUDTRAIN_POD_IP", "status.podIP"))
+        found.append(_own("CLOUDTRAIN_START", "metadata.uid"))  # tells the logs of several starts apart
         return [*found, *self._secrets()]
 
     def _secrets(self) -> Iterator[dict[str, Any]]:
@@ -268,8 +319,6 @@ class Request:
 
     def _mounts(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": SHM}]
-        if self.source is None:
-            found.insert(0, {"name": "source", "mountPath": SOURCE, "readOnly": True})
         for number, volume in enumerate(self._options.get("volumes") or ()):
             mount = {"name": f"claim-{number}", "mountPath": volume["path"]}
             found.append({**mount, "readOnly": True} if volume.get("read_only") else mount)
@@ -354,21 +403,25 @@ class Request:
         if not isinstance(pod, Mapping):
             self._wrong(f"{at}.spec.template.spec", "is not a pod's")
             return
-        ours = base["spec"]["template"]["spec"]["containers"][0]
-        now: Mapping[str, Any] = next(
-            (item for item in pod.get("containers") or () if item.get("name") == CONTAINER), {}
-        )
-        for field in FIXED_IN_CONTAINER:
-            if now.get(field) != ours.get(field):
-                self._wrong(f"{at}.spec.template.spec.containers.{CONTAINER}.{field}", "may not be changed")
-        known = {item["name"]: item for item in now.get("env") or ()}
-        for item in ours["env"]:
-            if known.get(item["name"]) != item:
-                self._wrong(f"{at}.spec.template.spec.containers.{CONTAINER}.env.{item['name']}", "may not be changed")
+        for kind, name in (("initContainers", UNPACK), ("containers", CONTAINER)):
+            self._unbroken_container(f"{at}.spec.template.spec.{kind}.{name}", base, pod, kind, name)
         for volume in pod.get("volumes") or ():
             if "hostPath" in volume:
                 hint = "a persistent volume claim: options.kubernetes.volumes"
                 self._wrong(f"{at}.spec.template.spec.volumes", "mounts a path of the host", hint)
+
+    def _unbroken_container(
+        self, at: str, base: Mapping[str, Any], pod: Mapping[str, Any], kind: str, name: str
+    ) -> None:
+        ours = base["spec"]["template"]["spec"][kind][0]
+        now: Mapping[str, Any] = next((item for item in pod.get(kind) or () if item.get("name") == name), {})
+        for field in FIXED_IN_CONTAINER:
+            if now.get(field) != ours.get(field):
+                self._wrong(f"{at}.{field}", "may not be changed")
+        known = {item["name"]: item for item in now.get("env") or ()}
+        for item in ours["env"]:
+            if known.get(item["name"]) != item:
+                self._wrong(f"{at}.env.{item['name']}", "may not be changed")
 
     def _check(self) -> None:
         if self.problems:
@@ -429,6 +482,11 @@ def filled(value: Any, known: Mapping[str, str]) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [filled(item, known) for item in value]
     return known.get(value, value) if isinstance(value, str) else value
+
+
+def _own(name: str, path: str) -> dict[str, Any]:
+    """Return a variable that the kubelet fills with a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _keyed(value: Any, key: str) -> bool:

@@ -96,7 +96,7 @@ def _failure_policy(spec: Mapping[str, Any], restart: str, pod: Mapping[str, Any
         yield Rule("spec.podFailurePolicy", "needs restartPolicy Never")
     if spec.get("podReplacementPolicy", "Failed") != "Failed":
         yield Rule("spec.podReplacementPolicy", "must be Failed beside podFailurePolicy")
-    names = {str(item.get("name")) for item in pod.get("containers") or ()}
+    names = {str(item.get("name")) for kind in ("containers", "initContainers") for item in pod.get(kind) or ()}
     for number, rule in enumerate(spec["podFailurePolicy"].get("rules") or ()):
         at = f"spec.podFailurePolicy.rules[{number}]"
         if rule.get("action") not in ("FailJob", "FailIndex", "Ignore", "Count"):

@@ -1,4 +1,4 @@
-"""The command of a pod that knows nothing of cloudtrain: unpack the source, and become the launcher (PID 1 stays PID 1).
+"""The command of a pod's first container, which knows nothing of cloudtrain: unpack the source where the next one finds it.
 
 Standard library only, Python 3.9 or newer. The source is a file that a ConfigMap mounts, or an object in gs:// or s3://;
 only the last needs boto3 in the image. No text here holds "$(": Kubernetes would expand it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 SOURCE = "CLOUDTRAIN_SOURCE"  # path, gs://bucket/name or s3://bucket/name
 DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the tar in it
 WORK = "CLOUDTRAIN_WORK"  # an empty folder of the pod's own
+LAUNCHER = "source/.cloudtrain/launch.py"  # below that folder: what the pod's second container runs, as its process 1
 
 COMMAND = r"""
 import gzip, hashlib, json, os, shutil, sys, tarfile, time, urllib.parse, urllib.request
@@ -63,6 +64,4 @@ with tarfile.open(packed) as tar:
     tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     tar.extractall(into)
 os.unlink(packed)
-os.chdir(into)
-os.execv(sys.executable, [sys.executable, ".cloudtrain/launch.py"])
 """

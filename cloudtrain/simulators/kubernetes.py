@@ -11,104 +11,22 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.requests import kubernetesrules as rules
 from cloudtrain.requests.kubernetes import merged
+from cloudtrain.simulators.kubeobjects import KINDS, Objects, Refused, complete_job, complete_pod, patched, selector
 from cloudtrain.simulators.pods import Kubelet
 from cloudtrain.simulators.server import Answer, Fault, Request, Route, Server
 
 GROUPS = {"jobs": "/apis/batch/v1", "events": "/api/v1"}
-KINDS = {
-    "jobs": "Job",
-    "pods": "Pod",
-    "services": "Service",
-    "configmaps": "ConfigMap",
-    "secrets": "Secret",
-    "events": "Event",
-    "persistentvolumeclaims": "PersistentVolumeClaim",
-}
-REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
-           409: "AlreadyExists", 410: "Expired", 415: "UnsupportedMediaType", 422: "Invalid",
-           504: "Timeout"}  # fmt: skip
-KEPT = 1000  # changes that a watch may begin behind
 Object = dict[str, Any]
-
-
-class Refused(Exception):
-    """An answer that is an error: its status and words."""
-
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.status, self.message, self.reason = status, message, reason or REASONS.get(status, "InternalError")
-
-    @property
-    def answer(self) -> Answer:
-        about = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        return Answer({**about, "message": self.message, "reason": self.reason, "code": self.status}, self.status)
-
-
-class Objects:
-    """All objects by (plural, namespace, name); every change has a version. Guarded by `lock`, which is re-entrant."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self._objects: dict[tuple[str, str, str], Object] = {}
-        self._version = 100
-        self.changes: list[tuple[int, str, str, str, Object]] = []  # version, type, plural, namespace, object
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    def get(self, plural: str, namespace: str, name: str) -> Object | None:
-        return self._objects.get((plural, namespace, name))
-
-    def all(self, plural: str, namespace: str = "") -> list[Object]:
-        with self.lock:
-            return [o for (p, ns, _), o in sorted(self._objects.items()) if p == plural and namespace in ("", ns)]
-
-    def add(self, plural: str, namespace: str, found: Object) -> Object:
-        """Store a new object with what a server adds to it; raises Refused when the name is taken."""
-        with self.lock:
-            metadata = found.setdefault("metadata", {})
-            if not metadata.get("name") and metadata.get("generateName"):
-                metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
-            name = str(metadata.get("name", ""))
-            if (plural, namespace, name) in self._objects:
-                raise Refused(409, f'{plural} "{name}" already exists')
-            metadata |= {
-                "namespace": namespace,
-                "uid": str(uuid.uuid4()),
-                "creationTimestamp": stamp(),
-                "generation": 1,
-            }
-            self._objects[plural, namespace, name] = found
-            return self.touch(plural, found, "ADDED")
-
-    def touch(self, plural: str, found: Object, kind: str = "MODIFIED") -> Object:
-        """Give a changed object its new version, and tell watchers."""
-        with self.lock:
-            self._version += 1
-            found["metadata"]["resourceVersion"] = str(self._version)
-            copy = json.loads(json.dumps(found))
-            self.changes.append((self._version, kind, plural, found["metadata"]["namespace"], copy))
-            del self.changes[:-KEPT]
-            self.changed.notify_all()
-            return found
-
-    def remove(self, plural: str, found: Object) -> None:
-        with self.lock:
-            metadata = found["metadata"]
-            if self._objects.pop((plural, metadata["namespace"], metadata["name"]), None) is not None:
-                self.touch(plural, found, "DELETED")
 
 
 class Cluster:
@@ -168,6 +86,7 @@ class Cluster:
         review = r"/apis/authorization\.k8s\.io/v1/selfsubjectaccessreviews"
         return [
             ("GET", rf"{pod}/log", self._guarded(self._log)),
+            ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._guarded(self._proxy)),
             ("POST", rf"{pod}/eviction", self._guarded(self._evict)),
             ("POST", review, self._guarded(self._review)),
             (
@@ -208,7 +127,9 @@ class Cluster:
         found |= {"kind": KINDS[plural], "apiVersion": "batch/v1" if plural == "jobs" else "v1"}
         self._check(plural, found)
         if plural == "jobs":
-            _complete(found)
+            complete_job(found)
+        elif plural == "pods":
+            complete_pod(found)
         with self.objects.lock:
             if request.query.get("dryRun") == "All":
                 if self.objects.get(plural, namespace, found["metadata"]["name"]) is not None:
@@ -282,7 +203,7 @@ class Cluster:
     def _patch(self, request: Request, namespace: str, plural: str, name: str) -> Answer:
         self._may("patch", plural, namespace)
         kind = request.headers.get("content-type", "")
-        if "merge-patch" not in kind:  # a strategic one is merged alike
+        if "merge-patch" not in kind:
             raise Refused(415, f"the body of the request was in an unknown format: {kind}")
         with self.objects.lock:
             found = self._known(plural, namespace, name)
@@ -293,7 +214,7 @@ class Cluster:
                               "Conflict")  # fmt: skip
             if plural == "configmaps" and found.get("immutable") and {"data", "binaryData"} & change.keys():
                 raise Refused(422, f'ConfigMap "{name}" is invalid: data: field is immutable when `immutable` is set')
-            new = merged(found, change)
+            new = merged(found, change) if "strategic" in kind else patched(found, change)
             for field in ("completions", "completionMode", "template", "podFailurePolicy"):
                 before = found.get("spec", {}).get(field)
                 if plural == "jobs" and new["spec"].get(field) != before and not found["spec"].get("suspend"):
@@ -318,10 +239,30 @@ class Cluster:
                 return Answer(_copy(found))
             policy = options.get("propagationPolicy") or request.query.get("propagationPolicy")
             self.objects.remove(plural, found)
-            if plural == "jobs" and policy != "Orphan":
-                self.kubelet.collect(found["metadata"]["uid"])
+            if plural == "jobs" and policy == "Orphan":
+                self._orphan(found["metadata"]["uid"])
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return Answer({**done, "details": {"name": name, "kind": plural, "uid": found["metadata"]["uid"]}})
+
+    def _orphan(self, owner: str) -> None:
+        for plural in ("pods", "services", "configmaps"):
+            for found in self.objects.all(plural):
+                kept = [item for item in found["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
+                found["metadata"]["ownerReferences"] = kept
+
+    def _proxy(self, request: Request, namespace: str, name: str, port: str, rest: str) -> Answer:
+        """Ask the server in a pod, as the API server does: without the caller's credentials."""
+        self._may("get", "pods/proxy", namespace)
+        pod = self._known("pods", namespace, name)
+        address = f"http://{pod['status'].get('podIP')}:{port}/{rest}?{request.path.partition('?')[2]}"
+        headers = {key: value for key, value in request.headers.items() if key not in ("authorization", "host")}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+                return Answer(answer.read(), answer.status, {"Content-Type": "application/octet-stream"})
+        except urllib.error.HTTPError as error:
+            return Answer(error.read(), error.code)
+        except OSError as error:
+            raise Refused(503, f"error trying to reach service: {error}", "ServiceUnavailable") from None
 
     def _log(self, request: Request, namespace: str, name: str) -> Answer:
         self._may("get", "pods/log", namespace)
@@ -332,9 +273,12 @@ class Cluster:
         if query.get("follow") in ("true", "True"):
             while self.objects.get("pods", namespace, name) is pod and not self.kubelet.ended(uid):
                 time.sleep(0.02)
-        lines = self.kubelet.log(uid)
+        container = query.get("container") or pod["spec"]["containers"][0]["name"]
+        every = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        if container not in {item["name"] for item in every}:
+            raise Refused(400, f"container {container} is not valid for pod {name}")
+        lines = self.kubelet.log(uid, container)
         if lines is None:
-            container = pod["spec"]["containers"][0]["name"]
             said = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
             raise Refused(400, said)
         if since := query.get("sinceTime"):
@@ -358,46 +302,6 @@ class Cluster:
         allowed = (str(asked.get("verb")), plural) not in self.denied
         about = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
         return Answer({**about, "spec": found["spec"], "status": {"allowed": allowed}}, 201)
-
-
-def selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
-    """Return what labelSelector and fieldSelector of a list stand for; raises Refused for what is unknown here."""
-    terms = []
-    for field, base in (("labelSelector", ("metadata", "labels")), ("fieldSelector", ())):
-        for term in filter(None, query.get(field, "").split(",")):
-            wanted = "!=" not in term
-            key, equal, value = term.replace("!=", "=").replace("==", "=").partition("=")
-            if " in " in key or " notin " in key:
-                raise Refused(400, f"this simulator knows no set-based selectors: {term}")
-            path = (*base, key) if base else tuple(key.split("."))
-            terms.append((path, value if equal else None, wanted))
-
-    def fits(found: Object) -> bool:
-        for path, value, wanted in terms:
-            here: Any = found
-            for key in path:
-                here = here.get(key) if isinstance(here, Mapping) else None
-            same = here is not None if value is None else (here or "") == value
-            if same is not wanted:
-                return False
-        return True
-
-    return fits
-
-
-def stamp(seconds: float | None = None) -> str:
-    """Return a time as the API writes it."""
-    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _complete(job: Object) -> None:
-    """Fill in what a server does: the selector and the labels by which pods are counted."""
-    spec = job["spec"]
-    spec.setdefault("suspend", False)
-    spec.setdefault("backoffLimit", 6)
-    spec.setdefault("completionMode", "NonIndexed")
-    spec.setdefault("parallelism", 1)
-    job["status"] = {}
 
 
 def _listing(kind: str, items: list[Object], version: str, more: str = "") -> Object:

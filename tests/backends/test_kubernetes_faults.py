@@ -167,7 +167,7 @@ def test_a_run_that_waits_says_why(place: Ground, options: dict, changes: dict, 
 def test_kueue_admits_it(place: Ground):
     backend, handle = started(place, "print('admitted')", {"queue": "research"})
     assert backend.status(handle).state is State.QUEUED and "research" in backend.status(handle).reason
-    job = place.cluster.objects.get("jobs", "default", handle.split("/")[1])
+    job = place.cluster.objects.get("jobs", "default", handle.split("/")[-2])
     with place.cluster.objects.lock:
         job["spec"]["suspend"] = False  # what Kueue does
     assert ended(backend, handle).state is State.SUCCEEDED and said(backend, handle) == ["admitted"]
@@ -179,7 +179,7 @@ WAITING = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
 def pod_of(place: Ground, handle: str) -> dict:
-    name = handle.split("/")[1]
+    name = handle.split("/")[-2]
     return next(pod for pod in place.cluster.objects.all("pods") if pod["metadata"]["name"].startswith(f"{name}-0-"))
 
 
@@ -218,7 +218,7 @@ def test_a_command_that_is_not_in_the_image(place: Ground):
 
 def test_a_deleted_job_is_lost(place: Ground):
     backend, handle = started(place, WAITING)
-    space, name, _ = handle.split("/")
+    space, name = handle.split("/")[-3:-1]
     backend._api.call("DELETE", f"/apis/batch/v1/namespaces/{space}/jobs/{name}", "x", body={})
     assert backend.status(handle).state is State.LOST and list(backend.logs(handle, follow=True)) == []
     wait_for(
@@ -249,14 +249,51 @@ def test_a_secret_that_is_not_there(place: Ground):
 
 def test_results_on_a_claim(place: Ground, tmp_path: Path):
     place.cluster.objects.add("persistentvolumeclaims", "default", {"metadata": {"name": "shared"}, "spec": {}})
-    script = "import os, pathlib; pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'm').write_text('whole')"
+    script = """
+import os, pathlib
+pathlib.Path(os.environ["CLOUDTRAIN_MODEL_DIR"], "m").write_text("whole")
+outputs = pathlib.Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
+(outputs / "large").write_bytes(bytes(range(256)) * 8192)
+(outputs / "with space").mkdir()
+(outputs / "with space" / "a+b&c%").touch()
+(outputs / "link").symlink_to("/etc/passwd")
+"""
     options = {"volumes": [{"claim": "shared", "path": "/data"}]}
     backend, handle = started(place, script, options, output="/data/out")
     assert ended(backend, handle).state is State.SUCCEEDED
     claim = place.cluster.kubeconfig.parent / "claims" / "default" / "shared"
     assert (claim / "out" / "a-run" / "model" / "m").read_text() == "whole"
-    with pytest.raises(BackendError, match="lie on a claim of the cluster, at /data/out/a-run"):
-        backend.fetch(handle, tmp_path / "out")
+    for _ in range(2):  # what is here is not read again
+        assert backend.fetch(handle, tmp_path / "out") == tmp_path / "out"
+    found = {
+        str(path.relative_to(tmp_path / "out")): path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert found == {"model/m": b"whole", "outputs/large": bytes(range(256)) * 8192, "outputs/with space/a+b&c%": b""}
+    assert [path for _, path in place.cluster.server.seen if "/file?" in path and "name=model" in path] != []
+    assert sum("/file?" in path for _, path in place.cluster.server.seen) == 3
+    wait_for(
+        lambda: [pod for pod in place.cluster.objects.all("pods") if "-fetch-" in pod["metadata"]["name"]] == [],
+        "its pod goes",
+    )
+
+
+def test_a_claim_whose_answer_breaks_off_is_read_on(place: Ground, tmp_path: Path):
+    place.cluster.objects.add("persistentvolumeclaims", "default", {"metadata": {"name": "shared"}, "spec": {}})
+    options = {"volumes": [{"claim": "shared", "path": "/data"}]}
+    script = "import os, pathlib; pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'm').write_text('whole')"
+    backend, handle = started(place, script, options, output="/data/out")
+    assert ended(backend, handle).state is State.SUCCEEDED
+    place.cluster.faults += [Fault("GET", "/proxy/file", status) for status in (503, 0, 429)]
+    backend.fetch(handle, tmp_path / "out", ("model",))
+    assert (tmp_path / "out" / "model" / "m").read_text() == "whole"
+    place.cluster.denied.add(("get", "pods/proxy"))
+    with pytest.raises(BackendError, match="permission denied"):
+        backend.fetch(handle, tmp_path / "other")
+    wait_for(
+        lambda: not [p for p in place.cluster.objects.all("pods") if "-fetch-" in p["metadata"]["name"]], "no pod stays"
+    )
 
 
 def test_a_large_source_goes_through_the_store_once(place: Ground, monkeypatch: pytest.MonkeyPatch):

@@ -26,6 +26,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
 RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 CASES = {
     "one_node": ({}, {}, 1000),
+    "one_node_restarted": ({"retry": {"max_attempts": 3}}, {}, 1000),
     "two_nodes": ({"num_nodes": 2, "processes_per_node": 2}, {}, 1000),
     "gpus": (
         {"num_nodes": 4, "resources": {"accelerators": "H100:8", "cpus": 96, "memory": "1TiB", "disk_gb": 500}},
@@ -158,7 +159,7 @@ SEEDED = [
     ({"spec": {"maxFailedIndexes": 3, "backoffLimitPerIndex": 0}}, "spec.maxFailedIndexes"),
     ({"spec": {"template": {"spec": {"containers": [
         {"name": "node", "volumeMounts": [{"name": "nowhere", "mountPath": "/x"}]}]}}}},
-     "spec.template.spec.containers[0].volumeMounts[3].name"),
+     "spec.template.spec.containers[0].volumeMounts[2].name"),
     ({"spec": {"template": {"spec": {"containers": [{"name": "node", "resources": {"limits": {"memory": "8 GB"}}}]}}}},
      "spec.template.spec.containers[0].resources.limits.memory"),
 ]  # fmt: skip
@@ -248,13 +249,44 @@ def packed(folder: Path, launcher: str) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_pod_unpacks_its_source_and_becomes_the_launcher(tmp_path: Path, whole: bool):
-    path, digest = packed(tmp_path, "import os, sys; print(os.getpid(), os.getcwd()); sys.exit(41)")
+def test_the_pod_unpacks_its_source_and_runs_the_launcher(tmp_path: Path, whole: bool):
+    path, digest = packed(tmp_path, "import os, sys; print(os.getpid()); sys.exit(41)")
     names = {podstart.SOURCE: path, podstart.DIGEST: digest if whole else "0" * 64, podstart.WORK: tmp_path / "work"}
     env = {"PATH": os.environ["PATH"], **{name: str(value) for name, value in names.items()}}
-    with subprocess.Popen([sys.executable, "-c", podstart.COMMAND], env=env, stdout=subprocess.PIPE, text=True) as pod:
-        said, _ = pod.communicate(timeout=120)
+    first = subprocess.run(
+        [sys.executable, "-c", podstart.COMMAND], env=env, capture_output=True, text=True, timeout=120
+    )
     if whole:
-        assert (pod.returncode, said.split()) == (41, [str(pod.pid), str(tmp_path / "work" / "source")])
+        assert (first.returncode, first.stdout) == (0, ""), first.stderr
+        launcher = [sys.executable, str(tmp_path / "work" / podstart.LAUNCHER)]
+        with subprocess.Popen(launcher, env=env, stdout=subprocess.PIPE, text=True) as pod:
+            said, _ = pod.communicate(timeout=120)
+        assert (pod.returncode, said.split()) == (41, [str(pod.pid)]), "no shell in between: SIGTERM reaches it"
     else:
-        assert pod.returncode == 78 and "its content is not what its name says" in said
+        assert first.returncode == 78 and "its content is not what its name says" in first.stdout
+
+
+def test_secrets_are_seen_by_the_launcher_alone():
+    pod = made({"secrets": {"HF_TOKEN": "k8s:hf/token"}}, {}).job["spec"]["template"]["spec"]
+    text = json.dumps(pod["initContainers"])
+    assert "secretKeyRef" not in text and "CLOUDTRAIN_MANIFEST" not in text
+    assert [item["valueFrom"] for item in pod["containers"][0]["env"] if "HF" in item["name"].upper()] == [
+        {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "starts"),
+    [
+        ({}, 1),
+        ({"retry": {"max_attempts": 3}}, 3),
+        ({"retry": {"max_attempts": 3, "on_events": ["lost"]}}, 1),
+        ({"num_nodes": 2, "retry": {"max_attempts": 3}}, 1),
+    ],
+)
+def test_only_a_pod_that_is_alone_is_started_anew_by_the_cluster(changes: dict, starts: int):
+    spec = made(changes, {}).job["spec"]
+    first, *others = spec["podFailurePolicy"]["rules"]
+    assert spec["backoffLimit"] == starts - 1 and "backoffLimitPerIndex" not in spec
+    assert first["action"] == ("FailJob" if starts == 1 else "Count")
+    assert {rule["action"] for rule in others} == {"FailJob"}

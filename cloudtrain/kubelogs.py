@@ -1,0 +1,100 @@
+"""Reading the logs of an attempt's pods, and on from its output where these are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from cloudtrain.backend import LogLine
+from cloudtrain.kubeapi import KubeApi
+from cloudtrain.kubejobs import KubeJobs
+from cloudtrain.kubestatus import container, marks, node_of, status_of
+from cloudtrain.kubestore import KubeStore
+from cloudtrain.podlog import Merge, NodeLog, Start
+from cloudtrain.requests.kubernetes import CONTAINER, OUTPUT, UNPACK
+
+Object = dict[str, Any]
+
+
+class KubeLogs:
+    """The logs of Jobs of one context. Every call blocks; raises BackendError."""
+
+    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, pause_s: float) -> None:
+        self._api, self._jobs, self._store, self._pause_s = api, jobs, store, pause_s
+
+    def follow(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
+        """Yield the lines of all nodes behind a cursor; to the end, or with what has come so far."""
+        merge: Merge | None = None
+        while True:
+            job = self._jobs.job(handle)
+            if job is None:
+                return
+            merge = merge or Merge(int(job["spec"]["completions"]), after)
+            pods = self._jobs.pods(handle)
+            final = status_of(job, pods).state.final  # before reading: what is final has said everything
+            for node in merge.nodes:
+                own = [pod for pod in pods if node_of(pod) == node.node]
+                yield from self._read(job, node, own, merge, final)
+            if final or not follow:
+                return
+            time.sleep(self._pause_s)
+
+    def _read(self, job: Object, node: NodeLog, pods: list[Object], merge: Merge, final: bool) -> Iterator[LogLine]:
+        """Yield what is new of one node: of the pod that is known, and of those that followed it."""
+        there = {str(pod["metadata"]["uid"]): pod for pod in pods}
+        starts = [Start(_compact(pod["metadata"]["creationTimestamp"]), uid) for uid, pod in there.items()]
+        kept: dict[str, str] = {}
+        if node.pod.uid not in there and (node.pod.uid or final or not starts or starts[0] != starts[-1]):
+            kept = self._kept(job, node.node)
+            starts += [_start(name) for name in kept if _start(name).uid not in there]
+        for start in sorted(starts):
+            if start.uid != node.pod.uid and start < node.pod:
+                continue
+            if start.uid != node.pod.uid:
+                node.begin(start)
+            pod = there.get(start.uid)
+            began = str((pod or job)["metadata"].get("creationTimestamp", ""))
+            if pod is not None:
+                yield from merge.take(node.node, self._text(pod, node.at if node.next else ""), began)
+                if node.gap:  # the clock there went back, and the time of the last line says nothing
+                    yield from merge.take(node.node, self._text(pod, ""), began)
+            if pod is None or node.gap or (final and not container(pod)):
+                kept = kept or self._kept(job, node.node)
+                for name in kept:
+                    if _start(name).uid == start.uid:
+                        yield from merge.take(node.node, self._store.text(kept[name]), began)
+
+    def _text(self, pod: Object, since: str) -> str:
+        """Return what a pod has printed, in whole lines; "" where it has not begun or is gone."""
+        state, name = container(pod), CONTAINER
+        if not state.get("startedAt"):
+            state, name = container(pod, UNPACK), UNPACK
+            if not state.get("exitCode"):
+                return ""
+        query = {"container": name, **({"sinceTime": since} if since else {})}
+        about = pod["metadata"]
+        place = f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}/log"
+        status, body = self._api.call("GET", place, "the log cannot be read", query=query, fine=(400, 404))
+        if status != 200:
+            return ""
+        text = body.decode("utf-8", "replace")
+        return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the rest of a line may be on its way
+
+    def _kept(self, job: Object, node: int) -> dict[str, str]:
+        """Return name -> URI of what a node's starts have kept of their logs in the output."""
+        base = marks(job).get(OUTPUT, "")
+        if "://" not in base:
+            return {}
+        place = f"{base}/logs/{job['metadata']['name']}/node-{node}/"
+        return {name: f"{place}{name}/" for name in self._store.folders(place)}
+
+
+def _start(name: str) -> Start:
+    """Return the start that a folder of a kept log is of: 20261122T061500Z-<uid>."""
+    made, _, uid = name.partition("-")
+    return Start(made, uid)
+
+
+def _compact(stamp: str) -> str:
+    return str(stamp).replace("-", "").replace(":", "")
