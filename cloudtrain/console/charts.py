@@ -24,7 +24,7 @@ _LAYOUT = {
     "margin": {"l": 48, "r": 12, "t": 34, "b": 34},
     "uirevision": "kept",  # a person's zoom stays when points come
     "font": {"size": 12, "family": "system-ui, sans-serif"},
-    "legend": {"orientation": "h", "y": -0.16},
+    "showlegend": False,  # the page says whose colour is whose
     "hovermode": "x unified",
 }
 _AXIS = {
@@ -170,6 +170,7 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
     if count in (0, known):
         return count, None
     figure = plain(plots.use(run))
+    figure["layout"]["showlegend"] = len({trace.get("name") for trace in figure["data"]}) > 1
     figure["layout"]["height"] = 250 * (2 if "xaxis3" in figure["layout"] else 1) + 20
     return count, figure
 

@@ -69,17 +69,9 @@ async def guarded(show: Callable[[], Awaitable[None]]) -> None:
 
 def heading(words: str, level: int = 1) -> None:
     """Write a heading."""
-    from nicegui import ui
+    from nicegui.elements.mixins.text_element import TextElement
 
-    with ui.element(f"h{level}"):
-        plain(words)
-
-
-def plain(words: str) -> None:
-    """Write words without an element of their own's line."""
-    from nicegui import ui
-
-    ui.label(words).style("display: inline")
+    TextElement(tag=f"h{level}", text=words)
 
 
 def sentence(error: CloudtrainError) -> str:

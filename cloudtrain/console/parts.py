@@ -25,6 +25,13 @@ _LOOKS = {
 }
 
 
+def element(tag: str, words: str) -> Any:
+    """Return an element that holds words and nothing else."""
+    from nicegui.elements.mixins.text_element import TextElement
+
+    return TextElement(tag=tag, text=words)
+
+
 def state(what: State) -> None:
     """Show a state."""
     from nicegui import ui
@@ -52,8 +59,7 @@ def pairs(rows: Iterable[tuple[str, object]]) -> None:
         for label, value in rows:
             if value in (None, ""):
                 continue
-            with ui.element("dt"):
-                frame.plain(label)
+            element("dt", label)
             with ui.element("dd"):
                 if callable(value):
                     value()
@@ -78,17 +84,16 @@ def table(
         with ui.element("table").classes("ct-table"):
             with ui.element("thead"), ui.element("tr"):
                 for head, look in zip(heads, of, strict=True):
-                    with ui.element("th").props('scope="col"').classes(look):
-                        frame.plain(head)
+                    element("th", head).props('scope="col"').classes(look)
             with ui.element("tbody"):
                 for row in rows:
                     with ui.element("tr"):
                         for cell, look in zip(row, of, strict=True):
-                            with ui.element("td").classes(look):
-                                if callable(cell):
+                            if callable(cell):
+                                with ui.element("td").classes(look):
                                     cell()
-                                elif cell not in (None, ""):
-                                    ui.label(text.clean(cell if isinstance(cell, str) else text.clean(cell)))
+                            else:
+                                element("td", "" if cell is None else text.clean(cell)).classes(look)
 
 
 def written(lines: str, *, name: str, most: int = 200_000) -> None:
@@ -108,8 +113,7 @@ def folded(title: str, *, opened: bool = False) -> Iterator[None]:
 
     with ui.element("details") as made:
         made.props["open"] = opened
-        with ui.element("summary"):
-            frame.plain(title)
+        element("summary", title)
         yield
 
 

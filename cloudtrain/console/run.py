@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.console import charts, frame, history, origin, parts, text
+from cloudtrain.console.keeping import keep_up
 from cloudtrain.console.overview import Overview, Told
 from cloudtrain.console.pages import PAGES
 from cloudtrain.console.results import Results
@@ -15,8 +16,6 @@ from cloudtrain.console.runlog import RunLog
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.run import Run
 from cloudtrain.state import State
-
-EVERY_S = 0.7  # how often a page looks whether something is new
 
 
 async def show(run_id: str) -> None:
@@ -50,23 +49,6 @@ async def show(run_id: str) -> None:
     await origin.show(run_id)
     live += [log.refresh, results.refresh]
     keep_up(live)
-
-
-def keep_up(live: list[Callable[[], Awaitable[None]]]) -> None:
-    """Look again and again whether something is new, as long as the page is open."""
-    from nicegui import ui
-
-    async def look() -> None:
-        for refresh in live:
-            try:
-                await refresh()
-            except CloudtrainError as error:
-                told.text = frame.sentence(error)
-                return
-        told.text = ""
-
-    told = ui.label("").classes("ct-dim ct-small").props('role="status"')
-    ui.timer(EVERY_S, look)
 
 
 def _known(run: Run) -> None:
