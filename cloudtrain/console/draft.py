@@ -6,7 +6,6 @@ Submitter, backend and packaging say; nothing is judged here.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -73,6 +72,18 @@ class Draft:
     def blank(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
         """Return a draft of nothing."""
         return cls(Form.blank(root), home, root, watched=watched)
+
+    @classmethod
+    def begun(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
+        """Return the draft that one begins with in a folder: its name, and the script that `cloudtrain init` would take."""
+        from cloudtrain.cli.init import USUAL
+        from cloudtrain.job import fit_name
+
+        made = cls.blank(home, root, watched=watched)
+        script = next((name for name in USUAL if (root / name).is_file()), None)
+        made.form.begin({"name": fit_name(root.name), "source": ".", **({"entrypoint": script} if script else {})})
+        made.first = made.form.copy()
+        return made
 
     @classmethod
     def of_file(cls, name: str, home: Path, root: Path, *, watched: bool = True) -> Draft:
@@ -304,8 +315,3 @@ def _leaves(table: Table, prefix: tuple[str, ...] = ()) -> list[tuple[str, str]]
         path = (*prefix, key)
         found += _leaves(node, path) if isinstance(node, Table) and node else [(dotted(path), jobtext.shown(node))]
     return found
-
-
-def pretty(plan: Plan) -> str:
-    """Return a plan's request as indented JSON."""
-    return json.dumps(plan.request, indent=2, ensure_ascii=False)

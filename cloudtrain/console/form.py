@@ -155,6 +155,11 @@ class Form:
         """Return whether another form says something else at a path."""
         return self.get(path) != other.get(path)
 
+    def begin(self, texts: Mapping[str, str]) -> None:
+        """Set keys of the job to first texts."""
+        for key, text in texts.items():
+            self._set((key,), text)
+
     def _read(self, field: Field, text: str) -> Node:
         if field.kind in ("text", "choice"):
             return text

@@ -22,4 +22,6 @@ class Page:
 PAGES = (
     Page("/", "Runs", "runs:show", "r"),
     Page("/runs/{run_id}", "Run", "run:show"),
+    Page("/new", "New job", "newjob:show", "n"),
+    Page("/compare", "Compare", "compare:show"),
 )
