@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from cloudtrain import tracebacks
@@ -54,11 +54,13 @@ class Verdict:
     rank: int | None = None  # the first failing rank, where it can be known
     change: str = ""  # a change worth a try
     changes_results: bool = False  # whether it changes what is learned
+    certain: bool = True  # False: a cause that is not known here may hide under it, or something else was said too
 
     @property
     def sentence(self) -> str:
-        """What happened, and on which rank."""
-        return self.what + (f" (rank {self.rank})" if self.rank is not None else "")
+        """What happened, and on which rank; where that is not certain it says so."""
+        head = "" if self.certain or self.label == "signal" else "probably "  # that one says itself what is not known
+        return head + self.what + (f" (rank {self.rank})" if self.rank is not None else "")
 
     @property
     def advice(self) -> str:
@@ -85,6 +87,22 @@ def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
     ranks: dict[int, list[LogLine]] = {}
     for line in lines:
         ranks.setdefault(line.rank, []).append(line)
+    found = _judged(end, dict(ranks))
+    return replace(found, certain=found.label == "unknown" or end.state in _STATES or _is_certain(found, ranks))
+
+
+def _is_certain(found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
+    """Return whether nothing more special can hide under a verdict, and the rank said nothing that speaks for another."""
+    if found.label in rules.GENERAL:
+        return False
+    if found.where != "log":
+        return True
+    texts = [_bare(line) for line in ranks.get(-1 if found.rank is None else found.rank, ())[-STANDING:]]
+    rivals = {rules.first_match(SIGNS, text) for text in texts if _stands(text)}
+    return rivals - rules.GENERAL <= {found.label, None}
+
+
+def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
     beside = [line for rank, rank_lines in ranks.items() for line in rank_lines[-STANDING:]]
     beside = ranks.get(-1, []) + [line for line in beside if line.rank >= 0]
     for line in beside:
@@ -145,7 +163,7 @@ def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> _Finding | No
 
 def _of_rank(lines: Sequence[LogLine]) -> _Finding | None:
     """Return what decides among a rank's lines; `late` where it may be a consequence of another's death."""
-    texts = [_ESCAPE.sub("", _PREFIX.sub("", line.text[:LONGEST])).rstrip() for line in lines]
+    texts = [_bare(line) for line in lines]
     found = _of_tracebacks(texts)
     standing = _standing(texts, found[1] if found else None)
     if found is None or (found[0] in ("vague", "consequence", "opaque") and standing):
@@ -158,6 +176,11 @@ def _of_rank(lines: Sequence[LogLine]) -> _Finding | None:
     if label == "opaque":
         return None
     return _Finding(label, lines[at], label in rules.LATE or label == "consequence")
+
+
+def _bare(line: LogLine) -> str:
+    """Return a line's text without colours and what torch puts in front of it."""
+    return _ESCAPE.sub("", _PREFIX.sub("", line.text[:LONGEST])).rstrip()
 
 
 def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:

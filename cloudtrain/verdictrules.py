@@ -305,6 +305,22 @@ CONSEQUENCES = re.compile(
     r"|process group .*(was )?destroyed|ProcessExitedException|CalledProcessError"
     r"|DistBackendError: .*store->get(?!.*(Socket Timeout|wait timeout))"
 )
+# Classes that a more special cause hides under when its message is not known: of those the verdict says "probably". Found by
+# leaving each known failure's message out of the rules and looking at what was said then (tests/verdicts/README.md).
+GENERAL = frozenset(
+    [
+        "signal",
+        "cuda-error",
+        "worker-killed",
+        "collective-timeout",
+        "shape-mismatch",
+        "bad-data",
+        "wrong-version",
+        "platform-access",
+        "spot-loss",
+        "script-error",
+    ]
+)
 LATE = frozenset({"collective-timeout", "signal"})  # what other ranks die of, long after the cause
 # In a chain of tracebacks these are often survived: what was raised last outweighs them.
 WEAK = frozenset(

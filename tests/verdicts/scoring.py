@@ -21,7 +21,9 @@ class Score:
     classed: int  # entries whose right answer is a class
     answered: int  # entries that got a class
     right: int  # with the right class
-    wrong: tuple[str, ...]  # ids with a wrong class: confident and wrong
+    wrong: tuple[str, ...]  # ids with a wrong class
+    certain: int  # with a class of which the verdict does not say "probably"
+    certain_wrong: tuple[str, ...]  # ids of those with a wrong one: confident and wrong
     lines: int  # of the right ones: with the right deciding line
     ranks: int  # of all entries: with the right rank
 
@@ -36,7 +38,8 @@ class Score:
     def __str__(self) -> str:
         return (
             f"{self.entries} entries: precision {self.precision:.3f} ({self.right} of {self.answered}), recall {self.recall:.3f}"
-            f" ({self.right} of {self.classed}), deciding line {self.lines} of {self.right}, rank {self.ranks} of {self.entries}"
+            f" ({self.right} of {self.classed}), of {self.certain} certain ones {len(self.certain_wrong)} wrong,"
+            f" deciding line {self.lines} of {self.right}, rank {self.ranks} of {self.entries}"
         )
 
 
@@ -55,22 +58,27 @@ def verdict_on(entry: Entry) -> Verdict:
 def score(entries: list[Entry]) -> Score:
     """Judge entries and count."""
     counts: Counter[str] = Counter()
-    wrong = []
+    wrong, certain_wrong = [], []
     for entry in entries:
         found = verdict_on(entry)
         answered, classed = found.label != "unknown", entry.name != "unknown"
         right = answered and found.label == entry.name
         counts.update(answered=answered, classed=classed, right=right)
+        counts["certain"] += answered and found.certain
         counts["lines"] += right and found.deciding == entry.label["deciding"]
         counts["ranks"] += entry.label["rank"] in ("any", found.rank)
         if answered and not right:
             wrong.append(entry.id)
+            if found.certain:
+                certain_wrong.append(entry.id)
     return Score(
         len(entries),
         counts["classed"],
         counts["answered"],
         counts["right"],
         tuple(wrong),
+        counts["certain"],
+        tuple(certain_wrong),
         counts["lines"],
         counts["ranks"],
     )
