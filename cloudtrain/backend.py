@@ -160,3 +160,12 @@ class Backend(Protocol):
     def discover(cls) -> dict[str, Any]:
         """Return options that could be found out about the account (init); never raises."""
         ...
+
+
+@runtime_checkable
+class HasCapacity(Protocol):
+    """A backend that can say what accelerators its place has; not every platform tells."""
+
+    def capacity(self) -> str:
+        """Return one sentence for doctor; blocking. Raises BackendError."""
+        ...

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backend import LogLine
+from cloudtrain.errors import BackendError
 from cloudtrain.kubeapi import KubeApi
+from cloudtrain.kubeclaims import KubeClaims
 from cloudtrain.kubejobs import KubeJobs
 from cloudtrain.kubestatus import container, marks, node_of, status_of
 from cloudtrain.kubestore import KubeStore
@@ -20,8 +25,10 @@ Object = dict[str, Any]
 class KubeLogs:
     """The logs of Jobs of one context. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, pause_s: float) -> None:
-        self._api, self._jobs, self._store, self._pause_s = api, jobs, store, pause_s
+    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, claims: KubeClaims, pause_s: float) -> None:
+        self._api, self._jobs, self._store, self._claims, self._pause_s = api, jobs, store, claims, pause_s
+        self._read_for: dict[str, str | None] = {}  # job's uid -> the pod for whose sake its claim was read last
+        self._brought: dict[str, dict[str, str]] = {}  # job's uid -> path below its output -> text, of logs on a claim
 
     def follow(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
         """Yield the lines of all nodes behind a cursor; to the end, or with what has come so far."""
@@ -45,8 +52,9 @@ class KubeLogs:
         there = {str(pod["metadata"]["uid"]): pod for pod in pods}
         starts = [Start(_compact(pod["metadata"]["creationTimestamp"]), uid) for uid, pod in there.items()]
         kept: dict[str, str] = {}
-        if node.pod.uid not in there and (node.pod.uid or final or not starts or starts[0] != starts[-1]):
-            kept = self._kept(job, node.node)
+        if node.pod.uid not in there and (node.pod.uid or final or not starts or len(starts) > 1):
+            # A pod has to be started for reading a claim: once for each that has gone, when its successor is there.
+            kept = self._kept(job, node, final or bool(node.pod.uid and starts))
             starts += [_start(name) for name in kept if _start(name).uid not in there]
         for start in sorted(starts):
             if start.uid != node.pod.uid and start < node.pod:
@@ -60,10 +68,10 @@ class KubeLogs:
                 if node.gap:  # the clock there went back, and the time of the last line says nothing
                     yield from merge.take(node.node, self._text(pod, ""), began)
             if pod is None or node.gap or (final and not container(pod)):
-                kept = kept or self._kept(job, node.node)
+                kept = kept or self._kept(job, node, final)
                 for name in kept:
                     if _start(name).uid == start.uid:
-                        yield from merge.take(node.node, self._store.text(kept[name]), began)
+                        yield from merge.take(node.node, self._kept_text(job, kept[name]), began)
 
     def _text(self, pod: Object, since: str) -> str:
         """Return what a pod has printed, in whole lines; "" where it has not begun or is gone."""
@@ -81,13 +89,37 @@ class KubeLogs:
         text = body.decode("utf-8", "replace")
         return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the rest of a line may be on its way
 
-    def _kept(self, job: Object, node: int) -> dict[str, str]:
-        """Return name -> URI of what a node's starts have kept of their logs in the output."""
+    def _kept(self, job: Object, node: NodeLog, claims_too: bool) -> dict[str, str]:
+        """Return name -> place of what a node's starts have kept of their logs in the output."""
         base = marks(job).get(OUTPUT, "")
-        if "://" not in base:
+        below = f"logs/{job['metadata']['name']}/node-{node.node}/"
+        if "://" in base:
+            return {name: f"{base}/{below}{name}/" for name in self._store.folders(f"{base}/{below}")}
+        if not base or not claims_too:
             return {}
-        place = f"{base}/logs/{job['metadata']['name']}/node-{node}/"
-        return {name: f"{place}{name}/" for name in self._store.folders(place)}
+        found = self._on_claim(job, base, node.pod.uid)
+        names = sorted({path[len(below) :].partition("/")[0] for path in found if path.startswith(below)})
+        return {name: f"{below}{name}/" for name in names}
+
+    def _kept_text(self, job: Object, place: str) -> str:
+        if "://" in place:
+            return self._store.text(place)
+        found = self._brought[job["metadata"]["uid"]]
+        return "".join(found[path] for path in sorted(found) if path.startswith(place))
+
+    def _on_claim(self, job: Object, base: str, gone: str) -> dict[str, str]:
+        """Return what lies in the folder of logs on a claim; nothing where it cannot be read."""
+        uid = str(job["metadata"]["uid"])
+        if self._read_for.setdefault(uid, None) != gone:
+            self._read_for[uid] = gone
+            self._brought[uid] = {}
+            with tempfile.TemporaryDirectory() as name, contextlib.suppress(BackendError):
+                folder = f"logs/{job['metadata']['name']}"
+                self._claims.bring(job, base, (folder,), Path(name))
+                files = [path for path in Path(name).rglob("*") if path.is_file()]
+                texts = {str(path.relative_to(name)): path.read_text(errors="replace") for path in files}
+                self._brought[uid] = texts
+        return self._brought[uid]
 
 
 def _start(name: str) -> Start:

@@ -75,7 +75,8 @@ class KubernetesBackend:
         self._api = KubeApi(*named)
         self._store = KubeStore()
         self._jobs = KubeJobs(self._api)
-        self._logs = KubeLogs(self._api, self._jobs, self._store, self.poll_s)
+        self._claims = KubeClaims(self._api, self._jobs, self.poll_s)
+        self._logs = KubeLogs(self._api, self._jobs, self._store, self._claims, self.poll_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -139,7 +140,7 @@ class KubernetesBackend:
         if "://" in base:
             self._store.bring(base, what, into)
         else:
-            KubeClaims(self._api, self._jobs, self.poll_s).bring(job, base, what, into)
+            self._claims.bring(job, base, what, into)
         return into
 
     def check(self) -> list[Problem]:

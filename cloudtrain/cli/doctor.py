@@ -123,6 +123,7 @@ def _installed(package: str, extra: str) -> Finding:
 
 def _target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain import config, registry
+    from cloudtrain.backend import HasCapacity
 
     known = config.targets()
     place = known.get(name)
@@ -135,3 +136,5 @@ def _target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(what, False, path + problem.message, problem.hint)
     if not problems:
         yield Finding(what, True, "ready" + (f", backend {backend}" if place else ""))
+        if isinstance(made, HasCapacity):
+            yield Finding("GPUs there", None, made.capacity())

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,11 @@ class Cluster:
                 "/version",
                 self._guarded(lambda _: Answer({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})),
             ),
-            ("GET", "/api/v1/nodes", self._guarded(lambda _: Answer(_listing("Node", [self.kubelet.machine], "1")))),
+            *(
+                (("GET", path, self._guarded(lambda _, found=found: Answer(found))))
+                for path, found in discovery().items()
+            ),
+            ("GET", "/api/v1/nodes", self._guarded(self._nodes)),
             *found,
         ]
 
@@ -250,6 +254,11 @@ class Cluster:
                 kept = [item for item in found["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
                 found["metadata"]["ownerReferences"] = kept
 
+    def _nodes(self, request: Request) -> Answer:
+        self._may("list", "nodes", "")
+        fits = selector(request.query)
+        return Answer(_listing("Node", [node for node in [self.kubelet.machine] if fits(node)], "1"))
+
     def _proxy(self, request: Request, namespace: str, name: str, port: str, rest: str) -> Answer:
         """Ask the server in a pod, as the API server does: without the caller's credentials."""
         self._may("get", "pods/proxy", namespace)
@@ -302,6 +311,25 @@ class Cluster:
         allowed = (str(asked.get("verb")), plural) not in self.denied
         about = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
         return Answer({**about, "spec": found["spec"], "status": {"allowed": allowed}}, 201)
+
+
+def discovery() -> dict[str, Object]:
+    """Return path -> what a server says of its groups and resources, which kubectl asks for first."""
+    verbs = ["create", "delete", "get", "list", "patch", "watch"]
+
+    def resources(version: str, plurals: Iterable[str]) -> Object:
+        found = [{"name": name, "singularName": KINDS[name].lower(), "namespaced": True, "kind": KINDS[name], "verbs": verbs}
+                 for name in plurals]  # fmt: skip
+        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": found}
+
+    batch = {"groupVersion": "batch/v1", "version": "v1"}
+    group = {"name": "batch", "versions": [batch], "preferredVersion": batch}
+    return {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
+        "/api/v1": resources("v1", (name for name in KINDS if name != "jobs")),
+        "/apis/batch/v1": resources("batch/v1", ["jobs"]),
+    }
 
 
 def _listing(kind: str, items: list[Object], version: str, more: str = "") -> Object:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -73,6 +73,7 @@ class Fault:
     after: bool = False  # the work is done, and its answer is lost
     delay_s: float = 0.0
     skip: int = 0  # so many that fit pass before
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the error
 
 
 Route = tuple[str, str, Callable[..., Answer]]  # method, pattern of the whole path, function(request, *groups)
@@ -122,7 +123,7 @@ class Server:
         if fault is not None:
             time.sleep(fault.delay_s)
             if not fault.after and fault.status != 200:
-                return _error(fault.status, fault.message) if fault.status else None
+                return replace(_error(fault.status, fault.message), headers=fault.headers) if fault.status else None
         found = self._work(request)
         if fault is not None and fault.after:
             return _error(fault.status, fault.message) if fault.status else None

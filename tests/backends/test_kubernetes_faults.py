@@ -210,6 +210,50 @@ def test_the_jobs_own_deadline(place: Ground):
     assert ended(backend, handle).state is State.TIMED_OUT
 
 
+def test_a_source_that_is_not_there_is_no_failure_of_the_script(place: Ground):
+    backend, plan, bundle = planned(place, "print(1)")
+    plan = Plan.from_json(plan.to_json().replace(bundle.sha256, "0" * 64))
+    status = ended(backend, handle := backend.submit(plan, bundle))
+    assert (status.state, status.exit_code) == (State.FAILED, 78)
+    assert "its content is not what its name says" in status.reason
+    assert ["its content is not" in line.text for line in backend.logs(handle)] == [True]
+
+
+def test_what_a_server_and_others_add_to_a_job_is_no_difference(place: Ground):
+    """A second submit is taken for the first although the server has filled in fields, and a hook a container."""
+    backend, plan, bundle = planned(place, "print('once')", num_nodes=2, env={"EMPTY": ""})
+    handle = backend.submit(plan, bundle)
+    job = place.cluster.objects.get("jobs", "default", handle.split("/")[-2])
+    assert job is not None
+    with place.cluster.objects.lock:
+        pod = job["spec"]["template"]["spec"]
+        references = [item["valueFrom"]["fieldRef"] for item in pod["containers"][0]["env"] if "valueFrom" in item]
+        assert {reference["apiVersion"] for reference in references} == {"v1"}, "the simulated server does so too"
+        pod["containers"].append({"name": "mesh", "image": "mesh:1", "env": [{"name": "MESH", "value": "1"}]})
+    assert place.backend().submit(plan, bundle) == handle
+    assert ended(backend, handle).state is State.SUCCEEDED and said(backend, handle) == ["once"] * 2
+
+
+@pytest.mark.parametrize(("status", "header"), [(429, "1"), (503, None)])
+def test_a_server_that_is_busy_is_asked_again(place: Ground, status: int, header: str | None):
+    waited: list[float] = []
+    backend, handle = started(place, "print('done')")
+    place.cluster.faults.append(
+        Fault("GET", "/jobs/", status, times=2, headers={"Retry-After": header} if header else {})
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cloudtrain.kubeapi.time.sleep", waited.append)
+        assert backend.status(handle).state in State
+    assert sum(pause >= 1.0 for pause in waited) == (2 if header else 0), "its own word counts"
+    assert ended(backend, handle).state is State.SUCCEEDED
+
+
+def test_a_patch_that_met_another_one_is_sent_again(place: Ground):
+    backend, plan, bundle = planned(place, "print('done')")
+    place.cluster.faults.append(Fault("PATCH", "/jobs/", 409, "the object has been modified", times=2))
+    assert ended(backend, backend.submit(plan, bundle)).state is State.SUCCEEDED
+
+
 def test_a_command_that_is_not_in_the_image(place: Ground):
     backend, handle = started(place, "print(1)", {"python": "python9"})
     status = ended(backend, handle)
@@ -310,6 +354,25 @@ def test_doctor_names_what_is_not_allowed(place: Ground):
     place.cluster.denied |= {("create", "jobs"), ("get", "pods/log")}
     messages = [problem.message for problem in place.backend().check()]
     assert len(messages) == 2 and "may not create jobs in default" in messages[0] and "pods/log" in messages[1]
+
+
+def test_doctor_counts_the_gpus_that_a_target_may_have(place: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machine = place.cluster.kubelet.machine
+    machine["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    machine["metadata"]["labels"]["rack"] = "a"
+    assert place.backend().capacity().startswith("8 of nvidia.com/gpu on 1 nodes, at most 8 on one")
+    assert place.backend(node_selector={"rack": "b"}).capacity().startswith("0 of nvidia.com/gpu on 0 nodes that")
+    assert place.backend(gpu_resource="amd.com/gpu").capacity().startswith("0 of amd.com/gpu on 1 nodes;")
+    place.cluster.denied.add(("list", "nodes"))
+    assert place.backend().capacity() == "not known: you may not list nodes"
+    place.cluster.denied.clear()
+    (tmp_path / "cloudtrain.toml").write_text(
+        f'[targets.there]\nbackend = "kubernetes"\nkubeconfig = {json.dumps(str(place.cluster.kubeconfig))}\n'
+    )
+    command = [sys.executable, "-m", "cloudtrain.cli", "doctor", "there", "--json"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    found = {finding["what"]: finding for finding in json.loads(shown.stdout)}
+    assert found["target there"]["ok"] is True and found["GPUs there"]["said"].startswith("8 of nvidia.com/gpu")
 
 
 def test_planned_manifests_are_what_kubectl_takes(place: Ground, tmp_path: Path):

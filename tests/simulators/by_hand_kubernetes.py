@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from kubernetes import client, config, watch
+from kubernetes import client, config, dynamic, watch
 
 config.load_kube_config(sys.argv[1])
 batch, core, auth = client.BatchV1Api(), client.CoreV1Api(), client.AuthorizationV1Api()
@@ -205,6 +205,8 @@ refused(422, batch.create_namespaced_job, SPACE, job("Wrong", "pass"))
 refused(404, core.read_namespaced_pod, "nobody", SPACE)
 review = {"spec": {"resourceAttributes": {"namespace": SPACE, "verb": "create", "group": "batch", "resource": "jobs"}}}
 assert auth.create_self_subject_access_review(review).status.allowed is True
+jobs = dynamic.DynamicClient(client.ApiClient()).resources.get(api_version="batch/v1", kind="Job")  # asks what there is
+assert jobs.get(name="bad", namespace=SPACE).spec.completions == 2
 assert core.list_node().items[0].metadata.name == "node-1"
 bare = client.ApiClient(client.Configuration(host=core.api_client.configuration.host))
 refused(401, client.CoreV1Api(bare).list_namespaced_pod, SPACE)

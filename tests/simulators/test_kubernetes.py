@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from cloudtrain.simulators import replicas
 from cloudtrain.simulators.kubernetes import Cluster
+from cloudtrain.simulators.server import Answer, Request, Server
+from tests.conftest import require, wait_for
 
 SCRIPT = Path(__file__).with_name("by_hand_kubernetes.py")
 
@@ -20,3 +25,52 @@ def test_the_official_client_agrees_with_it(tmp_path: Path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, env=dict(os.environ))
     assert done.stdout.strip() == "all of it", done.stdout + done.stderr
     assert [place for _, place in replicas.marked() if place.startswith(str(tmp_path))] == []
+
+
+def proxy(cluster: Cluster) -> Server:
+    """What `kubectl proxy` is: it adds the token, which kubectl keeps from a server without TLS."""
+
+    def forward(request: Request) -> Answer:
+        headers = {name: value for name, value in request.headers.items() if name in ("content-type", "accept")}
+        headers["Authorization"] = f"Bearer {cluster.token}"
+        address = f"{cluster.url}{request.path}"
+        wanted = urllib.request.Request(address, request.body or None, headers, method=request.method)
+        try:
+            with urllib.request.urlopen(wanted, timeout=60) as answer:
+                return Answer(answer.read(), answer.status)
+        except urllib.error.HTTPError as error:
+            return Answer(error.read(), error.code)
+
+    return Server([(method, "/.*", forward) for method in ("GET", "POST", "PATCH", "DELETE")])
+
+
+def test_kubectl_applies_planned_manifests_and_they_run(tmp_path: Path):
+    require("kubectl")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import os; print('world', os.environ['WORLD_SIZE'])")
+    (project / "cloudtrain.toml").write_text('[targets.there]\nbackend = "kubernetes"\nimage = "any:1"\n')
+    with Cluster(tmp_path / "cluster") as cluster:
+        between = proxy(cluster)
+        config = json.loads(cluster.kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = between.url
+        (tmp_path / "config").write_text(json.dumps(config))
+        env = {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)}
+
+        def done(*words: str, given: str = "") -> str:
+            ended = subprocess.run(
+                words, cwd=project, env=env, input=given, capture_output=True, text=True, timeout=200
+            )
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            return ended.stdout
+
+        plan = (sys.executable, "-m", "cloudtrain.cli", "plan", "train.py", "-t", "there", "--set", "num_nodes=2")
+        manifests = done(*plan, "--manifests")
+        apply = ("kubectl", "apply", "--validate=false", "-f", "-")  # the simulator has no OpenAPI
+        assert done(*apply, given=manifests).count("created") == 3
+        assert done(*apply, given=manifests).count("unchanged") == 3
+        (job,) = cluster.objects.all("jobs")
+        wait_for(lambda: any(c["type"] == "Complete" for c in job["status"].get("conditions", ())), "its end")
+        pods = done("kubectl", "get", "pods", "-o", "name").split()
+        assert len(pods) == 2 and all(" world 2\n" in done("kubectl", "logs", pod, "-c", "node") for pod in pods)
+        between.close()
