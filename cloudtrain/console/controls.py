@@ -56,12 +56,9 @@ class Controls:
             more = [field for field in members if not field.main]
             if more:
                 used = any(self.form.get(field.path) is not None for field in more)
-                words = ", ".join(field.label[:1].lower() + field.label[1:] for field in more[:5])
-                bar = (
-                    ui.expansion(f"More: {words}" + (", …" if len(more) > 5 else ""), value=used)
-                    .classes("ct-more")
-                    .props("dense dense-toggle")
-                )
+                words = [field.label[:1].lower() + field.label[1:] for field in more[:5]]
+                said = f"More: {', '.join(words)}" + (", …" if len(more) > 5 else "")
+                bar = ui.expansion(said, value=used).classes("ct-more").props("dense dense-toggle")
                 with bar:
                     self.draw(more)
 

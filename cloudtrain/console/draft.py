@@ -92,7 +92,7 @@ class Draft:
         if not path.is_file():  # a pipe would be waited for
             raise BadRequest(f"there is no job file {name} below {root}", "cloudtrain init writes one")
         made = cls(Form.load(path), home, root, watched=watched)
-        made.name = os.path.relpath(path, root.resolve())
+        made.name = os.path.relpath(path.with_suffix(".yaml") if path.suffix == ".json" else path, root.resolve())
         return made
 
     @classmethod

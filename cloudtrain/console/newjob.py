@@ -168,7 +168,7 @@ class NewJob:
 
         known = trainer.arguments()
         there = {name for name, _ in self.draft.form.rows(("hyperparameters",))} & set(known)
-        drawn = [name for name in known if name in {"task", *trainer.MAIN} | there]
+        drawn = [*trainer.MAIN, *(name for name in known if name in there - {*trainer.MAIN})]
         body = ui.element("div").classes("ct-fields")
 
         def draw(name: str) -> Element:

@@ -15,7 +15,7 @@ _MODULE = "cloudtrain_trainer_arguments"
 _KINDS: dict[Any, str] = {bool: "flag", int: "number", float: "number", str: "text", list[str]: "yaml"}
 # What most trainings name; every other argument is one choice away.
 MAIN = (
-    "dataset", "model", "model_type", "tokenizer", "block_size", "learning_rate", "max_steps", "num_train_epochs",
+    "task", "dataset", "model", "model_type", "tokenizer", "block_size", "learning_rate", "max_steps", "num_train_epochs",
     "per_device_train_batch_size", "bf16",
 )  # fmt: skip
 
