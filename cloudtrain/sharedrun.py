@@ -303,10 +303,18 @@ def _job(data: object, run_id: str) -> dict[str, Any]:
 
     if isinstance(data, dict):
         try:
-            return Job.from_dict(data).to_dict()
+            job = Job.from_dict(data).to_dict()
+            patterns = job.get("metrics") or {}
+            return {**job, "metrics": {name: text for name, text in patterns.items() if _is_simple(text)}}
         except (CloudtrainError, ValueError, TypeError):
             pass
     return {"name": _ID.split(run_id)[0]}
+
+
+def _is_simple(pattern: str) -> bool:
+    """Return whether a regular expression cannot take for ever: nothing in it is repeated that repeats or chooses itself."""
+    repeats = len(re.findall(r"(?<!\\)[*+{]", re.sub(r"\[[^\]]*\]", "x", pattern)))
+    return len(pattern) <= 300 and repeats <= 3 and not re.search(r"\)[*+{?]|\(\?[=!<]|\\[1-9]|\(\?P=", pattern)
 
 
 def _created(run_id: str, number: int, start: str) -> str:

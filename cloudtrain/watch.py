@@ -100,8 +100,8 @@ class Watcher:
         """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody."""
         for attempt in self.store.attempts(self.run_id):
             status = told.get(attempt.attempt_id)
-            if status is None or not self._lease():
-                continue  # gone from there, or another process brings it just now
+            if status is None:
+                continue  # gone from there; what is known of it stays
             backend = backend_of(attempt.plan, self.store.home, attempt.handle)
             self._read_log(attempt, backend)
             if status.state.final:

@@ -195,6 +195,20 @@ def test_names_and_links_that_lead_elsewhere_are_not_followed(tmp_path: Path):
     assert os.readlink(got / "model" / "in") == "weights"
 
 
+def test_expressions_that_could_take_for_ever_are_not_used(tmp_path: Path):
+    metrics = {
+        "bad": "(a+)+$",
+        "worse": "((a|b)*c?)*d",
+        "back": r"(a+)\1",
+        "loss": "loss=([0-9.e+-]+)",
+        "named": "(?P<value>[0-9.]+) s",
+    }
+    record = {**RECORD, "about": {**RECORD["about"], "job": {**RECORD["about"]["job"], "metrics": metrics}}}
+    run = attach(written(tmp_path / "out", record, line(0, "a" * 5000) + line(1, "loss=2.5")), tmp_path / "home")
+    assert [(row.name, row.value) for row in run.metrics()] == [("loss", 2.5)]
+    assert set(run.record.job["metrics"]) == {"loss", "named"}
+
+
 def test_two_runs_in_one_place_are_refused(tmp_path: Path):
     written(tmp_path / "out")
     other = "other-261120-101500-ab3d"
