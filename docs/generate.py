@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md and docs/training.md from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md and the matrix of docs/checkpoints.md from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import resume
 from trainer import trainer_page
 
 DOCS = Path(__file__).parent
@@ -58,7 +59,12 @@ that was written.
 
 def main() -> int:
     """Write both pages, or with --check return 1 when one is not current."""
-    pages = {"cli.md": cli_page(), "spec.md": spec_page(), "training.md": trainer_page(WRITTEN)}
+    pages = {
+        "cli.md": cli_page(),
+        "spec.md": spec_page(),
+        "training.md": trainer_page(WRITTEN),
+        "checkpoints.md": resume.page(),
+    }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text
     ]

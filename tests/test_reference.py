@@ -22,7 +22,8 @@ def test_the_reference_is_current():
 
 def test_a_stale_reference_is_noticed(tmp_path):
     (tmp_path / "docs").mkdir()
-    for name in ("generate.py", "trainer.py", "strategies.py", "strategies.json", "cli.md", "spec.md", "training.md"):
+    scripts = ["generate.py", "trainer.py", "strategies.py", "strategies.json", "resume.py", "resume.json"]
+    for name in (*scripts, "cli.md", "spec.md", "training.md", "checkpoints.md"):
         (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())
     (tmp_path / "entrypoints").symlink_to(DOCS.parent / "entrypoints")
     (tmp_path / "docs" / "cli.md").write_text("old")

@@ -1,0 +1,68 @@
+"""The matrix of docs/checkpoints.md: which layout goes on from which, from what the tests found.
+
+python docs/resume.py --run              run the tests of resuming (the long cases too; minutes), then docs/generate.py
+python docs/resume.py --run -k "pp 2"    only some of them; the others keep what they had
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+PAGE, FIGURES = DOCS / "checkpoints.md", DOCS / "resume.json"
+TESTS = ["tests/entrypoints/test_train_resume.py", "tests/entrypoints/test_strategies_resume.py"]
+BEGIN, END = "<!-- matrix: written by docs/generate.py from docs/resume.json -->", "<!-- end of the matrix -->"
+
+
+def page() -> str:
+    """Return the page with the matrix as the figures have it."""
+    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return "\n".join([head + BEGIN, "", *table(), "", END + rest.partition(END)[2]])
+
+
+def table() -> list[str]:
+    """Return the matrix's lines."""
+    found: dict[str, Any] = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
+    rows = [
+        "| saved as | goes on as | losses against the unbroken run | dropout | on |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for case in sorted(found.values(), key=lambda case: ("loss" in case, case["written"], case.get("read", ""))):
+        read = case.get("read", "the same")
+        result = "bit-equal, and the weights"
+        if "loss" in case:
+            result = f"{case['loss']:.1e} at most" if case["loss"] else "equal"
+        rows.append(f"| {case['written']} | {read} | {result} | {'off' if 'loss' in case else 'on'} | {case['date']} |")
+    return rows
+
+
+def run(words: list[str]) -> int:
+    """Run the tests and keep what they noted, each after it passed; returns pytest's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        noted = Path(folder) / "figures"
+        noted.touch()
+        command = [sys.executable, "-m", "pytest", "-q", *TESTS, *words]
+        env = {**os.environ, "CLOUDTRAIN_FIGURES": str(noted)}
+        code = subprocess.run(command, cwd=DOCS.parent, env=env, check=False).returncode
+        notes = [json.loads(line) for line in noted.read_text().splitlines()]
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    found = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
+    for note in notes:
+        if note["what"] == "resume":
+            value = note["value"]
+            found[f"{value['written']} -> {value.get('read', 'the same')}"] = {**value, "date": day}
+    FIGURES.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", "utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    if "--run" not in sys.argv:
+        sys.exit(__doc__)
+    sys.exit(run(sys.argv[sys.argv.index("--run") + 1 :]))
