@@ -35,11 +35,13 @@ MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
 KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
+EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
 MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; checkpoint.py writes the same
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
 _ACCELERATES = re.compile(r"checkpoint_(\d+)")  # Accelerator.save_state with automatic names
 
 _stop = False
+_epoch = 0  # which start of the run this is, once its script has asked for a checkpoint
 
 
 @dataclass(frozen=True)
@@ -152,22 +154,29 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
     """Return the path of the newest whole checkpoint in the run's folder of checkpoints, or in another one; None without.
 
     One with COMPLETE is read in whole and compared with it; of the Trainer's and Accelerate's own it is seen that each
-    file has its end. What is passed over is said on standard error. Call it on one rank, or on all; it only reads.
+    file has its end. What is passed over is said on standard error. Call it on one rank, or on all. In the run's folder
+    rank 0 records that this start goes on from there: what an earlier start completes after that is never chosen.
     """
+    env = os.environ
     base = context().checkpoint_dir if folder is None else folder
-    for _, path in sorted(_checkpoints(base), reverse=True):
-        problem = _damage(path)
+    history, path = _history(base), None
+    for epoch, step, candidate in sorted(_checkpoints(base), reverse=True):
+        stale = epoch > 0 and step > history.get(epoch, -1)
+        problem = "it is of a start that a later one has replaced" if stale else _damage(candidate)
         if not problem:
-            return path
-        sys.stderr.write(f"checkpoint {os.path.basename(path)} is passed over: {problem}\n")
-    return None
+            path = candidate
+            break
+        sys.stderr.write(f"checkpoint {os.path.basename(candidate)} is passed over: {problem}\n")
+    if folder is None and env.get("CLOUDTRAIN_RUN_ID") and int(env.get("RANK") or 0) == 0:
+        _begin(base, path)
+    return path
 
 
 def complete_checkpoint(path: str, *, step: int) -> None:
     """Mark a folder as a whole checkpoint, and report it; blocking until it is on the disk.
 
-    To be called once, on one rank, when all ranks have written their files. It is brought to the job's output with its
-    mark last.
+    To be called once, when all ranks have written their files, on the rank that called latest_checkpoint. It is brought
+    to the job's output with its mark last.
     """
     files = {}
     for name in sorted(_files(path)):
@@ -176,23 +185,104 @@ def complete_checkpoint(path: str, *, step: int) -> None:
         files[name] = {"size": os.path.getsize(os.path.join(path, name)), "sha256": _sha256(os.path.join(path, name))}
     partial = os.path.join(path, f".{MARKER}")
     with open(partial, "w") as mark:
-        json.dump({"version": 1, "step": int(step), "files": files}, mark)
+        json.dump({"version": 1, "step": int(step), "epoch": _epoch, "files": files}, mark)
         mark.flush()
         os.fsync(mark.fileno())
     os.replace(partial, os.path.join(path, MARKER))
     log_checkpoint(step=step, path=path)
+    later = max(_records(os.path.dirname(os.path.abspath(path))), default=0)
+    if 0 < _epoch < later:
+        emit(
+            "alarm",
+            reason=f"start {later} of this run has begun: checkpoints of this one, {_epoch}, are chosen no more",
+        )
 
 
-def _checkpoints(base: str) -> Iterator[tuple[int, str]]:
-    """Yield number and path of what may be a checkpoint."""
+def _begin(base: str, path: str | None) -> None:
+    """Claim the next start of the run, by a file that only one can make, and record from where it goes on."""
+    global _epoch
+    here = context()
+    given = here.epoch
+    marked = _marked(path) if path else {}
+    record = {"from": os.path.basename(path or ""), "epoch": marked.get("epoch", 0), "step": marked.get("step", 0)}
+    folder = os.path.join(base, EPOCHS)
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+        while not _epoch:
+            number = given or max([here.attempt - 1, *_records(base)]) + 1
+            given = 0
+            if _created(os.path.join(folder, f"{number:08d}.json"), json.dumps(record)):
+                _epoch = number
+    except OSError as error:
+        sys.stderr.write(f"this start of the run could not be recorded: {error}\n")
+
+
+def _created(path: str, text: str) -> bool:
+    """Create a file that is whole when it has its name; False where another start was faster."""
+    partial = f"{path}.{os.getpid()}"
+    try:
+        with open(partial, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            with open(path, "x") as file:
+                file.write(text)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(partial)
+    return True
+
+
+def _records(base: str) -> dict[int, dict[str, Any]]:
+    """Return what each start of the run recorded, by its number; {} for one that cannot be read."""
+    found: dict[int, dict[str, Any]] = {}
+    folder = os.path.join(base, EPOCHS)
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        number, _, kind = name.partition(".")
+        if kind == "json" and number.isdigit():
+            try:
+                with open(os.path.join(folder, name), "rb") as file:
+                    record = json.load(file)
+                found[int(number)] = {"epoch": int(record["epoch"]), "step": int(record["step"])}
+            except (OSError, ValueError, KeyError, TypeError):
+                found[int(number)] = {}
+    return found
+
+
+def _history(base: str) -> dict[int, float]:
+    """Return up to which step the checkpoints of each start are the run's history; of others none is."""
+    records = _records(base)
+    known = sorted({*records, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}, reverse=True)
+    history: dict[int, float] = {}
+    epoch, limit = (known[0] if known else 0), float("inf")
+    while epoch and epoch not in history:
+        history[epoch] = limit
+        record = records.get(epoch)
+        if record:
+            epoch, limit = record["epoch"], record["step"]
+        else:  # it did not ask where to begin
+            epoch, limit = next((each for each in known if each < epoch), 0), float("inf")
+    return history
+
+
+def _checkpoints(base: str) -> Iterator[tuple[int, int, str]]:
+    """Yield start, number and path of what may be a checkpoint; 0 for a start that is not known."""
     for folder in (base, os.path.join(base, "checkpoints")):
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
             path = os.path.join(folder, name)
             found = _TRAINERS.fullmatch(name) or _ACCELERATES.fullmatch(name)
             if os.path.exists(os.path.join(path, MARKER)):
-                yield int(_marked(path).get("step", found[1] if found else 0)), path
+                mark = _marked(path)
+                yield int(mark.get("epoch", 0)), int(mark.get("step", found[1] if found else 0)), path
             elif found:
-                yield int(found[1]), path
+                yield 0, int(found[1]), path
 
 
 def _damage(path: str) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
@@ -136,3 +137,63 @@ def test_the_mark_is_the_one_that_our_trainer_and_launcher_read(tmp_path: Path):
     assert (mark["version"], mark["step"], sorted(mark["files"])) == (checkpoint.VERSION, 7, ["deep/state", "empty"])
     cut(path / "deep/state")
     assert "deep/state" in str(checkpoint.damage(path)) and newest(tmp_path) is None
+
+
+# -- two starts at once -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str | None]]:
+    """Return what begins an attempt of a run, as its script does: its number as a start, and from where it goes on."""
+    monkeypatch.setenv("CLOUDTRAIN_RUN_ID", "run")
+    monkeypatch.setenv("CLOUDTRAIN_CHECKPOINT_DIR", str(tmp_path))
+
+    def begin(attempt: int, given: int = 0) -> tuple[int, str | None]:
+        monkeypatch.setenv("CLOUDTRAIN_ATTEMPT", str(attempt))
+        monkeypatch.setenv("CLOUDTRAIN_EPOCH", str(given or ""))
+        monkeypatch.setattr(runtime, "_epoch", 0)
+        found = runtime.latest_checkpoint()
+        return runtime._epoch, found and Path(found).name
+
+    yield begin
+
+
+def written_by(epoch: int, folder: Path, step: int) -> None:
+    runtime._epoch = epoch
+    own(folder, step)
+
+
+def test_what_a_stale_start_completes_is_never_chosen(
+    tmp_path: Path, start: Callable, capsys: pytest.CaptureFixture[str]
+):
+    assert start(1) == (1, None)
+    written_by(1, tmp_path, 3)
+    assert start(2) == (2, "mine-3")
+    assert "alarm" not in capsys.readouterr().out
+    written_by(1, tmp_path, 6)  # it lives on behind a partition that has healed
+    assert "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more" in capsys.readouterr().out
+    assert start(3) == (3, "mine-3"), "the second wrote nothing"
+    said = capsys.readouterr().err
+    assert "checkpoint mine-6 is passed over: it is of a start that a later one has replaced" in said
+    written_by(2, tmp_path, 9)
+    written_by(3, tmp_path, 4)
+    assert start(3) == (4, "mine-4"), "a platform started the third again by itself"
+    assert runtime.latest_checkpoint() == str(tmp_path / "mine-4") and runtime._epoch == 4, "a start is recorded once"
+
+
+def test_the_launchers_number_is_the_starts(tmp_path: Path, start: Callable, monkeypatch: pytest.MonkeyPatch):
+    assert start(1, given=5) == (5, None)
+    written_by(5, tmp_path, 1)
+    assert start(1, given=5) == (6, "mine-1"), "unless another has recorded itself under it"
+    monkeypatch.setenv("RANK", "1")
+    assert start(2) == (0, "mine-1"), "rank 0 speaks for all"
+    assert sorted(os.listdir(tmp_path / "epochs")) == ["00000005.json", "00000006.json"]
+
+
+def test_a_start_that_cannot_be_recorded_goes_on_all_the_same(
+    tmp_path: Path, start: Callable, capsys: pytest.CaptureFixture[str]
+):
+    own(tmp_path, 2)
+    (tmp_path / "epochs").write_text("a file where the folder belongs")
+    assert start(1) == (0, "mine-2")
+    assert "could not be recorded" in capsys.readouterr().err
