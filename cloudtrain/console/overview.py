@@ -41,7 +41,7 @@ def told(run: Run) -> Told:
         ("backend", summary.place(plan)),
         ("world", summary.world(plan)),
         ("command", summary.words(plan)),
-        ("source", summary.source(plan)),
+        ("source", f"{plan.bundle.get('files', 0)} files, {runs.size(plan.bundle.get('size_bytes', 0))} packed"),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.limit(plan)),
         ("created", text.moment(record.created_at)),

@@ -21,6 +21,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.writing import new_file
 
 ADDRESS = "127.0.0.1"
+BUILD_S = 120.0  # how long a page may take on a busy machine, or where a failed run's log is read for its verdict
 END_S = 2  # how long open pages may hold up the end
 
 
@@ -74,7 +75,8 @@ def _application(home: Path) -> Any:
     for page in PAGES:
         module, _, function = page.show.partition(":")
         show = getattr(import_module(f"cloudtrain.console.{module}"), function)
-        ui.page(page.path, title=f"{page.title} · cloudtrain")(_framed(page, show))
+        given = ui.page(page.path, title=f"{page.title} · cloudtrain", response_timeout=BUILD_S)
+        given(_framed(page, show))
     artifacts.route()
     frame.dress()
     ui.run_with(
