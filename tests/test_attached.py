@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ def submitted(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(SCRIPT)
+    git = ["git", "-C", str(source), "-c", "user.name=me", "-c", "user.email=me@example.com"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    (source / "train.py").write_text(SCRIPT + "# changed since\n")
 
     def submit(output: object, **changes: Any) -> Run:
         job = {"name": "shared", "source": str(source), "entrypoint": "train.py", "output": str(output), "num_nodes": 2,
@@ -110,6 +115,8 @@ def test_a_run_is_rebuilt_attempt_by_attempt_when_the_laptop_is_gone(submitted, 
     assert told(first) == told(run)
     assert first.record.status.exit_code == 1 and first.record.attached == str(output / run.run_id)
     assert {row.node for row in first.metrics("loss")} == {0, 1}
+    origin = first.store.provenance(run.run_id)
+    assert origin["commit"] and origin["dirty"] and "+# changed since" in origin["text"]
 
     run.resume()
     assert ended(run) is State.SUCCEEDED

@@ -70,7 +70,9 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
     from cloudtrain.cli import why
 
     terminal.pairs(why.rows(run.verdict()))
-    if status.state is State.TIMED_OUT:
+    if run.record.attached:
+        next_commands(run.run_id, "logs", "fetch")
+    elif status.state is State.TIMED_OUT:
         next_commands(run.run_id, "logs", "resume", "rerun")
     else:
         next_commands(run.run_id, "logs", "mended" if status.state is State.FAILED else "resume")
