@@ -56,7 +56,7 @@ class Controls:
             more = [field for field in members if not field.main]
             if more:
                 used = any(self.form.get(field.path) is not None for field in more)
-                words = [field.label[:1].lower() + field.label[1:] for field in more[:5]]
+                words = [_inner(field.label) for field in more[:5]]
                 said = f"More: {', '.join(words)}" + (", …" if len(more) > 5 else "")
                 bar = ui.expansion(said, value=used).classes("ct-more").props("dense dense-toggle")
                 with bar:
@@ -255,3 +255,8 @@ def sentence(problem: Problem, *, bare: bool = False) -> str:
 
 def _is_in(path: str, name: str) -> bool:
     return path == name or path.startswith((f"{name}.", f"{name}["))
+
+
+def _inner(label: str) -> str:
+    """Return a label as it stands inside a sentence."""
+    return label if label[1:2].isupper() else label[:1].lower() + label[1:]

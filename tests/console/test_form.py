@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain import checkout, yaml12
@@ -63,7 +63,7 @@ def same(one: Job, other: Job) -> bool:
     return one == other and one.argv() == other.argv() and list(one.env) == list(other.env)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs, hyperparameters, st.dictionaries(words, numbers, max_size=3))
 def test_a_job_becomes_a_form_and_the_same_job_again(data, given_values, written):
     """Also when every field is shown and put back, and when what is default is left out."""
@@ -83,7 +83,7 @@ def test_a_job_becomes_a_form_and_the_same_job_again(data, given_values, written
     assert same(job_of(Form.of_job(lean(job.to_dict()), folder)), job)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(FIELDS)), texts.filter(bool))
 def test_whatever_is_typed_arrives_or_is_a_problem(name, typed):
     """A hostile text in any field never makes a file that cannot be read, nor one that says something else elsewhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain import yaml12
@@ -26,7 +26,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(texts, values, max_size=4))
 def test_whatever_is_written_is_read_again(value):
     document = Document.of(value, "x")
@@ -37,7 +37,7 @@ def test_whatever_is_written_is_read_again(value):
     assert jobtext.of_document(read) == table
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):
     node = jobtext.of_document(Document.of({"k": value}, "x")).get("k")
