@@ -445,6 +445,29 @@ def test_a_spot_loss_is_a_restart_from_the_checkpoint(bench: Bench, task: str):
     assert [found["code"] for found in results if found["state"] == "PREEMPTED"] == [75, 75]
 
 
+def test_a_start_that_was_replaced_brings_nothing_home(bench: Bench):
+    """Machines that were thought lost go on behind a network that has healed: a later start has claimed the run."""
+    storage = bench.simulator.storage
+    script = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
+signal.signal(signal.SIGTERM, lambda *_: ((folder / "late").write_text("of the replaced one"), sys.exit(75)))
+print("up", flush=True)
+time.sleep(600)
+"""
+    plan, bundle = bench.plan(script, "replaced", resources={"use_spot": True}, retry={"max_attempts": 1})
+    backend = bench.backend()
+    handle = backend.submit(plan, bundle)
+    wait_for(lambda: "up" in said(backend, handle), "its first line")
+    base = "cloudtrain/replaced"
+    assert storage.names("local", f"{base}/epochs/") == [f"{base}/epochs/00000001.json"]
+    storage.put("local", f"{base}/epochs/00000002.json", b'{"epoch": 2, "attempt": 1, "token": "of another"}')
+    bench.simulator.jobs.preempt(handle.rpartition("/")[2])
+    status = ended(backend, handle)
+    assert status.state is State.PREEMPTED and "start 2 of this run has claimed" in status.reason
+    assert f"{base}/checkpoints/late" not in storage.names("local", base)
+
+
 def test_without_restarts_a_spot_loss_is_preempted(bench: Bench):
     plan, bundle = bench.plan(COUNTING, resources={"use_spot": True}, retry={"max_attempts": 1})
     backend = bench.backend()

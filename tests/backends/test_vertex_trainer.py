@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +85,7 @@ def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_pa
     worlds = [world for world in said if "platform" in world]
     assert len(worlds) == 6 and all(world["world_size"] == 2 and world["platform"] == "vertex" for world in worlds)
     assert losses(backend, broken) == wanted
+    # Every start, the platform's own too, has claimed the run by a write that only one can do.
+    claims = simulator.storage.names("local", "cloudtrain/broken/epochs/")
+    found = [json.loads(simulator.storage.read("local", name)) for name in claims]
+    assert [(record["epoch"], record["attempt"]) for record in found] == [(1, 1), (2, 1), (3, 1)]
