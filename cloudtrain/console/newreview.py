@@ -174,7 +174,6 @@ class Review:
         ui.navigate.to(f"/runs/{quote(run_id)}")
 
     async def _save(self) -> None:
-        from nicegui import ui
 
         name = str(self.name.value or "")
         try:
@@ -189,7 +188,6 @@ class Review:
         lost = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
         self.saved.set_text(f"Written to {text.clean(str(path))}{lost}.")
         self.name.set_value(self.draft.name)
-        ui.notify("The job file is written", type="positive")
 
     async def _over(self, name: str) -> bool:
         from nicegui import ui
