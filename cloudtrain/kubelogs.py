@@ -64,8 +64,10 @@ class KubeLogs:
             pod = there.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))
             if pod is not None:
-                yield from merge.take(node.node, self._text(pod, node.at if node.next else ""), began)
-                if node.gap:  # the clock there went back, and the time of the last line says nothing
+                # At the end all of it: a clock that went back hides lines from who asks for those since a time.
+                since = node.at if node.next and not final else ""
+                yield from merge.take(node.node, self._text(pod, since), began)
+                if node.gap and since:
                     yield from merge.take(node.node, self._text(pod, ""), began)
             if pod is None or node.gap or (final and not container(pod)):
                 kept = kept or self._kept(job, node, final)

@@ -34,6 +34,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(403)
         where, _, query = self.path.partition("?")
         asked = dict(urllib.parse.parse_qsl(query))
+        if ".." in "/".join(asked.values()).split("/") or any(value.startswith("/") for value in asked.values()):
+            return self.send_error(404)
         if where.endswith("/list"):
             found = [[name, about.st_size, about.st_mtime_ns] for name, about in files(asked["folder"])]
             return self.give(json.dumps(found).encode())

@@ -254,6 +254,20 @@ def test_a_patch_that_met_another_one_is_sent_again(place: Ground):
     assert ended(backend, backend.submit(plan, bundle)).state is State.SUCCEEDED
 
 
+def test_a_clock_that_went_back_hides_no_line(place: Ground):
+    script = "import time, pathlib\nprint('one', flush=True)\nwhile not pathlib.Path(%r).exists(): time.sleep(0.05)\nprint('two')"
+    backend, handle = started(place, script % str(place.folder / "gate"))
+    wait_for(lambda: "one" in said(backend, handle), "its first line")
+    (cursor,) = [line.cursor for line in backend.logs(handle) if line.text == "one"]
+    (place.folder / "gate").touch()
+    assert ended(backend, handle).state is State.SUCCEEDED
+    kubelet, uid = place.cluster.kubelet, pod_of(place, handle)["metadata"]["uid"]
+    with place.cluster.objects.lock:
+        lines = kubelet._logs[uid, "node"]
+        lines[:] = [("2001-01-01T00:00:00.000000Z", text) for _, text in lines]
+    assert [line.text for line in backend.logs(handle, after=cursor) if line.rank == 0] == ["two"]
+
+
 def test_a_command_that_is_not_in_the_image(place: Ground):
     backend, handle = started(place, "print(1)", {"python": "python9"})
     status = ended(backend, handle)

@@ -8,9 +8,12 @@ import hashlib
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,9 @@ from cloudtrain.bundle import Bundle, File
 from cloudtrain.job import Job
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests import kubernetesrules as rules
-from cloudtrain.requests import podstart
+from cloudtrain.requests import podfetch, podstart
 from cloudtrain.requests.kubernetes import SMALL, Request, applicable, merged
+from tests.conftest import wait_for
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
 RELEASES = [f"1.{minor}" for minor in range(29, 38)]
@@ -290,3 +294,44 @@ def test_only_a_pod_that_is_alone_is_started_anew_by_the_cluster(changes: dict, 
     assert spec["backoffLimit"] == starts - 1 and "backoffLimitPerIndex" not in spec
     assert first["action"] == ("FailJob" if starts == 1 else "Count")
     assert {rule["action"] for rule in others} == {"FailJob"}
+
+
+def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alone(tmp_path: Path):
+    (tmp_path / "base" / "model").mkdir(parents=True)
+    (tmp_path / "base" / "model" / "m").write_text("0123456789")
+    (tmp_path / "secret").write_text("not given out")
+    (tmp_path / "base" / "model" / "link").symlink_to(tmp_path / "secret")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"CLOUDTRAIN_BASE": str(tmp_path / "base"), "CLOUDTRAIN_POD_IP": "127.0.0.1", "CLOUDTRAIN_PORT": str(port)}
+    env |= {"CLOUDTRAIN_WORD_SHA256": hashlib.sha256(b"word").hexdigest(), "PATH": os.environ["PATH"]}
+
+    def ask(path: str, word: str = "word") -> tuple[int, bytes]:
+        wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers={podfetch.WORD: word})
+        try:
+            with urllib.request.urlopen(wanted, timeout=60) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, b""
+        except OSError:
+            return 0, b""
+
+    with subprocess.Popen([sys.executable, "-c", podfetch.COMMAND], env=env) as pod:
+        try:
+            wait_for(lambda: ask("list?folder=model")[0] == 200, "its server")
+            assert [name for name, *_ in json.loads(ask("list?folder=model")[1])] == ["model/m"]
+            assert ask("file?name=model/m&from=4") == (200, b"456789")
+            assert {ask("list?folder=model", "other")[0], ask("file?name=model/m", "")[0]} == {403}
+            for name in ("model/link", "model/../../secret", "../secret", str(tmp_path / "secret")):
+                assert ask(f"file?name={name}") == (404, b""), name
+        finally:
+            pod.kill()
+    job = made(*CASES["claims"]).job
+    job["metadata"]["uid"] = "0-1"
+    found = podfetch.pod(job, "fetch", "/data/out/golden-run", "5" * 64)
+    assert all(mount["readOnly"] for mount in found["spec"]["containers"][0]["volumeMounts"])
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in found["spec"]["volumes"]] == ["shared", "sets"]
+    import kubernetes_validate
+
+    kubernetes_validate.validate(found, RELEASES[-1], strict=True)
