@@ -40,11 +40,11 @@ SMALL = {
 
 
 @pytest.fixture
-def submit(lab, tmp_path, monkeypatch, census):
+def submit(lab, tmp_path, monkeypatch, census, request):
     """Return a function that submits the quickstart to the target `machines` and returns its run."""
     folder = tmp_path / "configuration"
     folder.mkdir()
-    given = options(lab)
+    given = options(lab, getattr(request, "param", 2))
     lines = [f"{name} = {json.dumps(value)}" for name, value in given.items() if name != "hosts"]
     hosts = ", ".join(f'{{address = "{host["address"]}"}}' for host in given["hosts"])
     (folder / "cloudtrain.toml").write_text(
@@ -98,3 +98,31 @@ def test_one_machine_is_lost_on_the_way(lab, submit, tmp_path):
     again = [line.text for line in broken.logs() if "resumed from" in line.text]
     assert len(again) == 1 and ".a1" in again[0]
     wait_for(lambda: left_on(lab) == [], "the end of everything")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("submit", [3], indirect=True, ids=["three machines"])
+def test_one_of_three_is_lost_and_two_go_on_from_the_checkpoint(lab, submit):
+    """Dropout off and the same global batch: the losses are those of three, within 1e-5."""
+    sets = ["num_nodes=3", "min_nodes=2", "hyperparameters.global_batch_size=12", "hyperparameters.dropout=0"]
+    words = [word for pair in sets for word in ("--set", pair)]
+    whole = submit(*words, "--wait", "--key", "whole")
+    reference = {step: values[0] for step, values in losses(whole).items()}
+    assert sorted(reference) == list(range(1, 41))
+
+    broken = submit(*words, "--key", "broken")
+    wait_for(lambda: any(step >= 13 for step in losses(broken)), "step 13", 5 * WAIT_S)
+    lab.hosts[2].power_off()
+    assert broken.wait(5 * WAIT_S).state is State.SUCCEEDED
+    first, second = broken.attempts
+    assert (first.status.state, second.status.state) == (State.LOST, State.SUCCEEDED)
+    worlds = [event for event in broken.store.events(broken.run_id, "world") if "hostname" in event.data]
+    assert {(event.attempt, event.data["world_size"]) for event in worlds} == {
+        (first.attempt_id, 3),
+        (second.attempt_id, 2),
+    }
+    seen = losses(broken)
+    assert sorted(seen) == sorted(reference)
+    assert max(abs(value - reference[step]) for step, values in seen.items() for value in values) < 1e-5
+    again = [line.text for line in broken.logs() if "resumed from" in line.text]
+    assert len(again) == 1 and ".a1" in again[0]
