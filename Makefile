@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help setup demo test test-long test-docker image-cpu promises strategies lint types format docs bench clean
+.PHONY: help setup demo test test-long test-kubernetes test-docker image-cpu promises strategies lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -28,6 +28,10 @@ test: $(STAMP) ## all tests but the long ones
 
 test-long: $(STAMP) ## the long forms too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
+
+test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md says what else they need
+	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }
+	$(BIN)/python -m pytest tests/backends/real_kubernetes.py
 
 test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
 	CLOUDTRAIN_REQUIRE=docker $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/test_sagemaker_local.py
