@@ -14,7 +14,11 @@ def keep_up(live: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Look again and again whether something is new; what stands in the way is said at the end of the page."""
     from nicegui import ui
 
+    client = ui.context.client
+
     async def look() -> None:
+        if not client.has_socket_connection:
+            return  # nobody looks any more, or not yet
         for refresh in live:
             try:
                 await refresh()

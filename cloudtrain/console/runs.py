@@ -9,13 +9,13 @@ from urllib.parse import quote
 from cloudtrain.cli import runs as words
 from cloudtrain.console import frame, history, parts, text
 from cloudtrain.console.compare import MOST
+from cloudtrain.console.keeping import keep_up
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.run import Run
 from cloudtrain.state import State
 from cloudtrain.store import RunRecord, Store
 
 ROWS = 50
-EVERY_S = 1.0
 ANY = "any target"
 STATES: dict[str, tuple[State, ...]] = {
     "any state": (),
@@ -52,12 +52,10 @@ class Row:
 
 async def show(search: str = "") -> None:
     """Show the runs."""
-    from nicegui import ui
-
     frame.heading("Runs")
     listing = Listing(Asked(words=search[:200]))
     await listing.show()
-    ui.timer(EVERY_S, listing.refresh, immediate=False)
+    keep_up([listing.refresh])
 
 
 class Listing:
@@ -103,11 +101,7 @@ class Listing:
     async def refresh(self) -> None:
         """Ask for the runs, and draw what has changed."""
         asked = self._asked
-        try:
-            rows, total = await history.current().ask(lambda store: _rows(store, asked))
-        except CloudtrainError as error:
-            self._told.text = frame.sentence(error)
-            return
+        rows, total = await history.current().ask(lambda store: _rows(store, asked))
         if asked != self._asked or (rows == self._rows and total == self._total):
             return
         same = [row.run_id for row in rows] == [row.run_id for row in self._rows]

@@ -22,6 +22,7 @@ from cloudtrain.writing import new_file
 
 ADDRESS = "127.0.0.1"
 BUILD_S = 120.0  # how long a page may take on a busy machine, or where a failed run's log is read for its verdict
+RECONNECT_S = 60  # how long a page may be silent, on a machine that is busy or asleep, before it is made anew
 END_S = 2  # how long open pages may hold up the end
 
 
@@ -81,7 +82,7 @@ def _application(home: Path) -> Any:
     frame.dress()
     ui.run_with(
         application, title="cloudtrain", favicon=frame.ICON, tailwind=False, show_welcome_message=False,
-        reconnect_timeout=10,
+        reconnect_timeout=RECONNECT_S,
     )  # fmt: skip
     return application
 
