@@ -111,6 +111,7 @@ def test_from_a_blank_form_to_a_finished_run(form, console, project, picture, ce
     form.get_by_role("button", name="Next: Infrastructure").click()
     field(form, "limits.max_runtime").fill("10m")
     expect(form.get_by_text("backend local")).to_be_visible()  # doctor's last finding
+    form.evaluate("scrollTo(0, 0)")
     picture(form, "new-infrastructure")
     turn(form, "source")
     expect(form.get_by_role("cell", name="train.py")).to_be_visible()
