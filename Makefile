@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= auto
+KIND ?= cpu
 
-.PHONY: help setup demo test test-long test-kubernetes test-docker image-cpu promises strategies lint types format docs bench clean
+.PHONY: help setup demo test test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -34,10 +35,21 @@ test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; d
 	$(BIN)/python -m pytest tests/backends/real_kubernetes.py
 
 test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
-	CLOUDTRAIN_REQUIRE=docker $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/test_sagemaker_local.py
+	CLOUDTRAIN_REQUIRE="docker,$(CLOUDTRAIN_REQUIRE)" $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/test_sagemaker_local.py
 
 image-cpu: $(STAMP) ## the image of the shared trainer on CPUs, for sagemaker-local and for a registry of yours
 	PYTHON=$(abspath $(BIN)/python) images/build.sh
+
+image-gpu: $(STAMP) ## the same with torch for NVIDIA GPUs
+	PYTHON=$(abspath $(BIN)/python) KIND=gpu images/build.sh
+
+image-toolkit: $(STAMP) ## image-cpu with SageMaker's training toolkit (options.sagemaker.entry: toolkit)
+	PYTHON=$(abspath $(BIN)/python) TOOLKIT=1 images/build.sh
+
+image-push: ## push an image to a registry that docker is logged in to: make image-push TARGET=registry/name:tag [KIND=gpu]
+	@test -n "$(TARGET)" || { echo "say where to: make image-push TARGET=registry/name:tag [KIND=gpu]" >&2; exit 2; }
+	docker tag cloudtrain-train:$(KIND) "$(TARGET)"
+	docker push "$(TARGET)"
 
 promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run

@@ -85,7 +85,8 @@ def command(
 ) -> list[str]:
     """Return the command that runs a host's container in the foreground."""
     specification = request["AlgorithmSpecification"]
-    words: list[str] = [*specification["ContainerEntrypoint"], *specification.get("ContainerArguments", ())]
+    # Without a command of ours SageMaker gives the image's own one argument, `train`.
+    words = [*specification.get("ContainerEntrypoint", ()), *specification.get("ContainerArguments", ())]
     network = name(folder, attempt_id)
     made = [PROGRAM, "run", "--pull", "never", "--name", f"{network}-{host}", "--label", f"{LABEL}={folder}"]
     made += ["--network", network, "--hostname", host, "--network-alias", host, "--log-driver", "none"]
@@ -96,6 +97,8 @@ def command(
         made += ["--env", f"{variable}={value}"]
     for source, target, writable in mounts:
         made += ["--mount", _mount(source, target, writable)]
+    if not words:
+        return [*made, specification["TrainingImage"], "train"]
     return [*made, "--entrypoint", words[0], specification["TrainingImage"], *words[1:]]
 
 

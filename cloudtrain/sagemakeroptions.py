@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from cloudtrain import quantities
 
+ENTRY = "first process of the container: our launcher, or the image's own sagemaker-training toolkit that starts it"
+
 
 class SagemakerLocalOptions(BaseModel):
     """Options of the backend `sagemaker-local`."""
@@ -17,6 +19,7 @@ class SagemakerLocalOptions(BaseModel):
         None, description="container image where the job names none; default: cloudtrain-train:cpu"
     )
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
+    entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
 
 
 class SagemakerOptions(BaseModel):
@@ -39,6 +42,7 @@ class SagemakerOptions(BaseModel):
     )
     image: str | None = Field(None, description="container image where the job names none")
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
+    entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
     subnets: list[str] = Field([], description="subnets of the VPC, together with security_groups")
     security_groups: list[str] = Field([], description="security groups in the VPC")
     kms_key: str | None = Field(None, description="KMS key of sources and results")

@@ -19,6 +19,7 @@ from cloudtrain.aws import Aws, AwsError
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem
 from cloudtrain.requests import sagemaker as requests
+from cloudtrain.requests import toolkit
 from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
@@ -67,8 +68,11 @@ class SagemakerBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
         made = requests.create_training_job(job, run_id, attempt, bundle.sha256, self.given, about)
-        if made.problems:
-            raise BadJob(made.problems)
+        problems = list(made.problems)
+        if self.given.get("entry") == "toolkit":
+            problems += toolkit.problems((file.path for file in bundle.files), f"options.{self.name}.entry")
+        if problems:
+            raise BadJob(problems)
         return Plan(
             backend=self.name,
             run_id=run_id,

@@ -18,6 +18,7 @@ from cloudtrain import agent, engine, localmode, nodes, provenance
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
 from cloudtrain.requests import sagemakerlocal as requests
+from cloudtrain.requests import toolkit
 from cloudtrain.requests.sagemaker import OBJECT
 from cloudtrain.state import State, Status
 
@@ -49,8 +50,11 @@ class SagemakerLocalBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
         made = requests.create_training_job(job, run_id, attempt, self.given, self.workdir, about)
-        if made.problems:
-            raise BadJob(made.problems)
+        problems = list(made.problems)
+        if self.given.get("entry") == "toolkit":
+            problems += toolkit.problems((file.path for file in bundle.files), f"options.{self.name}.entry")
+        if problems:
+            raise BadJob(problems)
         return Plan(
             backend=self.name,
             run_id=run_id,

@@ -19,7 +19,7 @@ from cloudtrain import machines, quantities
 from cloudtrain.errors import Problem
 from cloudtrain.machines import Machine
 from cloudtrain.manifest import Manifest
-from cloudtrain.requests import huggingfaceimages, sagemakerlimits
+from cloudtrain.requests import huggingfaceimages, sagemakerlimits, toolkit
 
 if TYPE_CHECKING:
     from cloudtrain.job import Job
@@ -78,11 +78,11 @@ def create_training_job(
     notes += said
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
-        "HyperParameters": {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())},
+        "HyperParameters": orders(manifest, options),
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK],
+            **command(options),
             "MetricDefinitions": metrics,
             "EnableSageMakerMetricsTimeSeries": True,
         },
@@ -101,6 +101,7 @@ def create_training_job(
     }
     _settings(request, job, machine, options)
     problems += sagemakerlimits.problems(request, job)
+    notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > STOP_S - 20:
         notes.append(f"SageMaker kills a job {STOP_S} s after it is asked to stop: limits.grace is longer")
     if job.resources.use_spot:
@@ -110,6 +111,20 @@ def create_training_job(
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
         notes.append(f"the price is for {job.num_nodes} x {machine.name if machine else ''} on demand in us-east-1")
     return Made(request, manifest, tuple(notes), tuple(problems), price)
+
+
+def orders(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hyperparameters: the manifest's pieces, and what the toolkit reads where that starts the launcher."""
+    pieces = {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())}
+    archive = f"/opt/ml/input/data/{CHANNEL}/{OBJECT}"
+    return pieces | (toolkit.hyperparameters(archive) if options.get("entry") == "toolkit" else {})
+
+
+def command(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the container's command; empty where the image's own, the toolkit's, is to run."""
+    if options.get("entry") == "toolkit":
+        return {}
+    return {"ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK]}
 
 
 def _settings(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:

@@ -117,7 +117,7 @@ def _container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
         MAX_IMAGE,
         r"\S*",
     )
-    for word in request["AlgorithmSpecification"]["ContainerEntrypoint"]:
+    for word in request["AlgorithmSpecification"].get("ContainerEntrypoint", ()):
         yield from _text(word, "options.sagemaker.python", MAX_ARGUMENT, ".*")
     stored = (job.output or "").startswith("s3://")  # another place is refused as such
     output = request["OutputDataConfig"]["S3OutputPath"]

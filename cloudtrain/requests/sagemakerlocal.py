@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain import places
 from cloudtrain.errors import Problem
 from cloudtrain.manifest import Manifest
-from cloudtrain.requests import sagemakerlimits
-from cloudtrain.requests.sagemaker import CHANNEL, MARGIN_S, OBJECT, UNPACK, Made
+from cloudtrain.requests import sagemakerlimits, toolkit
+from cloudtrain.requests.sagemaker import CHANNEL, MARGIN_S, OBJECT, Made, command, orders
 
 if TYPE_CHECKING:
     from cloudtrain.job import Job
@@ -52,11 +51,11 @@ def create_training_job(
     image = str(job.image or options.get("image") or IMAGE)
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
-        "HyperParameters": {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())},
+        "HyperParameters": orders(manifest, options),
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK],
+            **command(options),
         },
         "InputDataConfig": [*channels, _channel(CHANNEL, f"{folder}/code/{OBJECT}")],
         "OutputDataConfig": {"S3OutputPath": f"file://{run}"},
@@ -74,6 +73,7 @@ def create_training_job(
         notes.append(f"the hosts are containers of this machine, not {job.resources.instance_type}")
     if options.get("image") is None and job.image is None:
         notes.append(f"the image is {IMAGE}, which images/build.sh makes")
+    notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     notes.append("checkpoints go straight into the run's folder: local mode itself refuses checkpoint_s3_uri")
     return Made(request, manifest, tuple(notes), tuple(problems), None)
 

@@ -135,6 +135,15 @@ def test_what_others_print_is_numbered_between_the_launchers_lines(tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("name", ["setup.py", "requirements.txt"])
+def test_a_source_that_the_toolkit_would_install_is_refused(bench: Bench, name: str) -> None:
+    bench.backend = SagemakerLocalBackend({"entry": "toolkit"}, bench.home / "runs")
+    bench.plan()
+    (bench.source / name).write_text("")
+    with pytest.raises(BadJob, match=f"{name} in the source: the toolkit would install"):
+        bench.plan()
+
+
 # -- with Docker ------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +170,49 @@ class TestSagemakerLocal(BackendContract):
     def leftovers(self, handle: str) -> list[str]:
         networks = engine.ask("network", "ls", "--quiet", "--filter", f"label={engine.LABEL}={handle}")
         return [*engine.containers(Path(handle)), *networks.split()]
+
+
+TOLD = [
+    "",
+    "two words",
+    "--lr=1e-4",
+    "0123",
+    "$HOME `id`",
+    "line\nbreak",
+    "'\"\\",
+    "ünïcödé 🚀",
+    "-x",
+    "[1, 2]",
+    "null",
+]
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are_kept(bench: Bench) -> None:
+    """On two hosts of image-toolkit: its own `train` is the first process, and starts the launcher."""
+    image = f"{IMAGE}-toolkit"
+    if why := engine.missing(image):  # it is built where Python is the image's, 3.11
+        assert "toolkit" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","), why
+        pytest.skip(f"{why}: make image-toolkit")
+    bench.backend = SagemakerLocalBackend({"entry": "toolkit", "image": image}, bench.home / "runs")
+    script = (
+        "import json, os, sys\n"
+        "first = open('/proc/1/cmdline').read().split('\\0')\n"
+        "print('argv', json.dumps(sys.argv[1:]), flush=True)\n"
+        "print('world', os.environ['WORLD_SIZE'], os.environ['RANK'], flush=True)\n"
+        "print('first', any(word.endswith('/train') for word in first), flush=True)\n"
+        "sys.exit(3 * (os.environ['RANK'] == os.environ.get('FAIL')))\n"
+    )
+    handle = bench.backend.submit(*bench.plan(script, num_nodes=2, args=TOLD))
+    assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
+    said = bench.said(handle)
+    assert [json.loads(text[5:]) for text in said if text.startswith("argv ")] == [TOLD] * 2, said
+    assert sorted(text for text in said if text.startswith("world ")) == ["world 2 0", "world 2 1"]
+    assert said.count("first True") == 2
+    failed = bench.backend.submit(*bench.plan(script, "failing", num_nodes=2, env={"FAIL": "1"}))
+    status = bench.final(failed)
+    assert (status.state, status.exit_code) == (State.FAILED, 3), status
 
 
 @pytest.mark.docker

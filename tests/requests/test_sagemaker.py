@@ -64,6 +64,7 @@ CASES = {
         },
         {"shard": ["train"]},
     ),
+    "toolkit": ({"resources": {"accelerators": "L4"}, "image": "my/image:1"}, {"entry": "toolkit"}),
 }
 
 
@@ -82,7 +83,13 @@ def test_golden_request(name: str) -> None:
     assert found.problems == ()
     assert violations(found.request) == []
     orders_of(found)  # they can be read; the golden file stays readable without them
-    request = {**found.request, "HyperParameters": dict.fromkeys(found.request["HyperParameters"], "${manifest}")}
+    request = {
+        **found.request,
+        "HyperParameters": {
+            name: "${manifest}" if name.startswith("ct_manifest_") else text
+            for name, text in found.request["HyperParameters"].items()
+        },
+    }
     shown = {"request": request, "inputs": found.manifest.inputs, "notes": found.notes, "price": found.price}
     text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
     path = GOLDEN / f"{name}.json"
