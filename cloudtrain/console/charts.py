@@ -107,7 +107,7 @@ class Curves:
         if name in self._drawn:
             self._drawn[name].update_figure(figure)
             return
-        with self._grid, ui.element("div").classes("ct-plot").props('role="img"') as around:
+        with self._grid, ui.element("div").classes("ct-plot").props('role="group"') as around:
             around.props["aria-label"] = f"curve of {text.clean(name, 80)}"
             self._drawn[name] = ui.plotly(figure)
 
@@ -146,7 +146,9 @@ class Use:
         from nicegui import ui
 
         self._none = ui.label("nothing was told of it yet").classes("ct-dim")
-        self._around = ui.element("div").classes("ct-plot").props('role="img" aria-label="use of each node over time"')
+        self._around = (
+            ui.element("div").classes("ct-plot").props('role="group" aria-label="use of each node over time"')
+        )
         await self.refresh()
 
     async def refresh(self) -> None:
