@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH, COLOURS = 900, 96
+WIDTH, COLOURS = 900, 220
 
 
 def main(folder: Path) -> int:
