@@ -13,13 +13,13 @@ from tests.entrypoints.trainer import TINY, WAIT_S, Trainer, texts, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(7200)]
 
-EVERY = 3  # steps between checkpoints
+EVERY = 5  # steps between checkpoints
 ENV = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": EVERY, "CLOUDTRAIN_CHECKPOINT_KEEP": 2}
 
 
 def killed(run: Path, args: list[str], world: int, attempt: int, draw: random.Random) -> Trainer:
-    """Kill an attempt at a random moment; now and then before it has done a step, so that it comes to nothing."""
-    steps, more_s = draw.randint(0, 2 * EVERY), draw.uniform(0, 0.1)
+    """Kill an attempt at a random moment; some come far enough to leave a newer checkpoint, some do not."""
+    steps, more_s = draw.randint(0, 3 * EVERY), draw.uniform(0, 0.1)
     with Trainer(run, args, world, ENV, attempt) as trainer:
         deadline = time.monotonic() + WAIT_S
         while len(trainer.losses()) < steps and trainer.processes[0].poll() is None:
@@ -32,7 +32,7 @@ def killed(run: Path, args: list[str], world: int, attempt: int, draw: random.Ra
 
 @pytest.mark.parametrize(
     "kills, world, steps",
-    [(3, 1, 90), pytest.param(100, 1, 1500, marks=pytest.mark.long)],
+    [(3, 1, 90), pytest.param(100, 1, 500, marks=pytest.mark.long)],
     ids=["a few", "a hundred"],
 )
 def test_killed_at_random_times_it_loses_little_and_ends_the_same(tmp_path: Path, kills: int, world: int, steps: int):
@@ -55,7 +55,7 @@ def test_killed_at_random_times_it_loses_little_and_ends_the_same(tmp_path: Path
         if losses:
             lost.append(done - min(losses) + 1)
         done = max(done, *losses, 0)
-    last = train(run, args, world, attempt=kills + 1, **{name: str(value) for name, value in ENV.items()})
+    last = train(run, args, world, attempt=kills + 1, CLOUDTRAIN_CHECKPOINT_EVERY_STEPS="50")
     losses = last.losses()  # none where the machine held this test up for so long that an attempt came to the end
     lost.append(done - min(losses, default=steps + 1) + 1)
     assert losses == {step: reference[step] for step in range(steps + 1 - len(losses), steps + 1)}
