@@ -130,7 +130,9 @@ class TrainingJob:
             self._end("Failed", "Failed", reason)
             return False
         count = int(self.request["ResourceConfig"]["InstanceCount"])
-        names = [f"127.77.{self._number % 250 + 1}.{n + 1}" for n in range(count)]
+        # Hosts of loopback that no other job has, nor one of another simulator on this machine: their ports are the same.
+        block = f"127.{64 + os.getpid() % 128}.{(os.getpid() // 128 + self._number) % 250 + 1}"
+        names = [f"{block}.{n + 1}" for n in range(count)]
         self._move("Downloading", "Downloading input data")
         self._hosts = [_Host(self, n, names) for n in range(count)]
         for host in self._hosts:
