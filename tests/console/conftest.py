@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from cloudtrain.run import Run
+from cloudtrain.submitter import Submitter
 from tests.conftest import WAIT_S, require
 
 CHROMIUM = "chromium"
@@ -46,6 +48,16 @@ class Console:
     @property
     def cookie(self) -> str:
         return f"cloudtrain-{self.root.rpartition(':')[2]}={self.token}"
+
+
+def submit(console, folder: Path, script: str, *args: str, **job) -> Run:
+    """Submit a script of this name to this machine, into the console's home."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(script)
+    data = {"name": "tiny", "source": str(folder), "entrypoint": "train.py", "args": list(args), **job}
+    run = Submitter("local", home=console.home).submit(data)
+    run.acknowledge()
+    return run
 
 
 @contextmanager

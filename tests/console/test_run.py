@@ -1,0 +1,146 @@
+"""The page of a run, in a real browser over real runs of this machine: hostile, failed, gone; its log and its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import expect
+
+from cloudtrain.run import Run
+from tests.console.conftest import submit
+from tests.console.test_gate import ask
+
+PAYLOAD = "<script>window.pwned=1</script><img src=x onerror='window.pwned=2'>{{window.pwned=3}}${window.pwned=4}`"
+HOSTILE = (
+    f"PAYLOAD = {PAYLOAD!r}\n"
+    + """
+import json, os
+from pathlib import Path
+
+out = Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
+out.mkdir(parents=True, exist_ok=True)
+(out / "notes.txt").write_text("what was made")
+(out / (PAYLOAD.replace("/", "|")[:120] + ".bin")).write_bytes(b"\\0" * 10)
+(out / "new\\nline \\u202etxt.exe").write_text("x")
+(out / "leak").symlink_to("/etc/passwd")
+(out / "folder").symlink_to("/etc")
+(out / "up").symlink_to("../../..")
+os.mkfifo(out / "pipe")
+print("::cloudtrain::" + json.dumps({"kind": "metric", "step": 1, PAYLOAD: 1.5, "loss": 2.5}), flush=True)
+print("::cloudtrain::" + json.dumps({"kind": "checkpoint", "step": 7, "path": PAYLOAD, "size_bytes": 12345}), flush=True)
+print(PAYLOAD)
+print("\\x1b[31mred\\x1b[0m \\x1b]0;title\\x07 \\x1b]8;;http://evil.example\\x07link \\u202egnp.exe \\x9b2J \\x00 end of escapes")
+print("first\\rsecond\\rthird")
+print("\\u0634\\u0628\\u0643\\u0629 right to left")
+print("long " + "x" * 100_000)
+raise ValueError(PAYLOAD)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(console, tmp_path_factory) -> Run:
+    """A run that failed, and in which every text that a job can choose is hostile."""
+    folder = tmp_path_factory.mktemp("hostile") / "project"
+    run = submit(console, folder, HOSTILE, PAYLOAD, hyperparameters={"note": PAYLOAD})
+    run.wait(120)
+    return run
+
+
+def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
+    page.on("dialog", lambda dialog: pytest.fail("a dialog was opened"))
+    page.goto(f"{console.root}/runs/{hostile.run_id}")
+    expect(page.locator(".ct-state").first).to_have_text("FAILED")
+    log = page.locator(".ct-log")
+    expect(log).to_contain_text(PAYLOAD)
+    expect(log).to_contain_text("red  link gnp.exe")
+    expect(log.get_by_text("third", exact=True)).to_be_visible()
+    assert max(len(text) for text in log.locator(".ct-said").all_inner_texts()) <= 2000
+    shown = page.locator("body").inner_text()
+    assert not {letter for letter in shown if letter in "\x00\x07\x1b\x9b\u202e\u2066"}
+    expect(page.get_by_role("region", name="Why it failed")).to_contain_text("exited with code 1")
+    page.get_by_text("Job", exact=True).click()
+    expect(page.get_by_role("region", name="Job", exact=True)).to_contain_text("window.pwned")
+    page.wait_for_function(
+        "document.querySelectorAll('.ct-plots .js-plotly-plot .lines, .ct-plots .points').length >= 2"
+    )
+    assert page.evaluate("document.querySelectorAll('.ct-plots .js-plotly-plot').length") == 2
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("main img, main script, main iframe").count() == 0
+    expect(page.get_by_role("region", name="Checkpoints", exact=True)).to_contain_text("12 kB")
+    seemly(page)
+    assert page.evaluate("window.pwned") is None
+
+
+def test_the_log_is_searched_and_filtered(console, page, hostile):
+    page.goto(f"{console.root}/runs/{hostile.run_id}")
+    lines = page.locator(".ct-log .ct-line")
+    expect(page.locator(".ct-log")).to_contain_text("long xxx")
+    every = lines.count()
+    search = page.get_by_label("Search")
+    search.fill("RIGHT TO left")
+    expect(lines).to_have_count(1)
+    expect(lines.first).to_contain_text("right to left")
+    lines.first.click()  # among its neighbours
+    expect(page.locator(".ct-log .ct-found")).to_contain_text("right to left")
+    expect(lines).to_have_count(every)
+    search.fill("nothing of the kind")
+    expect(lines).to_have_count(0)
+    search.fill("")
+    page.get_by_label("From").click()
+    page.get_by_role("option", name="node 0, launcher").click()
+    expect(page.locator(".ct-log")).not_to_contain_text("long xxx")
+    expect(page.locator(".ct-log")).to_contain_text("exited with code 1")
+
+
+def test_files_are_downloaded_and_nothing_beside_them(console, page, hostile):
+    page.goto(f"{console.root}/runs/{hostile.run_id}")
+    with page.expect_download() as got:
+        page.get_by_role("link", name="outputs/notes.txt").click()
+    assert Path(got.value.path()).read_text() == "what was made"
+    assert got.value.suggested_filename == "notes.txt"
+    with page.expect_download() as got:
+        page.get_by_role("link", name="outputs/<script>").click()
+    assert Path(got.value.path()).read_bytes() == b"\0" * 10
+    names = page.get_by_role("region", name="Files").locator("a").all_inner_texts()
+    assert len(names) == 3, names  # neither links nor the pipe
+    files = f"/runs/{hostile.run_id}/files/"
+    answer = ask(console, files + "outputs/notes.txt", Cookie=console.cookie)
+    assert (answer.status, answer.body) == (200, b"what was made")
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Security-Policy"].startswith("sandbox")
+    outside = [
+        "outputs/leak", "outputs/folder/passwd", "outputs/up/a1/request.json", "outputs/pipe", "outputs", "outputs/",
+        "../../history.sqlite3", "outputs/../a1/request.json", "a1/request.json", "outputs/%2e%2e/a1/request.json",
+        "..%2f..%2fhistory.sqlite3", "outputs%2f..%2fa1%2frequest.json", "%2fetc%2fpasswd", "/etc/passwd", "",
+        "outputs/notes.txt%00", "outputs//notes.txt", "outputs/./notes.txt", "outputs/nothing", "outputs/" + "x" * 3000,
+    ]  # fmt: skip
+    assert (console.home / "runs" / hostile.run_id / "a1" / "request.json").is_file()
+    for path in outside:
+        answer = ask(console, files + path, Cookie=console.cookie)
+        assert answer.status == 404, path
+        assert b"root:" not in answer.body and b"SQLite" not in answer.body
+    for run_id in ("..", ".", "%2e%2e", hostile.run_id[:-1], "nobody"):
+        assert ask(console, f"/runs/{run_id}/files/outputs/notes.txt", Cookie=console.cookie).status == 404, run_id
+    assert ask(console, files + "outputs/notes.txt").status == 403  # without the token
+
+
+def test_what_there_is_not_is_said_in_a_sentence(console, page, hostile):
+    for run_id in ("nobody", hostile.run_id[:-2], quote("<script>window.pwned=1", safe="")):
+        page.goto(f"{console.root}/runs/{run_id}")
+        expect(page.locator("main")).to_contain_text("no run has the id")
+        assert page.evaluate("window.pwned") is None
+
+
+def test_a_run_whose_folder_is_gone_is_still_shown(console, page, tmp_path):
+    run = submit(console, tmp_path / "project", "print('all of it')")
+    run.wait(120)
+    folder = console.home / "runs" / run.run_id
+    os.rename(folder, tmp_path / "gone")
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    expect(page.locator(".ct-state").first).to_have_text("SUCCEEDED")
+    expect(page.get_by_text("no files here yet")).to_be_visible()

@@ -1,0 +1,164 @@
+"""The pages of all runs and of some beside each other, over real runs and over a long history; docs/console.md's pictures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from playwright.sync_api import expect
+
+from cloudtrain.backend import Plan
+from cloudtrain.process import Process
+from cloudtrain.run import Run
+from cloudtrain.state import State, Status
+from cloudtrain.store import Store
+from tests.console.conftest import submit
+
+TRAINING = """
+import argparse, json, math, os, random, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning_rate", type=float, default=0.1)
+parser.add_argument("--steps", type=int, default=240)
+parser.add_argument("--labels", default="")
+given = parser.parse_args()
+rank = int(os.environ["RANK"])
+random.seed(rank)
+weights = [0.0] * 8
+for step in range(given.steps):
+    x = [random.gauss(0, 1) for _ in weights]
+    error = sum(w * v for w, v in zip(weights, x)) - sum(x) - random.gauss(0, 0.3)
+    weights = [w - given.learning_rate / 8 * error * v for w, v in zip(weights, x)]
+    distance = math.sqrt(sum((w - 1) ** 2 for w in weights)) + 1e-3
+    if rank == 0:
+        print("::cloudtrain::" + json.dumps({"kind": "metric", "step": step, "loss": error * error + 0.09, "distance": distance}))
+        if step % 60 == 59:
+            print("::cloudtrain::" + json.dumps({"kind": "checkpoint", "step": step + 1, "path": "x", "size_bytes": 412_000}))
+    if step % 20 == 0:
+        print(f"step {step}: loss {error * error:.4f}", flush=True)
+    if step == 80 and given.labels:
+        labels = open(given.labels).read()
+    time.sleep(0.002)
+"""
+
+
+@pytest.fixture(scope="module")
+def story(console, tmp_path_factory) -> list[Run]:
+    """Real runs of a small training: two learning rates, and one that fails; the newest first."""
+    folder = tmp_path_factory.mktemp("story") / "project"
+    shape = {"num_nodes": 2, "processes_per_node": 1, "name": "least-squares"}
+    given = [
+        {"learning_rate": "0.3", "labels": "data/labels.json"},
+        {"learning_rate": "0.3"},
+        {"learning_rate": "0.05"},
+    ]
+    runs = [submit(console, folder, TRAINING, hyperparameters=hyper, **shape) for hyper in given]
+    for run in runs:
+        run.wait(240)
+    assert [run.record.status.state.value for run in runs] == ["FAILED", "SUCCEEDED", "SUCCEEDED"]
+    return runs[::-1]
+
+
+def test_runs_are_chosen_to_compare(console, page, story, seemly, picture):
+    page.goto(console.root)
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.get_by_role("button", name="Compare")).to_be_disabled()
+    expect(page.locator("tbody tr").nth(2)).to_contain_text("FAILED")
+    for run in story[:2]:
+        page.get_by_role("checkbox", name=f"compare {run.run_id}").check()
+    picture(page, "console-runs")
+    seemly(page)
+    page.get_by_role("button", name="Compare 2 runs").click()
+    expect(page.locator("main h1")).to_have_text("Compare runs")
+    page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 4")
+    picture(page, "console-compare")
+
+
+def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, story, picture):
+    page.goto(f"{console.root}/runs/{story[2].run_id}")
+    why = page.get_by_role("region", name="Why it failed")
+    expect(why).to_contain_text("FileNotFoundError")
+    page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
+    picture(page, "console-failed")
+    page.goto(f"{console.root}/runs/{story[1].run_id}")
+    page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
+    expect(page.get_by_role("region", name="Checkpoints", exact=True).locator("tbody tr")).to_have_count(4)
+    expect(page.locator(".ct-log")).to_contain_text("step 220")
+    picture(page, "console-run", whole=True)
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("body.body--dark")).to_have_count(1)
+    picture(page, "console-dark")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_function("document.documentElement.scrollWidth <= 400")
+    picture(page, "console-narrow")
+
+
+def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story):
+    for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(20))):
+        page.goto(f"{console.root}/compare?runs={asked}")
+        expect(page.get_by_text("This cannot be shown")).to_be_visible()
+
+
+def test_a_long_history_is_paged_searched_and_filtered(console, page, story, seemly):
+    """After the others of this module: it fills their history."""
+    store = Store(console.home)
+    fill(store, 120)
+    page.goto(console.root)
+    rows, told = page.locator("tbody tr"), page.get_by_text("of 123")
+    expect(rows).to_have_count(50)
+    expect(told).to_have_text("1 to 50 of 123")
+    page.get_by_role("button", name="Older").click()
+    expect(told).to_have_text("51 to 100 of 123")
+    page.get_by_role("button", name="Older").click()
+    expect(told).to_have_text("101 to 123 of 123")
+    expect(rows).to_have_count(23)
+    expect(page.get_by_role("button", name="Older")).to_have_count(0)
+    search = page.get_by_label("Search")
+    search.fill("OLD-007")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("old-007")
+    search.fill("old_0%")  # no pattern
+    expect(page.get_by_text("No run is like that.")).to_be_visible()
+    search.fill("")
+    expect(rows).to_have_count(50)
+    page.get_by_label("State").click()
+    page.get_by_role("option", name="failed", exact=True).click()
+    expect(page.get_by_text("of 41")).to_be_visible()  # a third of them, and the one of the story
+    assert set(page.locator("tbody .ct-state").all_inner_texts()) == {"FAILED"}
+    page.get_by_label("State").click()
+    page.get_by_role("option", name="live").click()
+    expect(rows).to_have_count(0)
+    assert store.intend(plan("now-1"), identity="i", owner=Process.here())
+    store.accept("now-1-a1", "h")
+    assert store.lease("now-1", Process.here(), 600)  # this process watches it, so that nobody asks its platform
+    expect(rows).to_have_count(1)  # without a click
+    expect(rows.locator(".ct-state")).to_have_text("QUEUED")
+    store.set_status("now-1", Status(State.RUNNING, started_at="2026-11-21T10:00:00Z"))
+    expect(rows.locator(".ct-state")).to_have_text("RUNNING")
+    page.keyboard.press("Escape")
+    page.locator("main h1").click()
+    page.keyboard.press("/")
+    expect(search).to_be_focused()
+    seemly(page)
+
+
+def plan(run_id: str) -> Plan:
+    job = {"name": "old", "hyperparameters": {}, "source": "."}
+    return Plan("local", run_id, 1, {}, {"sha256": "0"}, {"secrets": {}, "nodes": 1}, job, "local")
+
+
+def fill(store: Store, count: int) -> None:
+    """Add runs of long ago, every third of them failed."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(count):
+        run_id = f"old-{number:03d}"
+        assert store.intend(plan(run_id), identity="i", owner=Process.here())
+        store.accept(f"{run_id}-a1", "h")
+        state = State.FAILED if number % 3 == 0 else State.SUCCEEDED
+        ended = Status(state, 0, "", began.isoformat(), (began + timedelta(minutes=1)).isoformat())
+        store.record(f"{run_id}-a1", status=ended)
+        store.set_status(run_id, ended)
+        store.acknowledge(run_id)
+    with store.database.write() as db:
+        db.execute("UPDATE runs SET created_at = '2026-01-01T00:' || substr(run_id, -3) WHERE run_id LIKE 'old-%'")
+    assert store.page(limit=1)[1] == count + 3
