@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,6 +49,18 @@ class Database:
         self.warnings: list[str] = []  # what a person should be told, such as a damaged file that was moved aside
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
+        _HERE.add(self)
+
+    def __del__(self) -> None:
+        self.close()  # sqlite3's own connections are cycles of references: they stay open until Python looks for these
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another one. One that another thread uses, or another process, stays."""
+        if self._connection is not None and self._pid == os.getpid():
+            with suppress(sqlite3.ProgrammingError):  # another thread's
+                if not self._connection.in_transaction:
+                    self._connection.close()
+                    self._connection = None
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -149,6 +162,19 @@ class Database:
                 if part.exists():
                     part.rename(f"{aside}{suffix}")
             self.warnings.append(f"the history was damaged ({error}); it was kept as {aside} and a new one was begun")
+
+
+_HERE: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for found in list(_HERE):
+        found.close()
+
+
+# A connection that is open across a fork corrupts the file: the child takes the parent's locks for its own
+# (https://sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_, read 2026-11-22).
+os.register_at_fork(before=_close_all)
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -282,3 +283,29 @@ def test_a_forked_child_opens_its_own_connection(store, run):
     assert os.read(read, 100) == b"run-1"
     os.waitpid(child, 0)
     os.close(read)
+
+
+def held(home: Path) -> list[str]:
+    """Return what this process has open of a history."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [link for link in links if link.startswith(f"{home}/history.sqlite3")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists a process's open files")
+def test_no_connection_is_open_across_a_fork(store, run, home):
+    """A child would take locks that it inherits for its own, and two writers be in the file at once."""
+    assert held(home)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(held(home)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store.find("run-1").run_id == "run-1", "the parent opens another one"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists a process's open files")
+def test_a_store_that_is_dropped_is_closed_at_once(home):
+    Store(home).runs()
+    assert held(home) == []

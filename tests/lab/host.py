@@ -148,7 +148,8 @@ class Host:
             except OSError:
                 continue
             system = line.startswith(SYSTEM)
-            if state not in (b"Z", b"X") and not system and containing in line:
+            ending = state in (b"Z", b"X") or not line  # its memory is gone already, and with it what it was called
+            if not ending and not system and containing in line:
                 found[int(entry.name)] = line
         return found
 
