@@ -68,11 +68,25 @@ def test_follow_prints_lines_then_the_end(shell, project, home):
     assert f"cloudtrain metrics {run_id}" in shown.out
 
 
-def test_follow_names_node_and_rank_where_there_are_several(shell, project):
-    shown = shell("submit", "train.py", "-f", "--nodes", "2", "--processes", "2", "--", "--exit", "4")
+TOGETHER = """
+import os, pathlib, sys, time
+
+print("args", sys.argv[1:], flush=True)
+said = pathlib.Path(sys.argv[1])
+(said / os.environ["RANK"]).touch()
+while len(list(said.iterdir())) < int(os.environ["WORLD_SIZE"]):  # the first one to fail would end the others
+    time.sleep(0.01)
+sys.exit(4)
+"""
+
+
+def test_follow_names_node_and_rank_where_there_are_several(shell, project, tmp_path):
+    (project / "together.py").write_text(TOGETHER)
+    (said := tmp_path / "said").mkdir()
+    shown = shell("submit", "together.py", "-f", "--nodes", "2", "--processes", "2", "--", str(said))
     assert shown.code == 4
     for node, rank in ((0, 0), (0, 1), (1, 2), (1, 3)):
-        assert f"[{node}:{rank}] args ['--exit', '4']" in shown.out
+        assert f"[{node}:{rank}] args ['{said}']" in shown.out
     assert "--- the last lines of node " in shown.out
 
 
