@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PLAN_VERSION = 1
 FETCHABLE = ("model", "outputs", "checkpoints")
+ATTACHED = "attached:"  # begins the identity and the handles of a run that was submitted elsewhere; no backend's do
 
 
 class Feature(StrEnum):

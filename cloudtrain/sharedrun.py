@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backend import FETCHABLE, LogLine, Plan
+from cloudtrain.backend import ATTACHED, FETCHABLE, LogLine, Plan
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.outputfiles import OutputFiles, opened
 from cloudtrain.state import State, Status
@@ -166,15 +166,14 @@ class SharedBackend:
 
     name = "attached"
     poll_s = 5.0
-    PREFIX = "attached:"
 
     def __init__(self, handle: str) -> None:
-        self.attempt_id, _, uri = handle.removeprefix(self.PREFIX).partition("@")
+        self.attempt_id, _, uri = handle.removeprefix(ATTACHED).partition("@")
         self.run = SharedRun(uri)
 
     @classmethod
     def handle(cls, attempt_id: str, uri: str) -> str:
-        return f"{cls.PREFIX}{attempt_id}@{uri}"
+        return f"{ATTACHED}{attempt_id}@{uri}"
 
     def status(self, handle: str) -> Status:
         for attempt in self.run.attempts():

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backend import Plan
+from cloudtrain.backend import ATTACHED, Plan
 from cloudtrain.curves import Curves
 from cloudtrain.database import Database
 from cloudtrain.errors import UnknownRun
@@ -23,7 +23,6 @@ from cloudtrain.events import Event
 from cloudtrain.process import Process
 from cloudtrain.state import FINAL, State, Status
 
-ATTACHED = "attached:"  # begins the identity of a run that was submitted elsewhere; a digest never does
 _FINAL = tuple(sorted(state.value for state in FINAL))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain import events, foreign, registry
-from cloudtrain.backend import Backend, LogLine, Plan
+from cloudtrain.backend import ATTACHED, Backend, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
@@ -310,7 +310,7 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
 
 def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
     """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
-    if handle is not None and handle.startswith("attached:"):
+    if handle is not None and handle.startswith(ATTACHED):
         from cloudtrain.sharedrun import SharedBackend
 
         return cast("Backend", SharedBackend(handle))
