@@ -35,13 +35,14 @@ def told(run: Run) -> Told:
     begin = runs.moment(record.created_at)
     assert begin is not None
     end = runs.moment(status.ended_at) or datetime.now(UTC)
+    files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
     facts = (
         ("job", record.name),
         ("backend", summary.place(plan)),
         ("world", summary.world(plan)),
         ("command", summary.words(plan)),
-        ("source", f"{plan.bundle.get('files', 0)} files, {runs.size(plan.bundle.get('size_bytes', 0))} packed"),
+        ("source", f"{files} file{'s' if files != 1 else ''}, {runs.size(plan.bundle.get('size_bytes', 0))} packed"),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.limit(plan)),
         ("created", text.moment(record.created_at)),

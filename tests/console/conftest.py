@@ -134,12 +134,20 @@ def page(visitor: BrowserContext, console: Console) -> Iterator[Page]:
 
 
 ROOT = Path(__file__).parents[2]
-FOLDER = r"/[^\s'\"]*/pytest-of-\w+/pytest-\d+/(popen-gw\d+/)?[^\s/'\"]+"
+FOLDER = r"/[^\s'\"]*/pytest-of-\w+/pytest-\d+/(popen-gw\d+/)?[^\s/'\";,:]+"
 ELSEWHERE = """pairs => {
   const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = nodes.nextNode(); node; node = nodes.nextNode())
     for (const [from, to] of pairs)
       if (new RegExp(from).test(node.data)) node.data = node.data.replace(new RegExp(from, 'g'), to);
+}"""
+
+# Colours fade from one theme to the other; half-way they are neither. Two frames first: Vue follows the body a tick later.
+SETTLED = """async () => {
+  const frame = () => new Promise(requestAnimationFrame);
+  const fading = () => document.getAnimations().filter(a => a instanceof CSSTransition && a.playState !== 'finished');
+  for (await frame(), await frame(); fading().length; await frame())
+    await Promise.allSettled(fading().map(a => a.finished));
 }"""
 
 
@@ -177,6 +185,7 @@ def seemly() -> Callable[[Page], None]:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             expect(page.locator(f"body.body--{scheme}")).to_have_count(1)
+            page.evaluate(SETTLED)
             found = axe.run(page).response["violations"]
             grave = [f for f in found if f["impact"] in ("serious", "critical")]
             told = [(f["id"], f["help"], [node["html"][:200] for node in f["nodes"][:3]]) for f in grave]
