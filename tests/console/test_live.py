@@ -1,0 +1,84 @@
+"""The page of a live run in a real browser: followed, cancelled, resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from cloudtrain.run import Run
+from cloudtrain.store import Store
+from tests.conftest import wait_for
+from tests.console.conftest import submit
+
+LIVE = """
+import json, os, sys, time
+from pathlib import Path
+
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[-1])
+print(f"rank {rank} of {os.environ['WORLD_SIZE']} is here", flush=True)
+step = 0
+while not (folder / "end").exists():
+    wanted = int((folder / "steps").read_text() or 0) if (folder / "steps").exists() else 0
+    while step < wanted:
+        if rank == 0:
+            point = {"kind": "metric", "step": step, "loss": 1 / (step + 1), "rate": 0.1}
+            print("::cloudtrain::" + json.dumps(point), flush=True)
+        print(f"rank {rank} has done step {step}", flush=True)
+        step += 1
+    time.sleep(0.02)
+"""
+
+
+def steps_of(page) -> list:
+    """Return the steps that the first picture of the page draws."""
+    return page.evaluate(
+        "[...document.querySelectorAll('.ct-plots .js-plotly-plot')].map(plot => plot.data && plot.data.at(-1).x)[0]"
+    )
+
+
+@pytest.fixture
+def orders(tmp_path) -> Iterator[Path]:
+    """The folder in which a live run finds what it shall do; it ends with the test."""
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    yield folder
+    (folder / "end").touch()
+
+
+def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, orders, tmp_path):
+    run = submit(console, tmp_path / "project", LIVE, str(orders), num_nodes=2, hyperparameters={"lr": "1e-3"})
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    expect(page.locator("main h1")).to_have_text(run.run_id)
+    expect(page.locator(".ct-state").first).to_have_text("RUNNING")
+    expect(page.locator(".ct-log")).to_contain_text("rank 1 of 2 is here")
+    expect(page.get_by_text("no metrics yet")).to_be_visible()
+    (orders / "steps").write_text("3")  # points that are emitted while the page is open
+    page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
+    expect(page.locator(".ct-log")).to_contain_text("rank 1 has done step 2")
+    wait_for(lambda: steps_of(page) == [0, 1, 2])
+    (orders / "steps").write_text("5")
+    wait_for(lambda: page.wait_for_timeout(50) or steps_of(page) == [0, 1, 2, 3, 4])
+    assert page.evaluate("document.querySelectorAll('.ct-plots .js-plotly-plot').length") == 2
+    seemly(page)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_contain_text("It ends everything")
+    page.get_by_role("button", name="Let it go on").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert not Run(run.run_id, Store(console.home)).record.cancel_requested
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.locator(".ct-state").first).to_have_text("CANCELLED")
+    assert Run(run.run_id, Store(console.home)).record.status.state.value == "CANCELLED"
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".ct-state").first).to_have_text("RUNNING")
+    (orders / "end").touch()
+    expect(page.locator(".ct-state").first).to_have_text("SUCCEEDED")
+    attempts = page.get_by_role("region", name="Attempts").locator("tbody tr")
+    expect(attempts).to_have_count(2)
+    expect(attempts.nth(0)).to_contain_text("CANCELLED")
+    expect(attempts.nth(1)).to_contain_text("SUCCEEDED")
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+    assert len(Store(console.home).attempts(run.run_id)) == 2
