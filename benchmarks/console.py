@@ -37,7 +37,7 @@ for step in range(int(sys.argv[2])):
     print("::cloudtrain::" + json.dumps({"kind": "metric", "step": step, "loss": 1.0}), flush=True)
     (folder / f"{step}.at").write_text(str(time.time()))
 """
-TALKING = "for n in range(%d): print(f'line {n} of a long log, with a few words in it: loss={n % 977}')"
+TALKING = "for n in range(%d): print(f'line {n} of a long log, with a few words in it: loss={n %% 977}')"
 
 
 def main() -> int:
