@@ -13,8 +13,8 @@ from cloudtrain.store import Store
 
 POINTS = 600  # of a curve: a picture is about as many pixels wide
 MOST = 24  # pictures on a page at first
-# No lists within lists: plotly.js (as of NiceGUI 3.18) takes them for changed each time that a figure comes, and draws anew for ever.
-# Its buttons that send a figure to a server are off by themselves.
+# No lists within lists: plotly.js (as of NiceGUI 3.18) takes them for changed each time that a figure comes, and draws
+# anew for ever. Its buttons that send a figure to a server are off by themselves.
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 _LAYOUT = {
     "template": None,

@@ -36,7 +36,12 @@ def state(what: State) -> None:
     """Show a state."""
     from nicegui import ui
 
-    ui.label(what.value).classes(f"ct-state {_LOOKS.get(what, '')}")
+    ui.label(what.value).classes(f"ct-state {look(what)}")
+
+
+def look(what: State) -> str:
+    """Return the CSS class of a state's colour."""
+    return _LOOKS.get(what, "")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cloudtrain.console import history, logbook, parts, text
+from cloudtrain.console import drawn, history, logbook, parts, text
 from cloudtrain.console.logbook import Line, Wanted
 
 WINDOW = 200  # lines on the page
@@ -23,6 +23,8 @@ class RunLog:
         self._first = 0  # of those that are wanted
         self._follows = True
         self._marked = -1  # the line that was gone to
+        self._stand = "end"  # what of the window is looked at: its start, its end, the line that was gone to
+        self._turn = 0  # how often somebody went elsewhere
         self._drawn: object = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -46,9 +48,8 @@ class RunLog:
                 parts.button("Later", lambda: self._move(self._first + WINDOW))
                 self._end = parts.button("Newest", self._follow)
                 self._told = ui.label("").classes("ct-dim ct-small").props('role="status"')
-            self._lines = (
-                ui.element("div").classes("ct-log").props('tabindex="0" role="region" aria-label="Lines of the log"')
-            )
+            self._lines = drawn.lines().props('tabindex="0" role="region" aria-label="Lines of the log"')
+            self._lines.on("go", lambda event: self.go(int(event.args)))
 
     async def refresh(self) -> None:
         """Read on, and draw the window again where it has changed."""
@@ -76,20 +77,14 @@ class RunLog:
         self._fill(lines)
 
     def _fill(self, lines: list[Line]) -> None:
-        """Draw lines, those that stay as they are."""
-        from nicegui import ui
-
-        self._lines.clear()
-        with self._lines:
-            for line in lines:
-                with ui.element("div").classes("ct-line" + (" ct-found" if line.number == self._marked else "")) as row:
-                    who = f"{line.node}:{line.rank}" if line.rank >= 0 else f"{line.node}:–"
-                    ui.label(f"{line.number + 1}  {line.at}  {who}").classes("ct-meta")
-                    ui.label(shown(line.text)).classes("ct-said")
-                if not self._wanted.everything:
-                    row.on("click", lambda number=line.number: self.go(number))
-        if self._follows:
-            self._lines.run_method("scrollTo", 0, 1_000_000)
+        """Draw lines."""
+        self._lines.props.update(
+            lines=tuple((line.number, _meta(line), shown(line.text)) for line in lines),
+            marked=self._marked,
+            jumps=not self._wanted.everything,
+            stand=self._stand,
+            turn=self._turn,
+        )
 
     def _offer(self) -> None:
         """Offer the nodes and ranks that have spoken."""
@@ -114,18 +109,28 @@ class RunLog:
         await self._draw()
 
     async def _move(self, first: int) -> None:
-        self._follows, self._first, self._drawn = False, max(0, first), None
-        await self._draw()
+        stand = "end" if first < self._first else "start"  # reading goes on where it was
+        self._follows, self._first = False, max(0, first)
+        await self._go("start" if first <= 0 else stand)
 
     async def _follow(self) -> None:
-        self._follows, self._drawn = True, None
-        await self._draw()
+        self._follows = True
+        await self._go("end")
 
     async def go(self, number: int) -> None:
         """Show the line of a number among its neighbours, whoever wrote them."""
         self._wanted, self._marked, self._follows = Wanted(), number, False
-        self._first, self._drawn = max(0, number - WINDOW // 4), None
+        self._first = max(0, number - WINDOW // 4)
+        await self._go("marked")
+
+    async def _go(self, stand: str) -> None:
+        self._stand, self._turn, self._drawn = stand, self._turn + 1, None
         await self._draw()
+
+
+def _meta(line: Line) -> str:
+    who = f"{line.node}:{line.rank}" if line.rank >= 0 else f"{line.node}:–"
+    return f"{line.number + 1}  {line.at}  {who}"
 
 
 def shown(line: str) -> str:

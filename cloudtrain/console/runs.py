@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.cli import runs as words
-from cloudtrain.console import frame, history, parts, text
+from cloudtrain.console import drawn, frame, history, parts, text
 from cloudtrain.console.compare import MOST
 from cloudtrain.console.keeping import keep_up
 from cloudtrain.errors import CloudtrainError
@@ -24,8 +24,8 @@ STATES: dict[str, tuple[State, ...]] = {
     "failed": (State.FAILED, State.LOST, State.TIMED_OUT),
     "cancelled or preempted": (State.CANCELLED, State.PREEMPTED),
 }
-HEADS = (("", "ct-pick"), ("run", ""), ("state", ""), ("created", "ct-whole ct-wide"), ("took", "ct-number ct-wide"),
-         ("loss", "ct-number"), ("target", "ct-wide"))  # fmt: skip
+HEADS = (("choose", "ct-pick ct-silent"), ("run", ""), ("state", ""), ("created", "ct-whole ct-wide"),
+         ("took", "ct-number ct-wide"), ("loss", "ct-number"), ("target", "ct-wide"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class Listing:
         self._chosen: dict[str, None] = {}  # run ids, in the order in which they were chosen
         self._rows: list[Row] = []
         self._total = -1
-        self._cells: dict[str, tuple[Any, Any, Any]] = {}
 
     async def show(self) -> None:
         """Draw it."""
@@ -90,7 +89,11 @@ class Listing:
             self._compare = parts.button("Compare", self._go, "ct-first", "stacked_line_chart")
         with parts.card(name="Runs"):
             self._none = ui.element("div").classes("ct-empty")
-            self._table = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
+            around = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
+            with around:
+                self._table = drawn.runs(HEADS)
+            self._table.on("choose", lambda event: self._choose(*event.args))
+            self._around = around
             with ui.element("div").classes("ct-row ct-foot"):
                 self._newer = parts.button("Newer", lambda: self._turn(-ROWS))
                 self._older = parts.button("Older", lambda: self._turn(ROWS))
@@ -104,17 +107,8 @@ class Listing:
         rows, total = await history.current().ask(lambda store: _rows(store, asked))
         if asked != self._asked or (rows == self._rows and total == self._total):
             return
-        same = [row.run_id for row in rows] == [row.run_id for row in self._rows]
         self._rows, self._total = rows, total
-        if same and self._cells:
-            for row in rows:  # cell by cell, so that whoever is in the table with the keyboard stays where they are
-                place, took, loss = self._cells[row.run_id]
-                place.clear()
-                with place:
-                    parts.state(row.state)
-                took.text, loss.text = row.took, row.loss
-        else:
-            self._draw()
+        self._draw()
         begin, end = asked.offset + 1, asked.offset + len(rows)
         self._told.text = f"{begin:,} to {end:,} of {total:,}" if rows else ""
         self._newer.set_visibility(asked.offset > 0)
@@ -123,9 +117,8 @@ class Listing:
     def _draw(self) -> None:
         from nicegui import ui
 
-        self._cells.clear()
         self._none.set_visibility(not self._rows)
-        self._table.set_visibility(bool(self._rows))
+        self._around.set_visibility(bool(self._rows))
         self._none.clear()
         if not self._rows:
             filtered = replace(self._asked, offset=0) != Asked()
@@ -133,35 +126,13 @@ class Listing:
                 ui.label("No run is like that." if filtered else "There are no runs yet.")
                 if not filtered:
                     ui.label("cloudtrain submit train.py -f").classes("ct-mono")
-        self._table.clear()
-        with self._table, ui.element("table").classes("ct-table"):
-            with ui.element("thead"), ui.element("tr"):
-                for head, look in HEADS:
-                    cell = parts.element("th", head or "choose").props('scope="col"').classes(look)
-                    if not head:
-                        cell.classes("ct-silent")
-            with ui.element("tbody"):
-                for row in self._rows:
-                    self._row(row)
+        self._table.props["rows"] = tuple(self._cells(row) for row in self._rows)
 
-    def _row(self, row: Row) -> None:
-        from nicegui import ui
-
-        with ui.element("tr"):
-            with ui.element("td").classes("ct-pick"):
-                box = ui.element("input").props("type=checkbox")
-                box.props["aria-label"] = f"compare {row.run_id}"
-                box.props["checked"] = row.run_id in self._chosen
-                box.on("change", lambda event: self._choose(row.run_id, bool(event.args)), js_handler=_CHECKED)
-            with ui.element("td"):
-                parts.element("a", row.run_id).props["href"] = f"/runs/{quote(row.run_id, safe='')}"
-            with ui.element("td") as place:
-                parts.state(row.state)
-            parts.element("td", row.created).classes("ct-whole ct-wide ct-dim")
-            took = parts.element("td", row.took).classes("ct-number ct-wide")
-            loss = parts.element("td", row.loss).classes("ct-number")
-            parts.element("td", row.target).classes("ct-wide")
-        self._cells[row.run_id] = (place, took, loss)
+    def _cells(self, row: Row) -> tuple[object, ...]:
+        """Return a run as runs.js draws it."""
+        link, box = f"/runs/{quote(row.run_id, safe='')}", f"compare {row.run_id}"
+        chosen, look = row.run_id in self._chosen, parts.look(row.state)
+        return (row.run_id, link, box, chosen, row.state.value, look, row.created, row.took, row.loss, row.target)
 
     async def _ask(self, **changes: Any) -> None:
         self._asked = replace(self._asked, offset=0, **changes)
@@ -184,9 +155,6 @@ class Listing:
         from nicegui import ui
 
         ui.navigate.to("/compare?runs=" + quote(",".join(self._chosen)))
-
-
-_CHECKED = "(event) => emit(event.target.checked)"
 
 
 def _rows(store: Store, asked: Asked) -> tuple[list[Row], int]:
