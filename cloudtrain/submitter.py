@@ -18,6 +18,7 @@ from cloudtrain import config, configfile, provenance, registry, watch
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, BadRequest, CloudtrainError, Problem
+from cloudtrain.importing import Quickly
 from cloudtrain.process import Process
 from cloudtrain.run import Run
 from cloudtrain.sending import sending
@@ -134,10 +135,11 @@ class Submitter:
             self._folder = job[1]
         else:
             self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
-        found = config.resolve(job, sets, target=self.target, backends=registry.Names())
-        kind = registry.backend_class(found.backend)
-        options = {**found.options, **self.overrides}
-        problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend)]
+        with Quickly():
+            found = config.resolve(job, sets, target=self.target, backends=registry.Names())
+            kind = registry.backend_class(found.backend)
+            options = {**found.options, **self.overrides}
+            problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend)]
         if problems:
             raise BadJob(found.job.located(problems))
         ready = found.job.model_copy(update={"options": {found.backend: options}, "target": found.target})
@@ -169,7 +171,13 @@ class Submitter:
             changes["source"] = checkout.pin(resolved.job.source, bundle.commit)
         job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update=changes)
         backend = self.backend(resolved)
-        return replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
+        plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
+        if job.retry.max_attempts > 1 and job.entrypoint is not None:
+            from cloudtrain import resuming
+
+            if told := resuming.note(job, bundle):
+                plan = replace(plan, notes=(*plan.notes, told))
+        return plan
 
     def backend(self, resolved: Resolved) -> Backend:
         return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "errors state events process",
+    "errors state events process importing",
     "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
@@ -17,8 +17,8 @@ LAYERS = [
     " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
-    "backends store curves database migrations config configfile verdict verdictrules verdictsigns tracebacks",
-    "attached submitter run watch headway registry plots comparison notebook notify diagnosis",
+    "backends store curves database migrations config configfile verdict verdictproof verdictrules verdictsigns tracebacks",
+    "attached submitter run watch headway resuming registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}

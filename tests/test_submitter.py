@@ -291,6 +291,32 @@ def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
 CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("for step in range(10): print(step)\n", True),
+        ("torch.save(model.state_dict(), 'checkpoint.pt')\nmodel.gradient_checkpointing_enable()\n", True),
+        ("trainer.train(resume_from_checkpoint=True)\n", False),
+        ("accelerator.load_state(folder)\n", False),
+        ("import cloudtrain_runtime\n", False),
+        ("folder = os.environ['CLOUDTRAIN_CHECKPOINT_DIR']\n", False),
+        ("model.load_state_dict(torch.load('last.pt'))\n", False),
+    ],
+)
+def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, job, source, text, told):
+    def notes(**changes) -> list[str]:
+        return [note for note in submitter.plan(job.model_copy(update=changes)).notes if "looks like resuming" in note]
+
+    (source / "train.py").write_text("import lib\n")
+    (source / "lib").mkdir()
+    (source / "lib" / "loop.py").write_text(text)
+    several = {"retry": job.retry.model_copy(update={"max_attempts": 3})}
+    assert len(notes(**several)) == told
+    assert notes() == []  # one attempt
+    assert notes(**several, entrypoint=None) == []  # the shared trainer resumes
+    assert notes(**several, args=["--resume", "auto"]) == []
+
+
 @pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
 def test_two_attempts_without_a_newer_checkpoint_are_enough(submitter, job, state):
     run = submitter.submit(job.replace(retry={"max_attempts": 9}))
