@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,36 @@ def test_what_lies_in_parts_goes_on_to_the_bit(tmp_path: Path, name: str, figure
     second = load_file(run / "model" / "model.safetensors")
     assert all((first[key] == second[key]).all() for key in first | second)
     figure("resume", {"written": f"{name} ({ranks} ranks)"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_random_steps_what_lies_in_parts_goes_on_to_the_bit(tmp_path: Path, name: str, figure: Callable):
+    """SIGKILL of all ranks, three times; a checkpoint every third step, written by a thread or at once. The seed is printed."""
+    ranks, env, more = world(name)
+    args = arguments(tmp_path / "texts", *more, "--max_steps", "30")
+    unbroken = train(tmp_path / "unbroken", args, ranks, **env)
+    reference = unbroken.losses()
+    assert sorted(reference) == list(range(1, 31))
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw, run, reached = random.Random(seed), tmp_path / "run", 0
+    for attempt in (1, 2, 3):
+        with Trainer(run, args, ranks, env, attempt) as broken:
+            broken.wait_for_step(min(reached + draw.randint(1, 8), 24))
+            broken.kill()
+        losses = broken.losses()
+        assert losses == {step: reference[step] for step in losses}
+        assert min(losses) > reached - 9, "more than what two checkpoints under way may cost"
+        reached = max(losses)
+    resumed = train(run, args, ranks, attempt=4, **env)
+    again = resumed.losses()
+    assert again == {step: reference[step] for step in range(min(again), 31)}
+    assert resumed.norms() == {step: norm for step, norm in unbroken.norms().items() if step in again}
+    assert min(again) > reached - 9
+    one, other = (load_file(tmp_path / place / "model" / "model.safetensors") for place in ("unbroken", "run"))
+    assert all((one[key] == other[key]).all() for key in one | other)
+    figure("resume", {"written": f"{name} ({ranks} ranks, killed)"})
 
 
 @pytest.mark.parametrize(
