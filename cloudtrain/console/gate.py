@@ -11,6 +11,7 @@ pointed here by DNS (rebinding) is told by its Host.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from html import escape
@@ -30,6 +31,9 @@ POLICY = (  # NiceGUI builds its pages by inline scripts and compiles templates 
     " img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'"
 )
+# NiceGUI's scripts and styles, and ours: their address changes when they do, and nobody's data is in them.
+KEPT = re.compile(r"/_nicegui/\d[\w.]*/(static|components|libraries|esm)/.")
+FOR_EVER = "private, max-age=31536000, immutable"
 HEADERS = {
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -65,7 +69,8 @@ class Gate:
 
         async def closed(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _with(message["headers"])
+                kept = message["status"] in (200, 304) and KEPT.match(scope["path"])
+                message["headers"] = _with(message["headers"], FOR_EVER if kept else "no-store")
             await send(message)
 
         await self.app(scope, receive, closed)
@@ -125,19 +130,18 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, why: str) -> None:
 
 
 async def _answer(send: Send, status: int, body: bytes, extra: Mapping[str, str] | None = None) -> None:
-    told = {"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), "cache-control": "no-store"}
-    headers = [(name.encode(), value.encode()) for name, value in {**told, **(extra or {})}.items()]
-    await send({"type": "http.response.start", "status": status, "headers": _with(headers)})
+    told = {"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), **(extra or {})}
+    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": status, "headers": _with(headers, "no-store")})
     await send({"type": "http.response.body", "body": body})
 
 
-def _with(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers with ours; those that would let another site read it are taken out."""
-    kept = [pair for pair in headers if not pair[0].lower().startswith(b"access-control-")]
-    known = {name.lower() for name, _ in kept}
-    if b"cache-control" not in known:
-        kept.append((b"cache-control", b"no-store"))
-    return kept + [(n.encode(), value.encode()) for n, value in HEADERS.items() if n.encode() not in known]
+def _with(headers: list[tuple[bytes, bytes]], caching: str) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers with ours; those that would let another site read it, or a cache keep it, are taken out."""
+    theirs = [pair for pair in headers if not pair[0].lower().startswith((b"access-control-", b"cache-control"))]
+    known = {name.lower() for name, _ in theirs}
+    ours = {"cache-control": caching, **HEADERS}
+    return theirs + [(n.encode(), value.encode()) for n, value in ours.items() if n.encode() not in known]
 
 
 def _page(sentence: str, head: str = "") -> bytes:

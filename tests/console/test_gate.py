@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,22 @@ def test_every_answer_forbids_what_is_foreign(console):
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert headers["Access-Control-Allow-Origin"] is None
         assert headers["Cache-Control"] == "no-store"
+
+
+def test_only_what_holds_nobodys_data_is_kept_by_the_browser(console):
+    """Scripts and styles, whose address changes when they do; private, since they lie behind the token."""
+    page = ask(console, "/", Cookie=console.cookie)
+    assert page.headers["Cache-Control"] == "no-store"
+    paths = sorted(set(re.findall(r"/_nicegui/[\w./-]+\.(?:js|css)", page.body.decode())))
+    assert any("/components/" in path and path.endswith("/runs.js") for path in paths), paths
+    for path in paths:
+        answer = ask(console, path, Cookie=console.cookie)
+        assert (answer.status, answer.headers["Cache-Control"]) == (200, "private, max-age=31536000, immutable"), path
+        assert console.token.encode() not in answer.body
+        assert ask(console, path).status == 403  # behind the token all the same
+        assert ask(console, path).headers["Cache-Control"] == "no-store"
+    for path in (paths[0] + "x", "/_nicegui/../runs/nobody", "/favicon.ico", "/open?token=x", "/runs/nobody"):
+        assert ask(console, path, Cookie=console.cookie).headers["Cache-Control"] == "no-store", path
 
 
 def test_a_page_of_another_port_is_refused_in_a_real_browser(console, browser):
