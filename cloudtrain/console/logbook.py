@@ -6,7 +6,6 @@ are browsed by their numbers: a page holds a window of them, this process eight 
 
 from __future__ import annotations
 
-import re
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from cloudtrain.run import Run
 from cloudtrain.store import Store
 
 BATCH = 5000  # lines that appear at once
+PIECE = 4 << 20  # bytes that are searched at once
 LONGEST = 16 << 10  # characters that are kept of a line
 KEPT = 6  # books of this process
 
@@ -171,14 +171,19 @@ class Logbook:
         return found
 
     def _matching(self, words: str, begin: int, end: int) -> Iterator[int]:
-        """Yield the numbers of lines with some words in them: the file is searched as a whole, not line by line."""
-        pattern = re.compile(re.escape(words.encode("utf-8", "replace")), re.IGNORECASE)
+        """Yield the numbers of lines with some words in them (any case of A to Z): the file is searched in large pieces."""
+        wanted = words.encode("utf-8", "replace").lower()
         with mmap(self._file.fileno(), 0, access=ACCESS_READ) as view:
-            at, last = self._ends[begin], self._ends[end]
-            while at < last and (match := pattern.search(view, at, last)):
-                number = bisect_right(self._ends, match.start()) - 1
-                yield number
-                at = self._ends[number + 1]
+            while begin < end:
+                after = max(begin + 1, bisect_right(self._ends, self._ends[begin] + PIECE, begin, end + 1) - 1)
+                base = self._ends[begin]
+                piece = view[base : self._ends[after]].lower()
+                at = piece.find(wanted)
+                while at >= 0:
+                    number = bisect_right(self._ends, base + at, begin, after) - 1
+                    yield number
+                    at = piece.find(wanted, self._ends[number + 1] - base)
+                begin = after
 
 
 _books: OrderedDict[str, Logbook] = OrderedDict()

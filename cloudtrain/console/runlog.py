@@ -44,7 +44,7 @@ class RunLog:
                 self._goto.on("keydown.enter", lambda: self.go(int(self._goto.value or 1) - 1))
             with ui.element("div").classes("ct-row ct-tools"):
                 parts.button("First", lambda: self._move(0))
-                parts.button("Earlier", lambda: self._move(self._first - WINDOW))
+                parts.button("Earlier", self._earlier)
                 parts.button("Later", lambda: self._move(self._first + WINDOW))
                 self._end = parts.button("Newest", self._follow)
                 self._told = ui.label("").classes("ct-dim ct-small").props('role="status"')
@@ -108,10 +108,13 @@ class RunLog:
         self._wanted, self._marked = wanted, -1
         await self._draw()
 
-    async def _move(self, first: int) -> None:
-        stand = "end" if first < self._first else "start"  # reading goes on where it was
+    async def _move(self, first: int, stand: str = "start") -> None:
         self._follows, self._first = False, max(0, first)
-        await self._go("start" if first <= 0 else stand)
+        await self._go(stand)
+
+    async def _earlier(self) -> None:
+        """Show the window before; reading goes on where it was."""
+        await self._move(self._first - WINDOW, "end" if self._first >= WINDOW else "start")
 
     async def _follow(self) -> None:
         self._follows = True

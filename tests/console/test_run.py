@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from cloudtrain.run import Run
+from tests.conftest import wait_for
 from tests.console.conftest import submit
 from tests.console.test_gate import ask
 
@@ -39,6 +40,16 @@ print("long " + "x" * 100_000)
 raise ValueError(PAYLOAD)
 """
 )
+
+LAST = "parseInt([...document.querySelectorAll('.ct-log .ct-meta')].at(-1).textContent)"
+SEEN = """(() => {
+    const box = document.querySelector('.ct-log').getBoundingClientRect();
+    const seen = [...document.querySelectorAll('.ct-log .ct-line')].filter(line => {
+        const {top, bottom} = line.getBoundingClientRect();
+        return bottom > box.top && top < box.bottom;
+    });
+    return [seen.at(0), seen.at(-1)].map(line => parseInt(line.querySelector('.ct-meta').textContent));
+})()"""  # the first and the last line that stand in the box
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +107,40 @@ def test_the_log_is_searched_and_filtered(console, page, hostile):
     expect(page.locator(".ct-log")).to_contain_text("exited with code 1")
 
 
+def test_a_long_log_is_gone_through_with_the_keyboard(console, page, tmp_path):
+    run = submit(console, tmp_path / "project", "for n in range(3000): print(f'line {n} of many')")
+    run.wait(120)
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    told = page.get_by_role("region", name="Log", exact=True).get_by_role("status")
+    expect(told).to_contain_text(" of 3,")
+    wait_for(lambda: page.evaluate(SEEN)[1] == page.evaluate(LAST))  # the newest, at first
+    page.get_by_role("button", name="First").focus()
+    page.keyboard.press("Enter")
+    expect(told).to_contain_text("1 to 200 of")
+    wait_for(lambda: page.evaluate(SEEN)[0] == 1)
+    page.get_by_role("button", name="Later").focus()
+    page.keyboard.press("Enter")
+    expect(told).to_contain_text("201 to 400 of")
+    wait_for(lambda: page.evaluate(SEEN)[0] == 201)
+    page.get_by_role("button", name="Earlier").focus()
+    page.keyboard.press("Enter")
+    expect(told).to_contain_text("1 to 200 of")
+    wait_for(lambda: page.evaluate(SEEN)[1] == 200)  # reading goes on where it was
+    page.get_by_label("Line", exact=True).fill("1500")
+    page.keyboard.press("Enter")
+    found = page.locator(".ct-log .ct-found")
+    expect(found.locator(".ct-meta")).to_contain_text("1500  ")
+    wait_for(lambda: page.evaluate(SEEN)[0] < 1500 < page.evaluate(SEEN)[1])
+    page.get_by_label("Search").fill("line 2345 of")
+    expect(page.locator(".ct-log .ct-line")).to_have_count(1)
+    page.locator(".ct-log").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(found).to_contain_text("line 2345 of many")
+    first, last = page.evaluate(SEEN)
+    assert first < int(found.locator(".ct-meta").inner_text().split()[0]) < last
+
+
 def test_files_are_downloaded_and_nothing_beside_them(console, page, hostile):
     page.goto(f"{console.root}/runs/{hostile.run_id}")
     with page.expect_download() as got:
@@ -129,11 +174,12 @@ def test_files_are_downloaded_and_nothing_beside_them(console, page, hostile):
     assert ask(console, files + "outputs/notes.txt").status == 403  # without the token
 
 
-def test_what_there_is_not_is_said_in_a_sentence(console, page, hostile):
+def test_what_there_is_not_is_said_in_a_sentence(console, page, hostile, seemly):
     for run_id in ("nobody", hostile.run_id[:-2], quote("<script>window.pwned=1", safe="")):
         page.goto(f"{console.root}/runs/{run_id}")
         expect(page.locator("main")).to_contain_text("no run has the id")
         assert page.evaluate("window.pwned") is None
+    seemly(page)
 
 
 def test_a_run_whose_folder_is_gone_is_still_shown(console, page, tmp_path):
