@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.bucket import Bucket
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.googleapi import Api, ApiError, explained
+from cloudtrain.importing import Quickly
 from cloudtrain.joblog import Merge, result, seconds
 from cloudtrain.requests.vertex import ATTEMPT
 from cloudtrain.state import EXIT_RESUMABLE, State, Status
@@ -104,10 +105,11 @@ class CustomJobs:
 
     def _create_by_sdk(self, parent: str, job: Mapping[str, Any]) -> str:
         """Create the job through aiplatform.CustomJob; the message is the plan's, field by field."""
-        from google.api_core.exceptions import GoogleAPICallError
-        from google.auth.credentials import AnonymousCredentials
-        from google.cloud import aiplatform
-        from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
+        with Quickly():
+            from google.api_core.exceptions import GoogleAPICallError
+            from google.auth.credentials import AnonymousCredentials
+            from google.cloud import aiplatform
+            from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
 
         wanted = CustomJob.from_json(json.dumps(job))
         _, project, _, region = parent.split("/")
