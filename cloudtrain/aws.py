@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from cloudtrain.errors import BackendError, MissingExtra
+from cloudtrain.importing import Quickly
 
 TRIES = 6  # of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
@@ -43,8 +44,9 @@ class Aws:
     def session(self) -> Any:
         """The boto3 session; raises MissingExtra, AwsError for a profile that does not exist."""
         try:
-            import boto3
-            import botocore.exceptions
+            with Quickly():
+                import boto3
+                import botocore.exceptions
         except ModuleNotFoundError:
             raise MissingExtra(f"the backend {self.backend}", self.backend) from None
         try:
@@ -63,19 +65,22 @@ class Aws:
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
         if service not in self._clients:
-            from botocore.config import Config
+            with Quickly():  # the model of an API is a hundred thousand objects
+                session = self.session
+                from botocore.config import Config
 
-            style = {"addressing_style": "path"} if self.endpoint else {}
-            retries = {"mode": "standard", "total_max_attempts": TRIES}
-            config = Config(retries=retries, connect_timeout=CONNECT_S, read_timeout=READ_S, s3=style or None,
-                            user_agent_extra="cloudtrain")  # fmt: skip
-            self._clients[service] = self.session.client(
-                service, region_name=self.region, endpoint_url=self.endpoint, config=config
-            )
+                style = {"addressing_style": "path"} if self.endpoint else {}
+                retries = {"mode": "standard", "total_max_attempts": TRIES}
+                config = Config(retries=retries, connect_timeout=CONNECT_S, read_timeout=READ_S, s3=style or None,
+                                user_agent_extra="cloudtrain")  # fmt: skip
+                self._clients[service] = session.client(
+                    service, region_name=self.region, endpoint_url=self.endpoint, config=config
+                )
         return self._clients[service]
 
     def ask(self, service: str, operation: str, **values: Any) -> Any:
-        """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError."""
+        """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
+        self.session  # noqa: B018 - says what is missing where there is no botocore
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

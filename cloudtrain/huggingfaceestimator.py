@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.importing import Quickly
+
 if TYPE_CHECKING:
     from cloudtrain.aws import Aws
 
@@ -95,10 +97,11 @@ def _sdk() -> tuple[Any, Any, Any]:
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     for name in ("sagemaker", "sagemaker.config"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are raised as well
-    import sagemaker
-    from sagemaker.estimator import _TrainingJob
-    from sagemaker.huggingface import HuggingFace
-    from sagemaker.telemetry import telemetry_logging
+    with Quickly():
+        import sagemaker
+        from sagemaker.estimator import _TrainingJob
+        from sagemaker.huggingface import HuggingFace
+        from sagemaker.telemetry import telemetry_logging
 
     telemetry_logging._send_telemetry_request = lambda *_, **__: None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,7 @@ from cloudtrain import aws, cloudwatch
 from cloudtrain.backend import Plan
 from cloudtrain.backends.sagemaker import SagemakerBackend
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, MissingExtra
 from cloudtrain.job import Job
 from cloudtrain.simulators.sagemaker import Fault, Simulator
 from cloudtrain.state import State
@@ -137,6 +138,16 @@ def test_nobody_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws, "TRIES", 2)
     error = bench.refusal(endpoint="http://127.0.0.1:9")
     assert "cannot be reached" in error.message
+
+
+def test_without_boto3_the_extra_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("boto3", "botocore")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("boto3", "botocore"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where they are not installed
+    with pytest.raises(MissingExtra) as caught:
+        bench.connect().status("arn:aws:sagemaker:us-east-1:123456789012:training-job/x-a1")
+    assert "cloudtrain[sagemaker]" in caught.value.hint
 
 
 def test_without_credentials(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
