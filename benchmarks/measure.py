@@ -33,6 +33,8 @@ class Sample:
 
 def process(argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Sample:
     """Run a command to its end and return its times; CPU is that of the command and the children that it waited for."""
+    env = {**(os.environ if env is None else env)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # the warm-up round writes what every installed package has
     began = time.perf_counter()
     child = subprocess.Popen(
         argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
