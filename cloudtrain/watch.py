@@ -52,20 +52,22 @@ class Watcher:
         self._readers: dict[tuple[str, Path], foreign.Reader] = {}
         self._files_at = 0.0
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
+        self._asked: tuple[str, Backend] | None = None  # a client that is kept costs a look next to nothing
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
-        """Watch until the run is final and return its status; None when another process holds the lease. Blocking."""
+        """Watch until the run is final and return its status; None when another process holds the lease, or when the
+        history is no longer there. Blocking."""
         began = time.monotonic()
-        while self._lease():
+        while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
             run, attempt = self._newest()
             if run.status.state.final:
                 self.store.release(self.run_id, self.me)
                 return run.status
-            backend = backend_of(attempt.plan, self.store.home)
+            backend = self._backend(attempt)
             try:
                 moved = self.step(run, attempt, backend)
             except BackendError as error:
-                moved = False
+                moved, self._asked = False, None  # somebody may renew what it signs in with
                 print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
             if moved:
                 continue
@@ -74,6 +76,11 @@ class Watcher:
                 return run.status
             time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
         return None
+
+    def _backend(self, attempt: AttemptRecord) -> Backend:
+        if self._asked is None or self._asked[0] != attempt.attempt_id:
+            self._asked = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
+        return self._asked[1]
 
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""

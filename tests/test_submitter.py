@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import events
+from cloudtrain import events, registry
 from cloudtrain.errors import BackendError, BadJob, BadRequest, RunFailed, UnknownBackend
 from cloudtrain.job import Job
 from cloudtrain.process import Process, start_time
@@ -315,6 +315,40 @@ def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, jo
     assert notes() == []  # one attempt
     assert notes(**several, entrypoint=None) == []  # the shared trainer resumes
     assert notes(**several, args=["--resume", "auto"]) == []
+
+
+def test_a_watcher_keeps_its_client_until_that_fails(submitter, job, monkeypatch):
+    made, looks = [], []
+
+    def create(name, options, home):
+        made.append(registry_create(name, options, home))
+        return made[-1]
+
+    def look(backend, handle):
+        looks.append(backend)
+        if len(looks) == 3:
+            raise BackendError("the token has expired", "")
+        return status(backend, handle)
+
+    registry_create, status = registry.create, MemoryBackend.status
+    run = submitter.submit(job)
+    monkeypatch.setattr(registry, "create", create)
+    monkeypatch.setattr(MemoryBackend, "status", look)
+    assert Watcher(run.store, run.run_id).run(until=lambda: len(looks) >= 5) is not None
+    assert [made.index(backend) for backend in looks[:5]] == [0, 0, 0, 1, 1]
+
+
+def test_a_watcher_ends_with_its_history(submitter, job):
+    run = submitter.submit(job)
+    looks = []
+
+    def until() -> bool:
+        looks.append(run.store.home)
+        shutil.rmtree(run.store.home, ignore_errors=True)
+        return len(looks) > 3
+
+    assert Watcher(run.store, run.run_id).run(until) is None
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
