@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -81,6 +80,8 @@ class Bucket:
 
         Raises BackendError for a name that would lead out of the folder.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
         found = {name[len(prefix) :]: about for name, about in self.sizes(prefix).items()}
         names = [name for name in found if name and not name.endswith("/")]
         for name in names:

@@ -7,7 +7,6 @@ everything else goes the light way, and so does that in all other cases.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -105,6 +104,8 @@ class CustomJobs:
 
     def _create_by_sdk(self, parent: str, job: Mapping[str, Any]) -> str:
         """Create the job through aiplatform.CustomJob; the message is the plan's, field by field."""
+        import logging
+
         with Quickly():
             from google.api_core.exceptions import GoogleAPICallError
             from google.auth.credentials import AnonymousCredentials
