@@ -49,6 +49,7 @@ def page(run: Run) -> str:
         "reason": status.reason,
         "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
         "said": verdict.deciding if verdict and verdict.where == "log" else "",
+        "at": verdict.raised if verdict else "",
         "try": verdict.advice if verdict else "",
         "exit code": status.exit_code,
         "backend": f"{record.backend}, target {record.target}",

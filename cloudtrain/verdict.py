@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from cloudtrain import tracebacks
+from cloudtrain import verdictproof as proof
 from cloudtrain import verdictrules as rules
 from cloudtrain.backend import LogLine
 from cloudtrain.state import EXIT_REFUSED, State, Status
@@ -20,6 +21,7 @@ from cloudtrain.tracebacks import Raised
 from cloudtrain.verdictsigns import SIGNS
 
 STANDING = 40  # last lines of a rank among which a line may decide that belongs to no traceback
+BEFORE = 100  # lines before the deciding one among which another may speak for another class
 LONGEST = 2000  # characters of a line that are looked at
 _BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -27,7 +29,6 @@ _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _PROGRESS = re.compile(
     r"^\s*(\{'\w+': -?\d|(epoch|step|iter(ation)?|INFO|\[INFO\]|DEBUG|global_step)\b)", re.IGNORECASE
 )
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<")
 _CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
 
 
@@ -54,7 +55,8 @@ class Verdict:
     rank: int | None = None  # the first failing rank, where it can be known
     change: str = ""  # a change worth a try
     changes_results: bool = False  # whether it changes what is learned
-    certain: bool = True  # False: a cause that is not known here may hide under it, or something else was said too
+    certain: bool = True  # False: what was said speaks for it and does not prove it
+    raised: str = ""  # of an exception: where in the job's own code, file and line
 
     @property
     def sentence(self) -> str:
@@ -88,18 +90,76 @@ def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
     for line in lines:
         ranks.setdefault(line.rank, []).append(line)
     found = _judged(end, dict(ranks))
-    return replace(found, certain=found.label == "unknown" or end.state in _STATES or _is_certain(found, ranks))
+    if found.label == "unknown":
+        return _last_words(found, end, ranks)
+    rank, at = _place(found, ranks)
+    one = next((one for one in tracebacks.find([_bare(line) for line in ranks.get(rank, ())]) if one.at == at), None)
+    return replace(found, certain=_is_certain(end, found, ranks), raised=_own_place(one))
 
 
-def _is_certain(found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
-    """Return whether nothing more special can hide under a verdict, and the rank said nothing that speaks for another."""
-    if found.label in rules.GENERAL:
+def _place(found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> tuple[int, int]:
+    """Return the rank that said the deciding line, and which of its lines it is; -1 for none."""
+    for rank, lines in ranks.items() if found.where == "log" else ():
+        for at, line in enumerate(lines):
+            if (line.node, line.seq) == (found.node, found.seq) and line.text[:LONGEST] == found.deciding:
+                return rank, at
+    return -1, -1
+
+
+def _own_place(one: Raised | None) -> str:
+    """Return where in the job's own code an exception was raised: file and line."""
+    mine = one.mine if one else None
+    return f"{mine.file.rpartition('/source/')[2]}, line {mine.line}" if mine else ""
+
+
+def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
+    """Return a verdict that knows no cause with the exception that the first rank died of: no rule knows it, the reader may."""
+    lines = ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())
+    texts = [_bare(line) for line in lines]
+    raised = tracebacks.find(texts)
+    if not raised or end.exit_code != 1 or any(_PROGRESS.match(text) for text in texts[raised[-1].at :]):
+        return found
+    if _raised_label(texts, raised[-1]) != "opaque":
+        return found
+    line = lines[raised[-1].at]
+    what = "an exception that no rule here knows"
+    return replace(
+        found,
+        what=what,
+        deciding=line.text[:LONGEST],
+        where="log",
+        node=line.node,
+        seq=line.seq,
+        raised=_own_place(raised[-1]),
+    )
+
+
+def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
+    """Return whether the verdict is proven, on the rank that died first, and no rank said anything that speaks for another."""
+    rank, at = _place(found, ranks)
+    others = [other for number, lines in ranks.items() if number >= 0 and (other := _of_rank(lines))]
+    if found.where != "log" and end.state in _STATES:
+        told = proof.in_reason(found.label, found.deciding, end.reason)
+        told = told or (end.state is not State.LOST and proof.fits(found.label, end.reason, rules.REASONS))
+        return told and not {other.label for other in others} - {"consequence"}
+    rivals = {other.label for other in others if not other.late}
+    if not rivals - (rules.GENERAL - {"script-error"}) <= {found.label}:
         return False
     if found.where != "log":
-        return True
-    texts = [_bare(line) for line in ranks.get(-1 if found.rank is None else found.rank, ())[-STANDING:]]
-    rivals = {rules.first_match(SIGNS, text) for text in texts if _stands(text)}
-    return rivals - rules.GENERAL <= {found.label, None}
+        return proof.in_reason(found.label, found.deciding, end.reason)
+    texts = [_bare(line) for line in ranks[rank]]
+    if rank < 0 or texts[at].startswith(("slurmstepd", "srun", "kernel")):
+        told = proof.beside(found.label, texts[at], end.exit_code)
+        return told or (end.exit_code == EXIT_REFUSED and proof.in_log(found.label, texts, at, None))
+    if (end.failed_rank is None and any(number not in (-1, rank) for number in ranks)) or end.failed_rank not in (
+        None,
+        rank,
+    ):
+        return False
+    if end.exit_code == EXIT_REFUSED and rules.first_match(rules.OURS, texts[at]) == found.label:
+        return proof.fits(found.label, texts[at], rules.OURS) and not any(text.strip() for text in texts[at + 1 :])
+    signs = {rules.first_match(SIGNS, text) for text in texts[max(0, at - BEFORE) :] if _stands(text)}
+    return signs - rules.GENERAL <= {found.label, None} and proof.in_log(found.label, texts, at, end.exit_code)
 
 
 def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
@@ -215,9 +275,9 @@ def _raised_label(texts: Sequence[str], one: Raised) -> str:
     if rules.VAGUE.search(text) and label != "collective-timeout":
         below = texts[one.at + 1 : one.at + 12]
         return "consequence" if any(rules.CONSEQUENCES.search(line) for line in below) else "vague"
-    mine = bool(one.file) and not _LIBRARY.search(one.file)
-    raising = mine and one.code.startswith(("raise ", "raise(", "assert "))
-    if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in one.code and mine:
+    here = one.innermost
+    raising = here.is_mine and here.code.startswith(("raise ", "raise(", "assert "))
+    if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in here.code and here.is_mine:
         label = None
     if label and not (raising and label in _OWN_WORDS):
         return label
@@ -226,7 +286,9 @@ def _raised_label(texts: Sequence[str], one: Raised) -> str:
             break
         if not raising and (said := rules.first_match(SIGNS, more)) and said not in ("signal", "missing-file"):
             return said
-    return "script-error" if raising or (mine and rules.BUGS.search(text)) else "opaque"
+    own = one.mine is not None and not re.search(r"site-packages|dist-packages", here.file)
+    bug = rules.BUGS.search(text) or not rules.ELSEWHERE.match(text)
+    return "script-error" if raising or (own and bug) else "opaque"
 
 
 # In a script's own `raise` such words are its own, and need not mean what a library means by them.

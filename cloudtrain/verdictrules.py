@@ -294,6 +294,13 @@ BUGS = re.compile(
     r"|can only concatenate|takes \d+ positional arguments? but|division by zero|pop from empty"
     r"|missing \d+ required positional"
 )
+# What the system or a library in C raises through a script's line: where no rule knows the words, the script is not the cause.
+ELSEWHERE = re.compile(
+    r"^(RuntimeError|OSError|IOError|EnvironmentError|SystemError|MemoryError|BufferError|EOFError|TimeoutError"
+    r"|InterruptedError|(Connection\w*|BrokenPipe|ChildProcess|ProcessLookup|File(Exists|NotFound)|IsADirectory"
+    r"|NotADirectory|Permission|Blocking\w*|Unicode\w*|Import|ModuleNotFound)Error|Exception|Warning"
+    r"|(torch|c10|cupy|triton|jax|_pickle|pickle)\b[\w.]*)(:|$)"
+)
 # What a rank says because another one has died, or because it was asked to leave.
 CONSEQUENCES = re.compile(
     r"Connection (closed|reset) by|connection (was )?(closed|reset)|ncclRemoteError|remote process exited"

@@ -12,12 +12,13 @@ LAYERS = [
     "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
-    " engine localmode aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
+    " engine localmode localstore aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
     " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
-    "backends store curves database migrations config configfile verdict verdictproof verdictrules verdictsigns tracebacks",
+    "backends store curves database migrations config configfile",
+    "verdict verdictproof verdictrules verdictsentences verdictsigns tracebacks",
     "attached submitter run watch headway resuming registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]

@@ -1,4 +1,4 @@
-"""Why a run failed, in three lines: what happened, what was said, what to try."""
+"""Why a run failed, in a few lines: what happened, what was said and where, what to try."""
 
 from __future__ import annotations
 
@@ -19,5 +19,6 @@ def rows(verdict: Verdict | None) -> list[tuple[str, str]]:
     return [
         ("why", f"{verdict.sentence} ({verdict.label})"),
         ("said", place + said if place else ""),  # a reason stands there already
+        *([("at", verdict.raised)] if verdict.raised else []),
         ("try", verdict.advice),
     ]

@@ -86,6 +86,7 @@ class Overview:
         self._run_id = run_id
         self._head = head
         self._drawn: object = None
+        self._opened: bool | None = None  # the events, by a person
 
     async def show(self) -> None:
         """Draw it."""
@@ -125,11 +126,15 @@ class Overview:
                 looks = {"exit": "ct-number ct-wide", "took": "ct-number", "when": "ct-fill"}
                 parts.table(heads, rows, caption="Attempts", looks=looks)
                 if said.events:
-                    with parts.folded(f"{len(said.events)} events", opened=len(said.attempts) > 1):
+                    opened = len(said.attempts) > 1 if self._opened is None else self._opened
+                    with parts.folded(f"{len(said.events)} events", opened=opened, turned=self._turn):
                         parts.written("\n".join(line.strip() for line in said.events), name="Events")
 
+    def _turn(self, opened: bool) -> None:
+        self._opened = opened
 
-_VERDICT = {"reason": "reason", "why": "what happened", "said": "it said", "try": "try"}
+
+_VERDICT = {"reason": "reason", "why": "what happened", "said": "it said", "at": "raised at", "try": "try"}
 
 
 def _state(name: str) -> Callable[[], None]:

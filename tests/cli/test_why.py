@@ -18,6 +18,7 @@ def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
     told = """\
   why   a file is not where it is looked for (rank 0) (missing-file)
   said  node 0, line {}: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'
+  at    train.py, line 2
   try   correct the path, or name it as an input
 """
     verdict = shell("show", run_id, "--json").json["verdict"]
@@ -43,4 +44,6 @@ def test_a_long_line_is_cut_and_a_reason_is_not_said_twice():
         ("said", "node 2, line 7: " + "x" * (LONGEST - 3) + "..."),
         ("try", "a lower learning rate (this changes the results)"),
     ]
+    placed = Verdict("script-error", "its own", "KeyError: 'x'", "log", 0, 3, 0, raised="rows.py, line 12")
+    assert rows(placed)[2] == ("at", "rows.py, line 12")
     assert rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("said", "")
