@@ -145,7 +145,7 @@ class Use:
         """Draw it."""
         from nicegui import ui
 
-        self._none = ui.label("nothing was told of it yet").classes("ct-dim")
+        self._none = ui.label("nothing was told of it").classes("ct-dim")
         self._around = (
             ui.element("div").classes("ct-plot").props('role="group" aria-label="use of each node over time"')
         )

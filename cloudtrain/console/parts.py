@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +112,14 @@ def written(lines: str, *, name: str, most: int = 200_000) -> None:
 
 
 @contextmanager
-def folded(title: str, *, opened: bool = False) -> Iterator[None]:
-    """Draw something that a person opens."""
+def folded(title: str, *, opened: bool = False, turned: Callable[[bool], None] | None = None) -> Iterator[None]:
+    """Draw something that a person opens; `turned` is told when they open or close it."""
     from nicegui import ui
 
     with ui.element("details") as made:
         made.props["open"] = opened
+        if turned:
+            made.on("toggle", lambda event: turned(bool(event.args)), js_handler="(event) => emit(event.target.open)")
         element("summary", title)
         yield
 

@@ -30,7 +30,12 @@ async def show(run_id: str) -> None:
         state = ui.element("div").props('role="status"')
         actions = ui.element("div").classes("ct-row")
 
+    drawn: list[object] = []
+
     def head(said: Told) -> None:
+        if drawn == [now := (said.status.state, said.cancelling)]:
+            return  # whoever is at a button with the keyboard stays there
+        drawn[:] = [now]
         state.clear()
         with state:
             parts.state(said.status.state)

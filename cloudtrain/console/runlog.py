@@ -78,8 +78,13 @@ class RunLog:
 
     def _fill(self, lines: list[Line]) -> None:
         """Draw lines."""
+        who = [f"{line.node}:{line.rank}" if line.rank >= 0 else f"{line.node}:–" for line in lines]
+        widths = len(str(lines[-1].number + 1)) if lines else 0, max(map(len, who), default=0)
         self._lines.props.update(
-            lines=tuple((line.number, _meta(line), shown(line.text)) for line in lines),
+            lines=tuple(
+                (line.number, f"{line.number + 1:>{widths[0]}}  {line.at}  {said:<{widths[1]}}", shown(line.text))
+                for line, said in zip(lines, who, strict=True)
+            ),
             marked=self._marked,
             jumps=not self._wanted.everything,
             stand=self._stand,
@@ -129,11 +134,6 @@ class RunLog:
     async def _go(self, stand: str) -> None:
         self._stand, self._turn, self._drawn = stand, self._turn + 1, None
         await self._draw()
-
-
-def _meta(line: Line) -> str:
-    who = f"{line.node}:{line.rank}" if line.rank >= 0 else f"{line.node}:–"
-    return f"{line.number + 1}  {line.at}  {who}"
 
 
 def shown(line: str) -> str:

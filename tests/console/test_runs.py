@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import expect
 
+from cloudtrain import comparison
 from cloudtrain.backend import Plan
 from cloudtrain.process import Process
 from cloudtrain.run import Run
@@ -41,6 +42,9 @@ for step in range(given.steps):
     time.sleep(0.002)
 """
 
+PICTURES = """[...document.querySelectorAll('.ct-plots .js-plotly-plot')].map(plot => (
+    {traces: plot.data.length, axis: plot.layout.yaxis.type, x: plot.data.at(-1).x.at(-1)}))"""
+
 
 @pytest.fixture(scope="module")
 def story(console, tmp_path_factory) -> list[Run]:
@@ -59,7 +63,7 @@ def story(console, tmp_path_factory) -> list[Run]:
     return runs[::-1]
 
 
-def test_runs_are_chosen_to_compare(console, page, story, seemly, picture):
+def test_runs_are_chosen_and_compared(console, page, story, seemly, picture):
     page.goto(console.root)
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(page.get_by_role("button", name="Compare")).to_be_disabled()
@@ -72,6 +76,26 @@ def test_runs_are_chosen_to_compare(console, page, story, seemly, picture):
     expect(page.locator("main h1")).to_have_text("Compare runs")
     page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 4")
     picture(page, "console-compare")
+    seemly(page)
+    rows = page.get_by_role("region", name="Hyperparameters").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.locator("td")).to_have_text(["learning_rate", "0.05", "0.3"])
+    results = [row.path for row in comparison.among(story[:2]) if row.section == "results"]
+    assert "loss" in results
+    expect(page.get_by_role("region", name="Results").locator("tbody td:first-child")).to_have_text(results)
+    assert page.evaluate(f"{PICTURES}.map(last => [last.traces, last.axis, last.x])") == [[2, "linear", 239]] * 2
+    page.get_by_label("smoothing").click()
+    page.get_by_role("option", name="very smooth").click()
+    page.wait_for_function(f"{PICTURES}.every(last => last.traces === 4)")  # the curve itself stays behind its mean
+    page.get_by_role("checkbox", name="log scale").click()
+    page.wait_for_function(f"{PICTURES}.every(last => last.axis === 'log')")
+    page.get_by_label("axis", exact=True).click()
+    page.get_by_role("option", name="over time").click()
+    page.wait_for_function(f"{PICTURES}.every(last => last.x !== 239)")
+    took = [(run.record.status.ended_at, run.record.status.started_at) for run in story[:2]]
+    most = max((datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() for end, begin in took)
+    assert 0 < page.evaluate(f"Math.max(...{PICTURES}.map(last => last.x))") <= most
+    assert page.evaluate(f"{PICTURES}.every(last => last.traces === 4 && last.axis === 'log')")  # what was chosen stays
 
 
 def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, story, picture):
@@ -93,10 +117,11 @@ def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, st
     picture(page, "console-narrow")
 
 
-def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story):
+def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story, seemly):
     for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(20))):
         page.goto(f"{console.root}/compare?runs={asked}")
         expect(page.get_by_text("This cannot be shown")).to_be_visible()
+    seemly(page)
 
 
 def test_a_long_history_is_paged_searched_and_filtered(console, page, story, seemly):
