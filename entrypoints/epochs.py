@@ -70,23 +70,38 @@ class Chain:
         return found.step <= self._limits.get(found.attempt, -1)
 
 
+def in_vain(folder: Path, attempt: int, number: int) -> bool:
+    """Return whether the two starts of this attempt before this one began where it begins: whoever starts it again by
+    itself would do so for ever."""
+    records = _read(folder)
+    mine = records.get(number, {}).get("from")
+    before = [records[each] for each in sorted(records) if each < number and records[each].get("attempt") == attempt]
+    return mine is not None and [record.get("from") for record in before[-2:]] == [mine, mine]
+
+
 def _records(folder: Path) -> dict[int, str | None]:
     """Return epoch -> name of the checkpoint that it went on from: "" for none, None where that is not known."""
-    records: dict[int, str | None] = {}
+    begun = {number: record.get("from") for number, record in _read(folder).items()}
+    return {number: name if isinstance(name, str) else None for number, name in begun.items()}
+
+
+def _read(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what each start recorded; {} for one that cannot be read."""
+    found: dict[int, dict[str, Any]] = {}
     try:
         names = os.listdir(folder / FOLDER)
     except OSError:
-        return records
+        return found
     for name in names:
         number, _, kind = name.partition(".")
         if kind != "json" or not number.isdigit():
             continue
         try:
-            begun = json.loads((folder / FOLDER / name).read_bytes()).get("from")
-        except (OSError, ValueError, AttributeError):
-            begun = None
-        records[int(number)] = begun if isinstance(begun, str) else None
-    return records
+            record = json.loads((folder / FOLDER / name).read_bytes())
+        except (OSError, ValueError):
+            record = None
+        found[int(number)] = record if isinstance(record, dict) else {}
+    return found
 
 
 def _created(path: Path, text: str) -> bool:

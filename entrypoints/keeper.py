@@ -23,6 +23,7 @@ import epochs
 import memory
 import parallel
 import snapshot
+from refused import Refused
 from snapshot import Taken, Training
 
 
@@ -195,12 +196,18 @@ class Keeper:
             return checkpoint.newest(self.folder, self.say, counts)
 
         try:
-            return epochs.claim(self.folder, self.attempt, self.given, choose)
+            number, found = epochs.claim(self.folder, self.attempt, self.given, choose)
         except OSError as error:
             problem = f"this start of the run could not be recorded: {error}"
             self.report("alarm", reason=problem)
             self.say(problem)
             return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
+        if epochs.in_vain(self.folder, self.attempt, number):
+            raise Refused(
+                f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
+                "either had a newer checkpoint; save more often (checkpoint.every), then `cloudtrain resume` goes on"
+            )
+        return number, found
 
     def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or

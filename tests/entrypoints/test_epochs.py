@@ -24,6 +24,7 @@ from tests.stores import S3, running
 
 import checkpoint  # isort: skip
 import epochs  # isort: skip
+from refused import Refused  # isort: skip
 
 assert s3  # a fixture
 
@@ -152,6 +153,23 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     fourth, _, _ = keeper(tmp_path, attempt=3)  # a platform started it again by itself: the same attempt's number
     loop, _ = fourth.resume(training(4))
     assert loop == {"step": 4} and fourth.epoch == 4
+
+
+def test_a_third_start_from_the_same_place_is_refused(tmp_path: Path):
+    """A platform starts an attempt again by itself; without a newer checkpoint it would do so for ever."""
+    for number in (1, 2):
+        keep, _, _ = keeper(tmp_path)
+        assert keep.resume(training(number)) is None and keep.epoch == number
+    with pytest.raises(Refused, match="the third start of attempt 1 from the same place: .*cloudtrain resume"):
+        keeper(tmp_path)[0].resume(training(3))
+    keep, _, _ = keeper(tmp_path, attempt=2)  # a person resumes
+    assert keep.resume(training(4)) is None
+    keep.save(5, training(4), {"step": 5}, {})
+    keep.wait()
+    for _ in range(2):  # what was saved counts
+        assert keeper(tmp_path, attempt=2)[0].resume(training(5))[0] == {"step": 5}
+    with pytest.raises(Refused, match="the third start of attempt 2"):
+        keeper(tmp_path, attempt=2)[0].resume(training(6))
 
 
 def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_path: Path):
