@@ -48,7 +48,7 @@ class Aws:
                 import boto3
                 import botocore.exceptions
         except ModuleNotFoundError:
-            raise MissingExtra(f"the backend {self.backend}", self.backend) from None
+            raise MissingExtra(f"the backend {self.backend}", self._family) from None
         try:
             return boto3.Session(profile_name=self.profile, region_name=self._region)
         except botocore.exceptions.BotoCoreError as error:
@@ -86,7 +86,8 @@ class Aws:
         try:
             return getattr(self.client(service), operation)(**values)
         except (BotoCoreError, ClientError) as error:
-            raise self.explained(error, f"{service}:{_camel(operation)}") from None
+            action = getattr(error, "operation_name", None) or _camel(operation)  # a transfer asks several
+            raise self.explained(error, f"{service}:{action}") from None
 
     def account(self) -> str:
         """Return the account of the credentials; blocking."""
@@ -107,7 +108,7 @@ class Aws:
         if code in _DENIED:
             found = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", said)
             missing, place = (found[1], f" on {found[2]}" if found[2] else "") if found else (action, "")
-            return AwsError(f"AWS denies {missing}{place}", f"allow {missing}: docs/{self.backend}.md lists all", code)
+            return AwsError(f"AWS denies {missing}{place}", f"allow {missing}: docs/{self._family}.md lists all", code)
         if code == "ResourceLimitExceeded":
             hint = "ask for more in the console under Service Quotas, or choose another instance_type"
             return AwsError(f"the account's quota does not allow it: {said}", hint, code)
@@ -136,6 +137,10 @@ class Aws:
         lost = isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError)
         said = str(error).split("\n")[0]
         return AwsError(f"AWS cannot be reached: {said}", "check the network, proxies and the region", maybe_done=lost)
+
+    @property
+    def _family(self) -> str:
+        return self.backend.removesuffix("-local")
 
     def _option(self, name: str) -> str:
         return f"options.{self.backend}.{name}"

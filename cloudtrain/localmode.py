@@ -21,15 +21,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import agent, engine, trainingjobs
-from cloudtrain.errors import BackendError
+from cloudtrain import agent, engine, localstore, trainingjobs
+from cloudtrain.errors import BackendError, CloudtrainError
+from cloudtrain.localstore import LocalStore
 from cloudtrain.process import boot_id, start_time
 from cloudtrain.requests.sagemaker import STOP_S
+from cloudtrain.requests.sagemakerlocal import run_folder
 from cloudtrain.state import EXIT_REFUSED, State, Status
 
 BASE = "/opt/ml"
 LINGER_S = 20.0  # for the other hosts when one has ended badly
 TICK_S = 0.05
+EXIT_OUTPUT = 74  # the launcher's word too: it ended well, its results are not where they should be
 _OURS = re.compile(rb"(\d+) (-?\d+ \d{4}-\d\d-\d\dT[\d:.]+Z .*)", re.DOTALL)
 
 
@@ -47,6 +50,7 @@ class Keeper:
         self.attempt_id = str(self.request["TrainingJobName"])
         self._asked = threading.Event()
         self._hosts: list[_Host] = []
+        self._store = LocalStore(folder) if localstore.asked(self.request) else None
         self._said: dict[str, Any] = {
             "pid": os.getpid(),
             "start_ticks": start_time(os.getpid()),
@@ -75,6 +79,8 @@ class Keeper:
             print(error, file=sys.stderr)  # noqa: T201 - launcher.out
         for host in self._hosts:
             host.close()
+        if self._store is not None:
+            status = self._take(status)
         self._say(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=_now())
 
     @property
@@ -84,6 +90,8 @@ class Keeper:
     def _attempt(self) -> Status:
         engine.remove(self.folder)  # what a keeper that was killed has left
         names = hosts(self.request)
+        if self._store is not None:
+            self.request = self._store.bring(self.request, lambda: self._cancelled)
         if self._cancelled:
             return Status(State.CANCELLED)
         engine.connect(self.folder, self.attempt_id)
@@ -101,6 +109,21 @@ class Keeper:
             reason = f"AlgorithmError: {said + ', ' if said else ''}exit code: {failed.code}"
             found = {"TrainingJobStatus": "Failed", "FailureReason": reason}
         return trainingjobs.status_of(found)
+
+    def _take(self, status: Status) -> Status:
+        """Bring results to S3; without them a job that ended well has not succeeded."""
+        assert self._store is not None
+        try:
+            if self._hosts:
+                self._store.take(self.request, run_folder(self.request))
+        except Exception as error:
+            said = f"the output is not complete: {error.message if isinstance(error, CloudtrainError) else repr(error)}"
+            if status.state is State.SUCCEEDED:
+                return Status(State.FAILED, EXIT_OUTPUT, said)
+            return Status(status.state, status.exit_code, f"{status.reason}; {said}" if status.reason else said)
+        finally:
+            self._store.clear()
+        return status
 
     def _watch(self) -> str:
         """Wait until all hosts have ended; return how the job was stopped, "" where it ended by itself."""
@@ -221,7 +244,7 @@ def lay(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> li
     }
     for name, value in config.items():
         (ml / f"input/config/{name}.json").write_text(json.dumps(value))
-    run = Path(_path(request["OutputDataConfig"]["S3OutputPath"]))
+    run = run_folder(request)
     results = (("model", "model"), ("outputs", "output/data"), ("checkpoints", "checkpoints"))
     mounts = [(str(ml), BASE, True), *((str(run / name), f"{BASE}/{inner}", True) for name, inner in results)]
     for name, _ in results:

@@ -20,6 +20,12 @@ class SagemakerLocalOptions(BaseModel):
     )
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
+    s3: bool = Field(False, description="inputs and output may be s3://: this machine brings them and takes them there")
+    region: str | None = Field(None, description="region of S3; default: that of the AWS configuration")
+    profile: str | None = Field(None, description="profile of the AWS configuration")
+    endpoint: str | None = Field(
+        None, pattern=r"^https?://", description="address of S3 instead of AWS's: a simulator, say"
+    )
 
 
 class SagemakerOptions(BaseModel):

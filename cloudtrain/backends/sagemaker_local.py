@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, engine, localmode, nodes, provenance
+from cloudtrain import agent, engine, localmode, localstore, nodes, provenance
+from cloudtrain.aws import Aws
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
 from cloudtrain.requests import sagemakerlocal as requests
@@ -35,11 +36,19 @@ class SagemakerLocalBackend:
     name = "sagemaker-local"
     poll_s = 0.1
     features = frozenset(
-        {Feature.MULTI_NODE, Feature.SPOT, Feature.LOCAL_PATHS, Feature.IMAGES, Feature.INSTANCE_TYPES}
+        {
+            Feature.MULTI_NODE,
+            Feature.SPOT,
+            Feature.LOCAL_PATHS,
+            Feature.OBJECT_STORES,
+            Feature.IMAGES,
+            Feature.INSTANCE_TYPES,
+        }
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.given, self.workdir = dict(options), workdir
+        self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -72,9 +81,14 @@ class SagemakerLocalBackend:
             image = str(plan.request["AlgorithmSpecification"]["TrainingImage"])
             if why := engine.missing(image):
                 raise BackendError(why, _hint(image))
+        if localstore.asked(plan.request):
+            self.aws.session  # noqa: B018 - no boto3, no such profile: said here rather than by the keeper
         try:
             (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)  # the keeper's own empty working folder
             _lend(bundle.path, folder / "code" / OBJECT)
+            if localstore.asked(plan.request):
+                where = {name: self.given.get(name) for name in ("region", "profile", "endpoint")}
+                agent.write(folder / "store.json", json.dumps(where).encode())
             agent.write(folder / "request.json", json.dumps(plan.request).encode())
         except OSError as error:
             raise BackendError(f"{folder} cannot be prepared: {error.strerror}", "free some disk space") from None
@@ -112,7 +126,7 @@ class SagemakerLocalBackend:
         request = _request(Path(handle))
         if request is None:
             raise BackendError(f"{handle} holds no attempt")
-        run = Path(request["OutputDataConfig"]["S3OutputPath"].removeprefix("file://"))
+        run = requests.run_folder(request)
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             if (run / name).is_dir():

@@ -73,7 +73,7 @@ def create_training_job(
     manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker brings the folders home itself
     image, wrong = _image(job, machine, options)
     problems += wrong + _missing(job, options)
-    code = _channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")
+    code = channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")
     metrics, said = _metrics(job)
     notes += said
     request: dict[str, Any] = {
@@ -249,17 +249,23 @@ def _inputs(
             said = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
             problems.append(Problem(said, f"inputs.{name}.uri", "stream: the script opens it itself"))
             continue
-        last = item.uri.rstrip("/").rpartition("/")[2]
-        single = not item.uri.endswith("/") and "." in last and item.uri.count("/") > 2
-        # A prefix without its slash would also take in what only begins like it: train2 beside train.
-        uri = item.uri if single else item.uri.rstrip("/") + "/"
+        uri, file = prefix(item.uri)
         mode = "FastFile" if item.mode == "mount" else None
-        channels.append(_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
-        seen[name] = {"uri": item.uri, "mode": "channel"} | ({"file": last} if single else {})
+        channels.append(channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
+        seen[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
     return channels, seen, problems
 
 
-def _channel(name: str, uri: str, mode: str | None = None, spread: str = "FullyReplicated") -> dict[str, Any]:
+def prefix(uri: str) -> tuple[str, str]:
+    """Return an input's S3Prefix, and the object's name where it is a single one: its last part has a dot."""
+    last = uri.rstrip("/").rpartition("/")[2]
+    if not uri.endswith("/") and "." in last and uri.count("/") > 2:
+        return uri, last
+    return uri.rstrip("/") + "/", ""  # without its slash it would take in what only begins like it: train2 beside train
+
+
+def channel(name: str, uri: str, mode: str | None = None, spread: str = "FullyReplicated") -> dict[str, Any]:
+    """Return a channel that reads from S3; `mode` None is that of the job, File."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": spread}
     made: dict[str, Any] = {"DataSource": {"S3DataSource": source}, "ChannelName": name}
     return made | ({"InputMode": mode} if mode else {})

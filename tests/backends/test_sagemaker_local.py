@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import tarfile
 import time
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from cloudtrain import engine, localmode
+from cloudtrain import engine, localmode, localstore
 from cloudtrain.backends.sagemaker_local import SagemakerLocalBackend
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BackendError, BadJob
@@ -19,8 +21,10 @@ from cloudtrain.job import Job
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests.sagemakerlocal import IMAGE
 from cloudtrain.run import Run
+from cloudtrain.simulators.sagemaker import REGION, Fault, Simulator
 from cloudtrain.state import State
 from cloudtrain.testing.contract import BackendContract
+from tests.backends.test_sagemaker import BUCKET, simulator  # noqa: F401 - a fixture
 from tests.backends.test_sagemaker_quickstart import cloudtrain
 from tests.backends.test_slurm_quickstart import SETS, STEPS
 from tests.conftest import wait_for
@@ -77,6 +81,7 @@ def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None
         ({"inputs": {"x": "s3://bucket/x"}}, "inputs.x.uri"),
         ({"inputs": {"cloudtrain": "/data"}}, "inputs.cloudtrain"),
         ({"output": "s3://bucket/out"}, "output"),
+        ({"output": "gs://bucket/out"}, "output"),
         ({"num_nodes": 2, "resources": {"accelerators": "L4:1"}}, "num_nodes"),
     ],
 )
@@ -84,6 +89,101 @@ def test_what_local_mode_cannot_do_is_refused(bench: Bench, changes: dict, path:
     with pytest.raises(BadJob) as caught:
         bench.plan(**changes)
     assert path in {problem.path for problem in caught.value.problems}
+
+
+def test_s3_is_read_and_written_where_that_is_asked_for(bench: Bench) -> None:
+    with pytest.raises(BadJob, match="options.sagemaker-local.s3: true"):
+        bench.plan(inputs={"x": "s3://bucket/x"})
+    bench.backend = SagemakerLocalBackend({"s3": True}, bench.home / "runs")
+    inputs = {"texts": {"uri": "s3://b/texts", "mode": "mount"}, "one": "s3://b/x.jsonl", "near": str(bench.source)}
+    plan, _ = bench.plan(inputs=inputs, output="s3://b/out/")
+    request = plan.request
+    sources = {channel["ChannelName"]: channel["DataSource"] for channel in request["InputDataConfig"]}
+    uris = {name: source["S3DataSource"]["S3Uri"] for name, source in sources.items() if "S3DataSource" in source}
+    assert uris == {"texts": "s3://b/texts/", "one": "s3://b/x.jsonl"} and set(sources) > {"near", "cloudtrain"}
+    assert request["OutputDataConfig"]["S3OutputPath"] == "s3://b/out/near"
+    assert request["CheckpointConfig"]["S3Uri"] == f"file://{bench.home}/runs/near/checkpoints"
+    assert "by this machine, with its own credentials" in " ".join(plan.notes)
+    for wrong in ({"inputs": {"x": "gs://b/x"}}, {"inputs": {"x": "s3:///x"}}, {"output": "gs://b/x"}):
+        with pytest.raises(BadJob):
+            bench.plan(**wrong)
+
+
+S3_JOB = {
+    "inputs": {"texts": "s3://training/texts", "one": "s3://training/texts/a.txt"},
+    "output": "s3://training/out",
+}
+
+
+@pytest.fixture
+def stored(bench: Bench, simulator: Simulator) -> Bench:  # noqa: F811
+    """A bench that may use S3, with two texts in a bucket beside what only begins like them."""
+    for key in ("texts/a.txt", "texts/deep/b.txt", "texts/a.txt.old", "texts2/c.txt"):
+        simulator.call("s3", "put_object", Bucket=BUCKET, Key=key, Body=key.encode())
+    bench.backend = SagemakerLocalBackend(
+        {"s3": True, "endpoint": simulator.url, "region": REGION}, bench.home / "runs"
+    )
+    return bench
+
+
+def attempt(bench: Bench, run: str = "near", **changes) -> tuple[dict, localstore.LocalStore, Path]:
+    """Plan a job and return its request and its store, as the keeper finds them."""
+    plan, _ = bench.plan(run=run, **{**S3_JOB, **changes})
+    folder = bench.home / "runs" / run / "a1"
+    folder.mkdir(parents=True)
+    where = {name: bench.backend.given.get(name) for name in ("region", "profile", "endpoint")}
+    (folder / "store.json").write_text(json.dumps(where))
+    return json.loads(json.dumps(plan.request)), localstore.LocalStore(folder), folder
+
+
+def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
+    request, store, folder = attempt(stored)
+    here = store.bring(request, lambda: False)
+    assert not any("S3DataSource" in channel["DataSource"] for channel in here["InputDataConfig"])
+    found = {
+        str(path.relative_to(folder)): path.read_text() for path in (folder / "inputs").rglob("*") if path.is_file()
+    }
+    assert found == {
+        "inputs/texts/a.txt": "texts/a.txt",
+        "inputs/texts/a.txt.old": "texts/a.txt.old",
+        "inputs/texts/deep/b.txt": "texts/deep/b.txt",
+        "inputs/one/a.txt": "texts/a.txt",
+    }
+    (folder / "code").mkdir()
+    (folder / "code" / "source.tar.gz").touch()
+    mounts = localmode.lay(tmp_path / "ml", "algo-1", ["algo-1"], here)
+    assert (f"{folder}/inputs/one", "/opt/ml/input/data/one", False) in mounts
+    (folder.parent / "model" / "weights").write_text("w")
+    store.take(here, folder.parent)
+    store.clear()
+    assert not (folder / "inputs").exists()
+    body = simulator.call("s3", "get_object", Bucket=BUCKET, Key="out/near/near-a1/output/model.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=BytesIO(body)) as archive:
+        assert [member.name for member in archive if member.isfile()] == ["./weights"]
+    listed = simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]
+    assert [item["Key"] for item in listed] == ["out/near/near-a1/output/model.tar.gz"], "an empty folder is not taken"
+
+
+def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
+    request, store, _ = attempt(stored, inputs={"x": f"s3://{BUCKET}/nothing"})
+    with pytest.raises(BackendError, match=r"the input x does not exist: there is nothing at s3://training/nothing/"):
+        store.bring(request, lambda: False)
+    request, store, folder = attempt(
+        stored, "other", inputs={"x": "s3://no-such-bucket/x"}, output="s3://no-such-bucket/y"
+    )
+    with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
+        store.bring(request, lambda: False)
+    (folder.parent / "model").mkdir()
+    (folder.parent / "model" / "weights").write_text("w")
+    with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
+        store.take(request, folder.parent)
+    simulator.faults.append(Fault("GetObject", 403, "AccessDenied", times=9))
+    request, store, _ = attempt(stored, "denied")
+    with pytest.raises(BackendError, match="AWS denies s3:GetObject") as caught:
+        store.bring(request, lambda: False)
+    assert "docs/sagemaker.md" in caught.value.hint
+    request, store, folder = attempt(stored, "cancelled")
+    assert store.bring(request, lambda: True) == request and not (folder / "inputs").exists()
 
 
 def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +394,29 @@ def test_inputs_are_there_and_cannot_be_written(bench: Bench, tmp_path: Path) ->
     gone = bench.backend.submit(*bench.plan(script, "gone", inputs={"x": str(tmp_path / "nowhere")}))
     status = bench.final(gone)
     assert (status.state, status.exit_code) == (State.FAILED, 78) and "input x does not exist" in status.reason
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
+    script = (
+        "import os, pathlib\n"
+        "print(open(os.environ['CLOUDTRAIN_INPUT_ONE']).read(), flush=True)\n"
+        "texts = pathlib.Path(os.environ['CLOUDTRAIN_INPUT_TEXTS'])\n"
+        "print(sorted(str(p.relative_to(texts)) for p in texts.rglob('*.txt')), flush=True)\n"
+        "pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'weights').write_text('w')\n"
+    )
+    handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
+    assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
+    assert stored.said(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
+    keys = [item["Key"] for item in simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]]
+    assert "out/near/near-a1/output/model.tar.gz" in keys
+    stored.backend.fetch(handle, tmp_path / "out")
+    assert (tmp_path / "out" / "model" / "weights").read_text() == "w"
+    assert not (Path(handle) / "inputs").exists()
+    lost = stored.backend.submit(*stored.plan(script, "lost", **{**S3_JOB, "output": "s3://no-such-bucket/out"}))
+    status = stored.final(lost)
+    assert (status.state, status.exit_code) == (State.FAILED, 74) and "no bucket no-such-bucket" in status.reason
 
 
 @pytest.mark.docker
