@@ -9,13 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain import config, watch
+from cloudtrain import config, foreign, watch
 from cloudtrain.errors import BadRequest
+from cloudtrain.events import Event
 from cloudtrain.sharedrun import SharedAttempt, SharedBackend, SharedRun
 from cloudtrain.store import Store
 
 if TYPE_CHECKING:
     from cloudtrain.run import Run
+
+
+# Home and URI -> name -> bytes that this process has read: a run that goes on is looked at every few seconds.
+_KNOWN: dict[tuple[str, str], dict[str, int]] = {}
 
 
 def attach(uri: str, home: Path | None = None) -> Run:
@@ -35,6 +40,7 @@ def attach(uri: str, home: Path | None = None) -> Run:
         return Run(run_id, store)
     if known is not None and known.attached != shared.uri:
         raise BadRequest(f"{run_id} is attached from {known.attached} already", "it is shown from there")
+    _KNOWN.pop((str(store.home), shared.uri), None)
     _bring(store, shared, attempts)
     return Run(run_id, store)
 
@@ -55,6 +61,28 @@ def _bring(store: Store, shared: SharedRun, attempts: list[SharedAttempt], run_i
         store.attach(attempt.plan, handle, attempt.created_at, shared.uri, first.origin)
     reader = watch.Watcher(store, first.plan.run_id)
     try:
-        reader.catch_up({attempt.plan.attempt_id: attempt.status for attempt in attempts})
+        told = {attempt.plan.attempt_id: attempt.status for attempt in attempts}
+        reader.catch_up(told, lambda: _bring_tools(store, shared, first.plan.run_id))
     finally:
         store.release(first.plan.run_id, reader.me)
+
+
+def _bring_tools(store: Store, shared: SharedRun, run_id: str) -> None:
+    """Bring in what TensorBoard and W&B left in the run's outputs; what a log has told already is not taken from them.
+
+    All attempts write into the same folder: a point belongs to the one that was the newest when it was written.
+    """
+    attempts = store.attempts(run_id)
+    heard = {attempt.attempt_id: store.curves.heard(attempt.attempt_id, foreign.FIRST_SEQ) for attempt in attempts}
+    known = _KNOWN.setdefault((str(store.home), shared.uri), {})
+    for name, data in shared.tools(known):
+        rows: dict[str, list[tuple[Event, int, str, float]]] = {}
+        for point in foreign.read_whole(name, data):
+            begun = [attempt.attempt_id for attempt in attempts if attempt.created_at <= point.at]
+            attempt_id = begun[-1] if begun else attempts[0].attempt_id
+            if point.name not in heard[attempt_id]:
+                event = Event(attempt_id, 0, point.seq, point.at, "metric")
+                rows.setdefault(attempt_id, []).append((event, point.step, point.name, point.value))
+        for attempt_id, points in rows.items():
+            store.record(attempt_id, metrics=points)
+        known[name] = len(data)

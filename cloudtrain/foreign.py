@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -41,6 +42,16 @@ def files(outputs: Path, since: float) -> list[Path]:
     return sorted(path for path in found if path.is_file() and path.stat().st_mtime >= since)[:FILES]
 
 
+def is_one(name: str) -> bool:
+    """Return whether a name below a run's outputs is that of such a file."""
+    return re.search(r"(^|/)(events\.out\.tfevents\.[^/]+|offline-run-[^/]+/run-[^/]+\.wandb)$", name) is not None
+
+
+def read_whole(name: str, data: bytes) -> list[Point]:
+    """Return the points of a file that was read elsewhere, with the numbers that Reader gives them."""
+    return Reader(Path(name), name).take(data)
+
+
 class Reader:
     """Reads one file, again and again: `read` returns what is new. Blocking; a damaged file ends where it is damaged."""
 
@@ -50,14 +61,22 @@ class Reader:
         self._records, self._offset, self._broken = 0, 0, False
 
     def read(self) -> list[Point]:
-        found: list[Point] = []
         if self._broken:
-            return found
-        wandb = self._path.name.endswith(".wandb")
+            return []
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._offset)
                 data = stream.read(MOST_BYTES)
+        except OSError:
+            self._broken = True
+            return []
+        return self.take(data)
+
+    def take(self, data: bytes) -> list[Point]:
+        """Return the points of the bytes that follow what was taken before; a record that ends behind them waits."""
+        found: list[Point] = []
+        wandb = self._path.name.endswith(".wandb")
+        try:
             for record, end in (_logged if wandb else _framed)(data, self._offset):
                 self._offset = end
                 self._records += 1
@@ -65,7 +84,7 @@ class Reader:
                     raise ValueError("too many records")
                 for at, step, name, value in (_history if wandb else _scalars)(record):
                     found.append(Point(self._seq + self._records, at, step, name, value))
-        except (OSError, ValueError, struct.error, IndexError):
+        except (ValueError, struct.error, IndexError):
             self._broken = True
         return found
 

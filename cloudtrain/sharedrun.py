@@ -16,6 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from cloudtrain import foreign
 from cloudtrain.backend import ATTACHED, FETCHABLE, LogLine, Plan
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.outputfiles import OutputFiles, opened
@@ -25,6 +26,7 @@ VERSION = 1
 MOST_RECORD = 4 << 20  # bytes of a run.json
 MOST_PIECE = 20 << 20  # bytes of a piece of a log
 MOST_LOG = 4 << 30  # bytes of an attempt's logs together; what is behind is left out
+MOST_TOOLS = 512 << 20  # bytes of other tools' files together
 MOST_TEXT = 64 << 10  # characters of a text
 SILENT_S = 3600.0  # without a word for so long it is taken for lost
 STARTS = 1_000_000_000  # numbers of the lines of one start of a node (joblog.py counts alike)
@@ -106,6 +108,15 @@ class SharedRun:
         for at, node, rank, seq, text, start, offset in heapq.merge(*ways, key=itemgetter(0)):
             words[node] = f"{node}/{start}@{offset}"
             yield LogLine(at, node, rank, seq, text, ",".join(words.values()))
+
+    def tools(self, known: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """Yield name and bytes of the files of TensorBoard and W&B in the outputs whose size is not known yet."""
+        left = MOST_TOOLS
+        names = {name: size for name, size in self.files.sizes("outputs").items() if foreign.is_one(name)}
+        for name, size in sorted(names.items())[: foreign.FILES]:
+            left -= size
+            if known.get(name) != size and size <= foreign.MOST_BYTES and left >= 0:
+                yield name, self.files.read(f"outputs/{name}", foreign.MOST_BYTES) or b""
 
     def bring(self, attempt_id: str, into: Path, what: tuple[str, ...]) -> None:
         """Copy the run's folders below a folder."""

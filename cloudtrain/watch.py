@@ -103,14 +103,18 @@ class Watcher:
             self.store.set_status(self.run_id, status)
         return False
 
-    def catch_up(self, told: Mapping[str, Status]) -> None:
-        """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody."""
-        for attempt in self.store.attempts(self.run_id):
-            status = told.get(attempt.attempt_id)
-            if status is None:
-                continue  # gone from there; what is known of it stays
-            backend = backend_of(attempt.plan, self.store.home, attempt.handle)
+    def catch_up(self, told: Mapping[str, Status], files: Callable[[], None]) -> None:
+        """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody.
+
+        Those that are gone from there stay as they are known. `files` brings what lies beside the logs, which it follows.
+        """
+        known = [attempt for attempt in self.store.attempts(self.run_id) if attempt.attempt_id in told]
+        backends = [backend_of(attempt.plan, self.store.home, attempt.handle) for attempt in known]
+        for attempt, backend in zip(known, backends, strict=True):
             self._read_log(attempt, backend)
+        files()
+        for attempt, backend in zip(known, backends, strict=True):
+            status = told[attempt.attempt_id]
             if status.state.final:
                 self._judge(attempt, status, backend)
             if status != attempt.status:

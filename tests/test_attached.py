@@ -193,3 +193,61 @@ def test_what_is_no_run_and_what_is_ones_own(submitted, tmp_path: Path, home: Pa
     with pytest.raises(BadRequest, match="is attached from .* already"):
         cloudtrain.attach(str(tmp_path / "copy"), mine)
     assert [record.attached for record in Store(mine).runs()] == [str(tmp_path / "out" / run.run_id)]
+
+
+# Each attempt writes a file of TensorBoard's own writer; the log tells one of its names too.
+BOARD = """
+import os
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+attempt = int(os.environ["CLOUDTRAIN_ATTEMPT"])
+writer = EventFileWriter(os.path.join(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "runs", f"of-{attempt}"))
+import time
+for step in range(5 * attempt - 5, 5 * attempt):
+    for name in ("train/loss", "loss"):
+        value = Summary.Value(tag=name, simple_value=attempt + step / 4)
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+writer.close()
+print('::cloudtrain::{"kind": "metric", "step": 1, "loss": 9}', flush=True)
+raise SystemExit(2 - attempt)
+"""
+
+
+def test_what_tensorboard_left_is_rebuilt_attempt_by_attempt(submitted, tmp_path: Path, home: Path):
+    output, mine = tmp_path / "out", tmp_path / "colleague"
+    (tmp_path / "source" / "train.py").write_text(BOARD)
+    run = submitted(output, num_nodes=1)
+    assert ended(run) is State.FAILED
+    first = cloudtrain.attach(str(output / run.run_id), mine)
+    assert [row.points for row in first.store.curves.summary(run.run_id) if row.name == "train/loss"] == [5]
+    run.resume()
+    assert ended(run) is State.SUCCEEDED
+    known = [(row.attempt, row.step, row.value) for row in run.metrics("train/loss") if row.attempt == 1]
+    shutil.rmtree(home)
+    again = cloudtrain.attach(str(output / run.run_id), mine)
+    points = [(row.attempt, row.step, row.value) for row in again.metrics("train/loss")]
+    assert points == [(1 + step // 5, step, 1 + step // 5 + step / 4) for step in range(10)]
+    assert points[:5] == known
+    assert {row.value for row in again.metrics("loss")} == {9}, "what the log tells is not taken from a file"
+    before = dump(mine)
+    cloudtrain.attach(str(output / run.run_id), mine)
+    assert dump(mine) == before
+
+
+def test_what_wandb_left_in_a_store_is_rebuilt(store, submitted, tmp_path: Path):
+    pytest.importorskip("wandb")
+    write = (
+        "import os, wandb\n"
+        "run = wandb.init(project='p', dir=os.environ['CLOUDTRAIN_OUTPUT_DIR'], mode='offline')\n"
+        "for step in range(40):\n"
+        "    run.log({'wloss': 3.0 - step / 100}, step=step * 2)\n"
+        "run.finish()\n"
+    )
+    (tmp_path / "source" / "train.py").write_text(write)
+    env = {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}
+    run = submitted(f"{store.scheme}://bucket/out", num_nodes=1, env=env)
+    assert ended(run) is State.SUCCEEDED
+    found = cloudtrain.attach(f"{store.scheme}://bucket/out/{run.run_id}", tmp_path / "colleague")
+    points = [(row.step, row.value) for row in found.metrics("wloss")]
+    assert points == [(step * 2, pytest.approx(3 - step / 100)) for step in range(40)]
