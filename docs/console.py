@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH, COLOURS = 900, 220
+WIDTH, COLOURS = 900, 256
 
 
 def main(folder: Path) -> int:
@@ -24,7 +24,8 @@ def main(folder: Path) -> int:
         picture = Image.open(folder / name).convert("RGB")
         if picture.width > WIDTH:
             picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
+        few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # a small badge keeps its own
+        few.save(PICTURES / name, optimize=True)
     sys.stdout.write(
         f"{len(names) - len(missing)} pictures copied{'; missing: ' if missing else ''}{', '.join(missing)}\n"
     )
