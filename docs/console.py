@@ -24,7 +24,8 @@ def main(folder: Path) -> int:
         picture = Image.open(folder / name).convert("RGB")
         if picture.width > WIDTH:
             picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
-        few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # a small badge keeps its own
+        # Coverage, not the median: else a small badge takes the colour of what there is much of.
+        few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(PICTURES / name, optimize=True)
     sys.stdout.write(
         f"{len(names) - len(missing)} pictures copied{'; missing: ' if missing else ''}{', '.join(missing)}\n"
