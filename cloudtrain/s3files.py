@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cloudtrain.aws import Aws, AwsError
 from cloudtrain.errors import BackendError
 
 PIECE = 1 << 20  # bytes in memory at a time
+PUTS = 5  # of an object that others are putting at the same time
 
 
 def unpack(aws: Aws, uri: str, into: Path) -> None:
@@ -36,6 +38,32 @@ def unpack(aws: Aws, uri: str, into: Path) -> None:
                 archive.extractall(into, filter="data")
         except (tarfile.TarError, OSError, EOFError) as error:
             raise BackendError(f"{uri} cannot be unpacked: {error}", "it is in the bucket as it is") from None
+
+
+def put_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.0, **more: Any) -> None:
+    """Put a file where nothing is yet; what is there by that name is as good. Blocking. Raises AwsError, OSError."""
+    for turn in range(PUTS):
+        with open(path, "rb") as file:
+            try:
+                aws.ask("s3", "put_object", Body=file, IfNoneMatch="*", Bucket=bucket, Key=key, **more)
+            except AwsError as error:
+                if error.code in ("ConditionalRequestConflict", "409") and turn < PUTS - 1:
+                    time.sleep(pause_s)  # another submit is putting this very object
+                    continue
+                if error.code not in ("PreconditionFailed", "412"):
+                    raise
+        return
+
+
+def there(aws: Aws, bucket: str, key: str) -> bool:
+    """Tell whether an object exists; 403 is what S3 says of a missing one to who may not list the bucket."""
+    try:
+        aws.ask("s3", "head_object", Bucket=bucket, Key=key)
+    except AwsError as error:
+        if error.code not in ("404", "NoSuchKey", "NotFound", "403"):
+            raise
+        return False
+    return True
 
 
 def pack(aws: Aws, folder: Path, uri: str) -> None:

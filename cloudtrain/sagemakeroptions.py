@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cloudtrain import quantities
 
 ENTRY = "first process of the container: our launcher, or the image's own sagemaker-training toolkit that starts it"
+
+
+def _folder(value: str) -> str:
+    if not value.strip("/") or {"", ".", ".."} & set(value.strip("/").split("/")):
+        raise ValueError(f"must be a folder's name such as team/cloudtrain, not {value!r}")
+    return value.strip("/")
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class SagemakerLocalOptions(BaseModel):
@@ -21,6 +30,8 @@ class SagemakerLocalOptions(BaseModel):
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
     s3: bool = Field(False, description="inputs and output may be s3://: this machine brings them and takes them there")
+    bucket: str | None = Field(None, description="with s3: the source goes through this bucket too, as on SageMaker")
+    prefix: Folder = Field("cloudtrain", description="folder in that bucket")
     region: str | None = Field(None, description="region of S3; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")
     endpoint: str | None = Field(
@@ -34,7 +45,7 @@ class SagemakerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     role: str | None = Field(None, description="ARN of the role that the job runs with")
     bucket: str | None = Field(None, description="bucket of sources, checkpoints and results")
-    prefix: str = Field("cloudtrain", description="folder in that bucket")
+    prefix: Folder = Field("cloudtrain", description="folder in that bucket")
     region: str | None = Field(None, description="region; default: that of the AWS configuration")
     profile: str | None = Field(None, description="profile of the AWS configuration")
     account: str | None = Field(
@@ -65,13 +76,6 @@ class SagemakerOptions(BaseModel):
     @classmethod
     def _account(cls, value: Any) -> Any:
         return f"{value:012d}" if isinstance(value, int) and not isinstance(value, bool) else value
-
-    @field_validator("prefix")
-    @classmethod
-    def _prefix(cls, value: str) -> str:
-        if not value.strip("/") or {"", ".", ".."} & set(value.strip("/").split("/")):
-            raise ValueError(f"must be a folder's name such as team/cloudtrain, not {value!r}")
-        return value.strip("/")
 
     @field_validator("max_wait")
     @classmethod

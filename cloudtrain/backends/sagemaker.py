@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 LATE_S = 120.0  # after its end a job's last lines may still be on their way to CloudWatch
 DRAIN_S = 30.0  # how long they are waited for
-PUTS = 5  # of an object that others are putting at the same time
 LOOK_S = 5.0  # between two looks at a log that is followed
 
 
@@ -122,32 +121,18 @@ class SagemakerBackend:
 
     def _upload(self, plan: Plan, bundle: Bundle) -> None:
         """Put the bundle where the plan reads it, unless it is there; one request."""
+        from cloudtrain import s3files
+
         place = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
         bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        where = {"Bucket": bucket, "Key": prefix + requests.OBJECT}
+        name = prefix + requests.OBJECT
         mark = self.workdir.parent / "sagemaker" / "uploaded" / bucket / bundle.sha256
         try:
-            if mark.exists():  # ours, of an earlier submit: it is probably still there
-                try:
-                    self.aws.ask("s3", "head_object", **where)
-                    return
-                except AwsError as error:
-                    # 403 is what S3 says of a missing object to who may not list the bucket.
-                    if error.code not in ("404", "NoSuchKey", "NotFound", "403"):
-                        raise
+            if mark.exists() and s3files.there(self.aws, bucket, name):  # ours, of an earlier submit
+                return
             key = self.given.get("kms_key")
             more = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key} if key else {}
-            for turn in range(PUTS):
-                with open(bundle.path, "rb") as file:
-                    try:
-                        self.aws.ask("s3", "put_object", Body=file, IfNoneMatch="*", **where, **more)
-                    except AwsError as error:
-                        if error.code in ("ConditionalRequestConflict", "409") and turn < PUTS - 1:
-                            time.sleep(self.look_s)  # another submit is putting this very object
-                            continue
-                        if error.code not in ("PreconditionFailed", "412"):
-                            raise
-                break
+            s3files.put_once(self.aws, bundle.path, bucket, name, self.look_s, **more)
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, engine, localmode, localstore, nodes, provenance
+from cloudtrain import agent, engine, localmode, localstore, nodes, provenance, s3files
 from cloudtrain.aws import Aws
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
@@ -58,7 +58,7 @@ class SagemakerLocalBackend:
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
-        made = requests.create_training_job(job, run_id, attempt, self.given, self.workdir, about)
+        made = requests.create_training_job(job, run_id, attempt, bundle.sha256, self.given, self.workdir, about)
         problems = list(made.problems)
         if self.given.get("entry") == "toolkit":
             problems += toolkit.problems((file.path for file in bundle.files), f"options.{self.name}.entry")
@@ -85,7 +85,8 @@ class SagemakerLocalBackend:
             self.aws.session  # noqa: B018 - no boto3, no such profile: said here rather than by the keeper
         try:
             (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)  # the keeper's own empty working folder
-            _lend(bundle.path, folder / "code" / OBJECT)
+            if not self._upload(plan, bundle):
+                _lend(bundle.path, folder / "code" / OBJECT)
             if localstore.asked(plan.request):
                 where = {name: self.given.get(name) for name in ("region", "profile", "endpoint")}
                 agent.write(folder / "store.json", json.dumps(where).encode())
@@ -95,6 +96,16 @@ class SagemakerLocalBackend:
         env = agent.clean(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
         nodes.start(folder, [sys.executable, "-m", "cloudtrain.localmode", str(folder)], env, {})
         return str(folder)
+
+    def _upload(self, plan: Plan, bundle: Bundle) -> bool:
+        """Put the bundle where the plan reads it, unless it is there; False where that is this machine."""
+        source = plan.request["InputDataConfig"][-1]["DataSource"].get("S3DataSource")
+        if source is None:
+            return False
+        bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
+        if not s3files.there(self.aws, bucket, prefix + OBJECT):
+            s3files.put_once(self.aws, bundle.path, bucket, prefix + OBJECT)
+        return True
 
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ def create_training_job(
     job: Job,
     run_id: str,
     attempt: int,
+    sha256: str,
     options: Mapping[str, Any],
     workdir: Path,
     about: Mapping[str, Any] | None = None,
@@ -52,6 +54,13 @@ def create_training_job(
     if gpus and job.num_nodes > 1:
         said = "local mode has one host where GPUs are used: all of them are this machine's"
         problems.append(Problem(said, "num_nodes", "num_nodes: 1, or no accelerators"))
+    code = _channel(CHANNEL, f"{folder}/code/{OBJECT}")
+    if bucket := options.get("bucket"):
+        code = channel(CHANNEL, f"s3://{bucket}/{options.get('prefix') or 'cloudtrain'}/code/{sha256}/")
+        if not options.get("s3"):
+            problems.append(Problem("is for jobs that may use S3", "options.sagemaker-local.bucket", S3_HINT))
+        elif not re.fullmatch(sagemakerlimits.BUCKET, bucket):
+            problems.append(Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker-local.bucket"))
     image = str(job.image or options.get("image") or IMAGE)
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
@@ -61,7 +70,7 @@ def create_training_job(
             "TrainingInputMode": "File",
             **command(options),
         },
-        "InputDataConfig": [*channels, _channel(CHANNEL, f"{folder}/code/{OBJECT}")],
+        "InputDataConfig": [*channels, code],
         "OutputDataConfig": {
             "S3OutputPath": f"{str(job.output).rstrip('/')}/{run_id}" if stored else f"file://{run}",
         },
@@ -79,7 +88,7 @@ def create_training_job(
         notes.append(f"the hosts are containers of this machine, not {job.resources.instance_type}")
     if options.get("image") is None and job.image is None:
         notes.append(f"the image is {IMAGE}, which images/build.sh makes")
-    if stored or any(_stored(item.uri) and item.mode != "stream" for item in job.inputs.values()):
+    if bucket or stored or any(_stored(item.uri) and item.mode != "stream" for item in job.inputs.values()):
         notes.append("what is in S3 is brought and taken there by this machine, with its own credentials")
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     notes.append("checkpoints go straight into the run's folder: local mode itself refuses checkpoint_s3_uri")

@@ -164,6 +164,25 @@ def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simula
     assert [item["Key"] for item in listed] == ["out/near/near-a1/output/model.tar.gz"], "an empty folder is not taken"
 
 
+def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
+    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
+    plan, bundle = stored.plan()
+    uri = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
+    assert uri == f"s3://{BUCKET}/cloudtrain/code/{bundle.sha256}/"
+    for first in (True, False):
+        simulator.uploaded_bytes = 0
+        assert stored.backend._upload(plan, bundle)
+        assert bool(simulator.uploaded_bytes) == first, "unchanged source is not uploaded again"
+    request, store, folder = attempt(stored, "other", inputs={}, output=None)
+    store.bring(request, lambda: False)
+    assert (folder / "inputs/cloudtrain/source.tar.gz").read_bytes() == Path(bundle.path).read_bytes()
+    for wrong in ({"bucket": BUCKET}, {"bucket": "No_Name", "s3": True}):
+        stored.backend = SagemakerLocalBackend(wrong, stored.home / "runs")
+        with pytest.raises(BadJob) as caught:
+            stored.plan()
+        assert [problem.path for problem in caught.value.problems] == ["options.sagemaker-local.bucket"]
+
+
 def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
     request, store, _ = attempt(stored, inputs={"x": f"s3://{BUCKET}/nothing"})
     with pytest.raises(BackendError, match=r"the input x does not exist: there is nothing at s3://training/nothing/"):
@@ -406,8 +425,10 @@ def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -
         "print(sorted(str(p.relative_to(texts)) for p in texts.rglob('*.txt')), flush=True)\n"
         "pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'weights').write_text('w')\n"
     )
+    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
     handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
     assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
+    assert not (Path(handle) / "code").exists(), "the source came from the bucket"
     assert stored.said(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
     keys = [item["Key"] for item in simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]]
     assert "out/near/near-a1/output/model.tar.gz" in keys
