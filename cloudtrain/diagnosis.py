@@ -37,7 +37,7 @@ def judged(store: Store, attempt: AttemptRecord, status: Status, lines: Iterable
     results = [e for e in store.events(attempt.run_id, "result") if e.attempt == attempt.attempt_id]
     told = next((e.data for e in results if isinstance(e.data.get("failed_rank"), int)), None)
     found = judge(end_of(status, told or (results[0].data if results else None)), lines)
-    found = replace(found, deciding=shown(found.deciding))
+    found = replace(found, deciding=shown(found.deciding), raised=shown(found.raised))
     event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, found.to_dict())
     store.record(attempt.attempt_id, events=[event])
     return found

@@ -18,17 +18,11 @@ from cloudtrain import verdictrules as rules
 from cloudtrain.backend import LogLine
 from cloudtrain.state import EXIT_REFUSED, State, Status
 from cloudtrain.tracebacks import Raised
+from cloudtrain.verdictranks import LONGEST, PROGRESS, STANDING, Finding, bare, of_rank, raised_label, stands
 from cloudtrain.verdictsigns import SIGNS
 
-STANDING = 40  # last lines of a rank among which a line may decide that belongs to no traceback
 BEFORE = 100  # lines before the deciding one among which another may speak for another class
-LONGEST = 2000  # characters of a line that are looked at
 _BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
-_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_PROGRESS = re.compile(
-    r"^\s*(\{'\w+': -?\d|(epoch|step|iter(ation)?|INFO|\[INFO\]|DEBUG|global_step)\b)", re.IGNORECASE
-)
 _CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
 
 
@@ -77,13 +71,6 @@ class Verdict:
         return cls(**data)
 
 
-@dataclass
-class _Finding:
-    label: str
-    line: LogLine
-    late: bool = False
-
-
 def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
     """Return the verdict on a run that did not succeed, from its end and what was kept of its log."""
     ranks: dict[int, list[LogLine]] = {}
@@ -93,7 +80,7 @@ def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
     if found.label == "unknown":
         return _last_words(found, end, ranks)
     rank, at = _place(found, ranks)
-    one = next((one for one in tracebacks.find([_bare(line) for line in ranks.get(rank, ())]) if one.at == at), None)
+    one = next((one for one in tracebacks.find([bare(line) for line in ranks.get(rank, ())]) if one.at == at), None)
     return replace(found, certain=_is_certain(end, found, ranks), raised=_own_place(one))
 
 
@@ -115,11 +102,11 @@ def _own_place(one: Raised | None) -> str:
 def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
     """Return a verdict that knows no cause with the exception that the first rank died of: no rule knows it, the reader may."""
     lines = ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())
-    texts = [_bare(line) for line in lines]
+    texts = [bare(line) for line in lines]
     raised = tracebacks.find(texts)
-    if not raised or end.exit_code != 1 or any(_PROGRESS.match(text) for text in texts[raised[-1].at :]):
+    if not raised or end.exit_code != 1 or any(PROGRESS.match(text) for text in texts[raised[-1].at :]):
         return found
-    if _raised_label(texts, raised[-1]) != "opaque":
+    if raised_label(texts, raised[-1]) != "opaque":
         return found
     line = lines[raised[-1].at]
     what = "an exception that no rule here knows"
@@ -137,7 +124,7 @@ def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]
 def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
     """Return whether the verdict is proven, on the rank that died first, and no rank said anything that speaks for another."""
     rank, at = _place(found, ranks)
-    others = [other for number, lines in ranks.items() if number >= 0 and (other := _of_rank(lines))]
+    others = [other for number, lines in ranks.items() if number >= 0 and (other := of_rank(lines))]
     if found.where != "log" and end.state in _STATES:
         told = proof.in_reason(found.label, found.deciding, end.reason)
         told = told or (end.state is not State.LOST and proof.fits(found.label, end.reason, rules.REASONS))
@@ -147,7 +134,7 @@ def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]
         return False
     if found.where != "log":
         return proof.in_reason(found.label, found.deciding, end.reason)
-    texts = [_bare(line) for line in ranks[rank]]
+    texts = [bare(line) for line in ranks[rank]]
     if rank < 0 or texts[at].startswith(("slurmstepd", "srun", "kernel")):
         told = proof.beside(found.label, texts[at], end.exit_code)
         return told or (end.exit_code == EXIT_REFUSED and proof.in_log(found.label, texts, at, None))
@@ -158,7 +145,7 @@ def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]
         return False
     if end.exit_code == EXIT_REFUSED and rules.first_match(rules.OURS, texts[at]) == found.label:
         return proof.fits(found.label, texts[at], rules.OURS) and not any(text.strip() for text in texts[at + 1 :])
-    signs = {rules.first_match(SIGNS, text) for text in texts[max(0, at - BEFORE) :] if _stands(text)}
+    signs = {rules.first_match(SIGNS, text) for text in texts[max(0, at - BEFORE) :] if stands(text)}
     return signs - rules.GENERAL <= {found.label, None} and proof.in_log(found.label, texts, at, end.exit_code)
 
 
@@ -203,15 +190,15 @@ def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
 _STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
 
 
-def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> _Finding | None:
+def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Finding | None:
     """Return what decides among what the ranks said: the first to die, unless it only tells of another's death."""
-    first = _of_rank(ranks.get(end.failed_rank, ())) if end.failed_rank is not None else None
+    first = of_rank(ranks.get(end.failed_rank, ())) if end.failed_rank is not None else None
     if first and not first.late:
         return first
     silent = end.failed_rank is not None and end.failed_rank >= 0 and first is None
     if silent and _signal_of(end) not in (None, "SIGABRT"):
         return None  # killed without a word: what others say is that it is gone
-    others = [found for rank, lines in ranks.items() if rank != end.failed_rank and (found := _of_rank(lines))]
+    others = [found for rank, lines in ranks.items() if rank != end.failed_rank and (found := of_rank(lines))]
     causes = [found for found in others if not found.late]
     if silent and end.by == "script":
         causes = [found for found in causes if found.label not in ("script-error", "network")]
@@ -221,132 +208,17 @@ def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> _Finding | No
     return known[0] if known else None
 
 
-def _of_rank(lines: Sequence[LogLine]) -> _Finding | None:
-    """Return what decides among a rank's lines; `late` where it may be a consequence of another's death."""
-    texts = [_bare(line) for line in lines]
-    found = _of_tracebacks(texts)
-    standing = _standing(texts, found[1] if found else None)
-    if found is None or (found[0] in ("vague", "consequence", "opaque") and standing):
-        found = standing or found
-    if found is None:
-        return None
-    label, at = found
-    if label == "vague":
-        label = _plain(texts[at])
-    if label == "opaque":
-        return None
-    return _Finding(label, lines[at], label in rules.LATE or label == "consequence")
-
-
-def _bare(line: LogLine) -> str:
-    """Return a line's text without colours and what torch puts in front of it."""
-    return _ESCAPE.sub("", _PREFIX.sub("", line.text[:LONGEST])).rstrip()
-
-
-def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
-    """Return class and line of the last chain of tracebacks, unless it was survived."""
-    raised = tracebacks.find(texts)
-    if not raised:
-        return None
-    chain = [raised.pop()]
-    while chain[0].chained and raised:
-        chain.insert(0, raised.pop())
-    if any(_PROGRESS.match(text) for text in texts[chain[-1].at + 1 :]):
-        return None
-    labelled = [(_raised_label(texts, one), one) for one in chain]
-    known = [(label, one.at) for label, one in labelled if label not in ("opaque", "consequence")]
-    strong = [pair for pair in known if pair[0] not in rules.WEAK and pair[0] not in ("script-error", "vague")]
-    weak = [pair for pair in known if pair[0] in rules.WEAK or pair[0] == "vague"]
-    if strong:
-        return strong[0]
-    if weak and (weak[-1] == known[-1] or known[-1][0] == "script-error"):
-        return weak[-1]
-    return known[-1] if known else (labelled[-1][0], chain[-1].at)
-
-
-def _raised_label(texts: Sequence[str], one: Raised) -> str:
-    """Return the class of an exception; `opaque` where no rule and no frame says anything."""
-    text = texts[one.at]
-    if rules.CONSEQUENCES.search(text):
-        return "consequence"
-    if re.match(r"(\w+\.)*Empty$|StopIteration|SystemExit", text):
-        return "opaque"
-    label = rules.first_match(SIGNS, text)
-    if rules.VAGUE.search(text) and label != "collective-timeout":
-        below = texts[one.at + 1 : one.at + 12]
-        return "consequence" if any(rules.CONSEQUENCES.search(line) for line in below) else "vague"
-    here = one.innermost
-    raising = here.is_mine and here.code.startswith(("raise ", "raise(", "assert "))
-    if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in here.code and here.is_mine:
-        label = None
-    if label and not (raising and label in _OWN_WORDS):
-        return label
-    for more in texts[one.at + 1 : one.at + 8]:  # a message of several lines
-        if not more.strip() or tracebacks.HEAD.search(more) or any(words in more for words in tracebacks.CHAINED):
-            break
-        if not raising and (said := rules.first_match(SIGNS, more)) and said not in ("signal", "missing-file"):
-            return said
-    own = one.mine is not None and not re.search(r"site-packages|dist-packages", here.file)
-    bug = rules.BUGS.search(text) or not rules.ELSEWHERE.match(text)
-    return "script-error" if raising or (own and bug) else "opaque"
-
-
-# In a script's own `raise` such words are its own, and need not mean what a library means by them.
-_OWN_WORDS = frozenset(
-    ["shape-mismatch", "device-or-dtype", "parallel-config", "bad-argument", "wrong-version", "network"]
-)
-
-
-def _standing(texts: Sequence[str], at: int | None) -> tuple[str, int] | None:
-    """Return class and line of what stands for itself at the end of a rank's lines: argparse, a shell, NCCL, an assertion."""
-    begin = max(0, len(texts) - STANDING if at is None else at - STANDING)
-    inside = {number for one in tracebacks.find(texts) for number in (one.at,) if number != at} if at is None else set()
-    for number in range(begin, len(texts)):
-        text = texts[number]
-        if number == at or number in inside or not _stands(text):
-            continue
-        label = rules.first_match(SIGNS, text)
-        if label and label not in _IN_TRACEBACKS:
-            if any(_PROGRESS.match(later) for later in texts[number + 1 :]) and label != "nan-loss":
-                continue
-            return label, number
-    return None
-
-
-# What may stand for itself: not a frame, not a warning that was survived.
-_QUIET = re.compile(
-    r"\b(warn(ing)?|retry(ing)?|skipp?ing|fallback|falling back|ignored?|attempt \d+|deprecat)", re.IGNORECASE
-)
-_LOUD = re.compile(r"NCCL WARN|^[\w./ -]+: error: |^Error: ")
-_IN_TRACEBACKS = frozenset(
-    ["missing-secret", "model-config", "bad-data", "script-error", "device-or-dtype", "wrong-version"]
-)
-
-
-def _stands(text: str) -> bool:
-    return bool(_LOUD.search(text)) or not (
-        tracebacks.FRAME.match(text) or _QUIET.search(text) or rules.CONSEQUENCES.search(text)
-    )
-
-
-def _plain(text: str) -> str:
-    """Return the class of a generic error that nothing explains."""
-    if "device-side assert" in text or "error (59)" in text:
-        return "index-range"
-    return "cuda-error" if "CUDA error" in text or "cuda runtime error" in text else "consequence"
-
-
-def _installing(lines: Sequence[LogLine]) -> _Finding | None:
+def _installing(lines: Sequence[LogLine]) -> Finding | None:
     """Return what decides in a package installer's output: a tool that is missing is the cause of what pip says."""
-    found: _Finding | None = None
+    found: Finding | None = None
     for line in lines:
         label = rules.first_match(SIGNS, line.text[:LONGEST])
         if label is None or "cannot be installed" in line.text:
             continue
         if label in ("toolchain", "network", "disk-full", "permission", "missing-module", "binary-mismatch"):
-            return _Finding(label, line)
+            return Finding(label, line)
         if label == "requirements-conflict" and (found is None or "Could not find a version" in found.line.text):
-            found = _Finding(label, line)
+            found = Finding(label, line)
     return found
 
 

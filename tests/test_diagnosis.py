@@ -40,10 +40,10 @@ def test_it_is_judged_once_and_kept(attempt):
     assert diagnosis.kept(store, record) is None
     found = diagnosis.judged(store, record, FAILED, lines("MemoryError"))
     assert (found.label, found.rank, found.node, found.seq) == ("host-memory", 1, 0, 23)
-    assert diagnosis.judged(store, record, FAILED, lines("KeyError: 1")).label == "unknown"
+    assert diagnosis.judged(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
     assert diagnosis.kept(store, record) == found, "the first one stays"
     assert notify.message(store, "tiny-1", "tiny-1-a1", "failure")["text"].endswith(
-        "; the machine's memory was full (rank 1)"
+        "; probably the machine's memory was full (rank 1)"
     )
 
 
@@ -67,6 +67,14 @@ def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, sa
     found = diagnosis.judged(store, record, FAILED, lines(said))
     assert (found.label, found.deciding) == ("host-memory", shown)
     assert TOKEN not in json.dumps([event.data for event in store.events("tiny-1")])
+
+
+def test_a_hostile_place_is_shown_as_text(attempt):
+    store, record = attempt
+    told = lines("KeyError: 1")
+    told[1] = told[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
+    assert diagnosis.judged(store, record, FAILED, told).raised == "rows.py, line 7"
+    assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])
 
 
 @pytest.mark.parametrize("state", list(State))

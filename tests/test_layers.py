@@ -18,7 +18,7 @@ LAYERS = [
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store curves database migrations config configfile",
-    "verdict verdictproof verdictrules verdictsentences verdictsigns tracebacks",
+    "verdict verdictproof verdictranks verdictrules verdictsentences verdictsigns tracebacks",
     "attached submitter run watch headway resuming registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]

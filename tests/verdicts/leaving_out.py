@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 
-from cloudtrain import verdict, verdictrules, verdictsigns
+from cloudtrain import verdict, verdictproof, verdictranks, verdictrules, verdictsigns
 from cloudtrain.verdictrules import Rule
 from tests.verdicts.entries import Entry
 
-TABLES = ((verdict, "SIGNS", verdictsigns.SIGNS), *((verdictrules, name, getattr(verdictrules, name))
-                                                    for name in ("REASONS", "PLATFORM", "OURS")))  # fmt: skip
+TABLES = (
+    *((module, "SIGNS", verdictsigns.SIGNS) for module in (verdict, verdictranks, verdictproof)),
+    (verdictproof, "REASONS", verdictrules.REASONS),
+    *((verdictrules, name, getattr(verdictrules, name)) for name in ("REASONS", "PLATFORM", "OURS")),
+)
 
 
 def without(entry: Entry) -> Iterator[tuple[ModuleType, str, tuple[Rule, ...]]]:

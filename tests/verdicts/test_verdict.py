@@ -11,7 +11,8 @@ from cloudtrain.backend import LogLine
 from cloudtrain.state import State, Status
 from cloudtrain.store import Store
 from cloudtrain.tail import LINES, RANKS, Tail
-from cloudtrain.verdict import LONGEST, End, Verdict, end_of, judge
+from cloudtrain.verdict import End, Verdict, end_of, judge
+from cloudtrain.verdictranks import LONGEST
 from cloudtrain.verdictrules import CLASSES, PLATFORM, REASONS
 from cloudtrain.verdictsigns import SIGNS
 from tests.verdicts.entries import HERE, Entry, load
