@@ -63,6 +63,9 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     wait_for(lambda: page.wait_for_timeout(50) or steps_of(page) == [0, 1, 2, 3, 4])
     assert page.evaluate("document.querySelectorAll('.ct-plots .js-plotly-plot').length") == 2
     seemly(page)
+    events = page.locator("details").filter(has=page.locator("summary", has_text=" events"))
+    events.locator("summary").click()
+    told = events.locator("summary").inner_text()
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_contain_text("It ends everything")
     page.get_by_role("button", name="Let it go on").click()
@@ -72,6 +75,8 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".ct-state").first).to_have_text("CANCELLED")
     assert Run(run.run_id, Store(console.home)).record.status.state.value == "CANCELLED"
+    expect(events.locator("summary")).not_to_have_text(told)  # there are more of them
+    expect(events.get_by_role("region", name="Events")).to_be_visible()  # still opened
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".ct-state").first).to_have_text("RUNNING")
     (orders / "end").touch()
