@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tarfile
 from io import BytesIO
@@ -354,11 +355,12 @@ def test_a_refused_cancel_says_that_it_is_still_billed(bench: Bench) -> None:
     assert bench.final(handle).state is State.CANCELLED
 
 
-def test_doctor(bench: Bench) -> None:
-    role = {"Version": "2012-10-17", "Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
-    import json
-
-    bench.simulator.call("iam", "create_role", RoleName="training", AssumeRolePolicyDocument=json.dumps(role))
+def test_doctor_accepts_the_role_of_the_docs(bench: Bench) -> None:
+    assert "options.sagemaker.role" in {problem.path for problem in bench.backend.check()}, "it is not there yet"
+    page = (Path(__file__).parents[2] / "docs" / "sagemaker.md").read_text()
+    trust, role = re.findall(r"```json\n(.*?)```", page, re.DOTALL)  # moto's IAM reads both as AWS's does
+    bench.simulator.call("iam", "create_role", RoleName="training", AssumeRolePolicyDocument=trust)
+    bench.simulator.call("iam", "put_role_policy", RoleName="training", PolicyName="cloudtrain", PolicyDocument=role)
     assert bench.backend.check() == []
     paths = {problem.path for problem in bench.connect(bucket="nowhere", account="9" * 12, role=None).check()}
     assert paths == {"options.sagemaker.bucket", "options.sagemaker.account", "options.sagemaker.role"}
