@@ -120,13 +120,13 @@ class VertexBackend:
             said = "google-cloud-aiplatform is not installed: jobs are sent with google-auth alone"
             problems.append(Problem(said, "options.vertex.client", "client: rest, or pip install 'cloudtrain[vertex]'"))
         if not problems:
-            problems = [found for look in (self._can_list, self._can_write) if (found := _problem(look))]
+            problems = [found for look in (self._can_list, self._has_bucket) if (found := _problem(look))]
         return problems
 
     def _can_list(self) -> object:
         return self._jobs.find("doctor-a1")
 
-    def _can_write(self) -> object:
+    def _has_bucket(self) -> object:
         return Bucket(self._api, str(self._options["bucket"])).has("doctor")
 
     @classmethod
