@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -153,11 +154,14 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, story, see
     page.get_by_label("State").click()
     page.get_by_role("option", name="live").click()
     expect(rows).to_have_count(0)
-    assert store.intend(plan("now-1"), identity="i", owner=Process.here())
+    hostile = "<img src=x onerror='window.pwned=1'>{{window.pwned=2}}"
+    assert store.intend(replace(plan("now-1"), target=hostile), identity="i", owner=Process.here())
     store.accept("now-1-a1", "h")
     assert store.lease("now-1", Process.here(), 600)  # this process watches it, so that nobody asks its platform
     expect(rows).to_have_count(1)  # without a click
     expect(rows.locator(".ct-state")).to_have_text("QUEUED")
+    expect(rows.locator("td").last).to_have_text(hostile)  # a name in a configuration, and text
+    assert page.locator("main img").count() == 0 and page.evaluate("window.pwned") is None
     store.set_status("now-1", Status(State.RUNNING, started_at="2026-11-21T10:00:00Z"))
     expect(rows.locator(".ct-state")).to_have_text("RUNNING")
     page.keyboard.press("Escape")
