@@ -24,8 +24,8 @@ def main(folder: Path) -> int:
         picture = Image.open(folder / name).convert("RGB")
         if picture.width > WIDTH:
             picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
-        # Coverage, not the median: else a small badge takes the colour of what there is much of.
-        few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        # By coverage a small badge keeps a colour of its own; the means then make the large areas exact again.
+        few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
         few.save(PICTURES / name, optimize=True)
     sys.stdout.write(
         f"{len(names) - len(missing)} pictures copied{'; missing: ' if missing else ''}{', '.join(missing)}\n"
