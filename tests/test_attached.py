@@ -235,6 +235,7 @@ def test_what_tensorboard_left_is_rebuilt_attempt_by_attempt(submitted, tmp_path
     assert dump(mine) == before
 
 
+@pytest.mark.parametrize("store", [S3], ids=["s3"], indirect=True)
 def test_what_wandb_left_in_a_store_is_rebuilt(store, submitted, tmp_path: Path):
     pytest.importorskip("wandb")
     write = (

@@ -30,6 +30,7 @@ def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
 def test_what_is_known_is_understood():
     found = score(load("known"))
     assert found.wrong == ()
+    assert found.certain >= 100, "most of it is proven"
     assert found.recall >= 0.98, str(found)
     assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
 
@@ -138,10 +139,6 @@ def test_of_two_things_that_a_rank_said_none_is_certain():
     found = judge(FAILED, both)
     assert (found.label, found.certain) == ("missing-file", False)
     assert found.sentence.startswith("probably ")
-
-
-def test_most_of_what_is_known_is_certain():
-    assert score(load("known")).certain >= 100
 
 
 @pytest.mark.parametrize("entry", load("doubtful"), ids=lambda entry: entry.id)
