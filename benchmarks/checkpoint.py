@@ -24,7 +24,7 @@ from pathlib import Path
 from measure import ROOT, interleaved, process, report, table
 
 VERIFY = (
-    "import pathlib, sys; sys.path.append(sys.argv[1]); import checkpoint; "
+    "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import checkpoint; "
     "sys.exit(checkpoint.damage(pathlib.Path(sys.argv[2])))"
 )
 ENTRYPOINTS = str(ROOT / "entrypoints")
