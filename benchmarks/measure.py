@@ -98,12 +98,18 @@ def hardware() -> str:
     return f"{os.cpu_count()} x {model}, Python {platform.python_version()}, {platform.system()}"
 
 
+def pace() -> str:
+    """Return what an interpreter that does nothing costs here and now: shared machines of one name differ threefold."""
+    samples = [process([sys.executable, "-I", "-S", "-c", "pass"]) for _ in range(9)]
+    return f"python -I -S -c pass {median(samples, 'cpu'):.4f} CPU s"
+
+
 def report(name: str, title: str, body: str, gates: Sequence[tuple[str, float, float]]) -> int:
     """Print a result, keep it in results/ with date and hardware, and return 1 when a gate (name, measured, most) fails."""
     lines = [
         f"# {title}",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, load {os.getloadavg()[0]:.1f}",
+        f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, load {os.getloadavg()[0]:.1f}, {pace()}",
         "",
         body,
         "",
