@@ -25,7 +25,7 @@ from cloudtrain.state import State, Status
 from cloudtrain.store import Store
 from cloudtrain.submitter import Submitter
 
-RUNS, LINES, POINTS, ROUNDS = 10_000, 1_000_000, 15, 7
+RUNS, LINES, POINTS, ROUNDS = 10_000, 1_000_000, 15, 21
 EMITTING = """
 import json, sys, time
 from pathlib import Path
