@@ -14,6 +14,15 @@ from types import ModuleType
 PLUGINS = "pydantic.plugin._loader"  # where pydantic moves it, it looks again: slower, and a test tells
 
 
+def skip_plugins() -> ModuleType | None:
+    """Keep pydantic from looking for plugins and return what stands in its loader's place; None where that is loaded."""
+    if PLUGINS in sys.modules:
+        return None
+    stub = sys.modules[PLUGINS] = ModuleType(PLUGINS)
+    stub.__dict__["get_plugins"] = tuple
+    return stub
+
+
 class Quickly:
     """A context in which the collector rests and pydantic looks for no plugins; both are as before behind it."""
 
@@ -24,9 +33,7 @@ class Quickly:
     def __enter__(self) -> None:
         self._collected = gc.isenabled()
         gc.disable()
-        if PLUGINS not in sys.modules:
-            self._stub = sys.modules[PLUGINS] = ModuleType(PLUGINS)
-            self._stub.__dict__["get_plugins"] = tuple
+        self._stub = skip_plugins()
 
     def __exit__(self, *_: object) -> None:
         if self._collected:

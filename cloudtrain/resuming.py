@@ -24,20 +24,17 @@ _SIGN = re.compile(
 
 
 def note(job: Job, bundle: Bundle) -> str:
-    """Return what to tell a person whose job has several attempts but a script that cannot resume, as far as can be seen;
-    "" where there is nothing to tell.
+    """Return what to tell a person whose job gives a script of their own several attempts, though it cannot resume, as far
+    as can be seen; "" where there is nothing to tell.
 
-    The shared trainer resumes. Of a user's script the source is read until the first sign, a megabyte of a file at most.
+    The source is read until the first sign, a megabyte of a file at most.
     """
-    attempts = job.retry.max_attempts
-    if attempts == 1 or job.entrypoint is None:
-        return ""
     said = " ".join([*job.args, *job.hyperparameters, *job.env]).encode("utf-8", "replace")
     root = Path(bundle.source)
     if _SIGN.search(said) or any(_shows(root / name) for name in _first([file.path for file in bundle.files])):
         return ""
     return (
-        f"{attempts} attempts, but nothing in the source looks like resuming: each would begin anew; save below "
+        f"{job.retry.max_attempts} attempts, but nothing in the source looks like resuming: each would begin anew; save below "
         "$CLOUDTRAIN_CHECKPOINT_DIR and load what is there, or set retry.max_attempts to 1"
     )
 

@@ -172,7 +172,7 @@ class Submitter:
         job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update=changes)
         backend = self.backend(resolved)
         plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
-        if job.retry.max_attempts > 1 and job.entrypoint is not None:
+        if job.retry.max_attempts > 1 and job.entrypoint is not None:  # the shared trainer resumes
             from cloudtrain import resuming
 
             if told := resuming.note(job, bundle):

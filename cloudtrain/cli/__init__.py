@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import click
@@ -119,11 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _run(argv)
     gc.set_threshold(50_000, 20, 50)  # a command lives shortly: a tenth of `plan` went into looking for garbage
-    # No plugin of pydantic's has a part in a command; looking for them reads every installed package's metadata, an
-    # eighth of `plan` here. Where pydantic moves this module, it looks again: slower, and a test tells.
-    sys.modules.setdefault("pydantic.plugin._loader", ModuleType("pydantic.plugin._loader")).__dict__.setdefault(
-        "get_plugins", tuple
-    )
+    from cloudtrain.importing import skip_plugins
+
+    skip_plugins()  # none has a part in a command; looking for them reads every package's metadata, an eighth of `plan`
     code = _run(sys.argv[1:])
     _leave(code)
     return code

@@ -110,12 +110,6 @@ class Logbook:
         with self._writing:
             return [self._line(number) for number in numbers[begin : min(begin + most, total)]], total
 
-    def position(self, wanted: Wanted, number: int) -> int:
-        """Return how many lines that are wanted stand before the line of a number."""
-        if wanted.everything:
-            return max(0, min(number, self.count - 1))
-        return bisect_right(self._look(wanted).lines, max(0, number - 1)) if number else 0
-
     def close(self) -> None:
         with self._reading, self._writing:
             self.whole = True
