@@ -52,7 +52,10 @@ class Database:
         _HERE.add(self)
 
     def __del__(self) -> None:
-        self.close()  # sqlite3's own connections are cycles of references: they stay open until Python looks for these
+        # sqlite3's own connections are cycles of references: they stay open until Python looks for these. A Ctrl-C that
+        # falls in here goes no further, whatever is done: Python would only print it, with a traceback.
+        with suppress(KeyboardInterrupt):
+            self.close()
 
     def close(self) -> None:
         """Close the connection; the next use opens another one. One that another thread uses, or another process, stays."""

@@ -330,9 +330,9 @@ def _is_simple(pattern: str) -> bool:
 def _created(run_id: str, number: int, start: str) -> str:
     """Return when an attempt was made: the first one's moment is in the run's id, a start's in its own name."""
     found = _ID.search(run_id) if number == 1 else None
-    text, form = (f"{found[1]}{found[2]}", "%y%m%d%H%M%S") if found else (start[:15], "%Y%m%dT%H%M%S")
+    text, form = (f"{found[1]}{found[2]}", "%y%m%d%H%M%S") if found else (start[:22], "%Y%m%dT%H%M%S.%f")
     try:
-        return datetime.strptime(text, form).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+        return datetime.strptime(text, form).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     except ValueError:
         return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

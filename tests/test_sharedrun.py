@@ -84,6 +84,15 @@ def test_a_whole_one_is_read(tmp_path: Path):
     assert [each.text for each in run.logs()] == ["hello"]
 
 
+def test_when_an_attempt_began_is_told_to_the_microsecond(tmp_path: Path):
+    """What the attempt before it wrote in that very second is not taken for its own."""
+    again = {**RECORD, "attempt": 2}
+    written(tmp_path, again, start="20261120T101600.700001Z-x", attempt=f"{RUN}-a2")
+    written(tmp_path, again, start="20261120T101600.900000Z-y", attempt=f"{RUN}-a2")
+    (attempt,) = SharedRun(str(tmp_path)).attempts()
+    assert attempt.created_at == "2026-11-20T10:16:00.700001Z"
+
+
 def changed() -> list[tuple[str, Any]]:
     """Return (name, record) for every field, and every field of a field, with every word in its place."""
     found = []

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sqlite3
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -309,3 +311,22 @@ def test_no_connection_is_open_across_a_fork(store, run, home):
 def test_a_store_that_is_dropped_is_closed_at_once(home):
     Store(home).runs()
     assert held(home) == []
+
+
+def test_ctrl_c_while_a_dropped_store_is_closed_prints_nothing(home, monkeypatch):
+    class Closing:
+        """A connection that is interrupted while it closes, by a real signal."""
+
+        in_transaction = False
+
+        def close(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            closed.append(True)
+
+    closed: list[bool] = []
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    found = database.Database(home)
+    found._connection, found._pid = Closing(), os.getpid()
+    del found
+    assert (closed, printed) == ([], [])  # it was interrupted, and Python had nothing to say of it
