@@ -11,7 +11,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
-PARTS = ("known", "held_out", "doubtful")
+PARTS = ("known", "held_out", "doubtful", "fresh")
 SEED = 10  # of the draw; the number of the issue
 SHARE = 3  # one of so many is set aside
 
@@ -21,7 +21,7 @@ class Entry:
     """One failure: how it was obtained, what a node's log held, how it ended, and what the right verdict is."""
 
     id: str
-    part: str  # known, held_out, or doubtful: made against a verdict that sounds certain and has no right to
+    part: str  # known, held_out, doubtful (made against a verdict that sounds certain and has no right to), or fresh
     obtained: str  # real: a script made it; rebuilt: from the library's format string
     script: str | None  # of a real one, below this folder
     thread: str | None  # of a rebuilt one: a public address that shows the message; a doubtful one may have none
