@@ -71,7 +71,7 @@ class Run:
         newest = self.attempts[-1]
         owner = Process.parse(newest.owner)
         if self.watch and not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
-            watch.spawn(self.store, newest.plan)
+            watch.spawn(self.store, newest.plan, instead=True)
         return self.record.status
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:

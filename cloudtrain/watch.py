@@ -6,6 +6,7 @@ never holds what cannot be found again: the job does not depend on it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from cloudtrain import events, foreign, registry
 from cloudtrain.backend import ATTACHED, Backend, LogLine, Plan
@@ -382,10 +383,26 @@ def _hidden(plan: Plan) -> set[str]:
     return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")} | set(secrets)
 
 
-def spawn(store: Store, plan: Plan) -> None:
-    """Start the watcher of a run as a detached process; returns at once."""
+def spawn(store: Store, plan: Plan, *, instead: bool = False) -> None:
+    """Start the watcher of a run as a detached process; returns at once.
+
+    With `instead` of one that has died: not while another one that was started has yet to take its lease, which takes
+    seconds on a busy machine, and would take longer with every further one. A watcher holds its lock for its life.
+    """
     folder = store.home / "runs" / plan.run_id
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "watch.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # it may be on its way out
+            if instead:
+                return
+        except OSError:  # a file system without locks
+            pass
+        _start(folder, store, plan, lock)
+
+
+def _start(folder: Path, store: Store, plan: Plan, lock: IO[str]) -> None:
     sources = {
         source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
     }
@@ -394,7 +411,8 @@ def spawn(store: Store, plan: Plan) -> None:
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
     command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
-    detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
+    given = json.dumps(secrets).encode()
+    detach(command, given=given, log=folder / "watch.log", env=environ, cwd=Path("/"), keep=[lock.fileno()])
 
 
 def pause(age_s: float, longest_s: float) -> float:
