@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import model as models
@@ -120,14 +121,17 @@ class Frame:
 
     def describe(self) -> dict[str, Any]:
         """Return the world as it really is, for the `world` event; collective."""
-        mine = sum(held for _, _, held in self.parts())
+        here = [held for _, _, held in self.parts()]
+        mine = sum(here), sum(compress(here, (each.requires_grad for each in self.model.parameters())))
+        held, learned = zip(*parallel.every_rank(mine), strict=True)
         return {
             "world_size": self.accelerator.num_processes,
             "strategy": self.layout.strategy,
             "mesh": self.layout.mesh,
             "wrapper": self.check(),
             "placements": self.placements(),
-            "parameters_per_rank": parallel.every_rank(mine)[:256],
+            "parameters_per_rank": list(held[:256]),
+            "learned_per_rank": list(learned[:256]),
             "device": self.device.type,
             "mixed_precision": str(self.accelerator.mixed_precision),
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import adapter
 import torch
 from frame import Frame
 from refused import Refused
@@ -85,20 +86,24 @@ def mesh_of(layout: Layout, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, lengths, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
 
 
-def skeleton(bare: Any, layout: Layout) -> tuple[type, Any]:
-    """Return what makes the same model again, plain and empty; raises Refused for a model that cannot be spread."""
+def skeleton(bare: Any, layout: Layout) -> tuple[type, Any, Any]:
+    """Return what makes the same model again, plain and empty: its class, its configuration and its adapter's, if it has
+    one; raises Refused for a model that cannot be spread."""
     from transformers import PreTrainedModel
 
-    if not isinstance(bare, PreTrainedModel):
-        raise Refused(f"{layout.described} spreads models of transformers, not a {type(bare).__name__}: write ddp")
-    return type(bare), copy.deepcopy(bare.config)
+    base, lora = adapter.base_of(bare)
+    if not isinstance(base, PreTrainedModel):
+        raise Refused(f"{layout.described} spreads models of transformers, not a {type(base).__name__}: write ddp")
+    return type(base), copy.deepcopy(base.config), lora
 
 
-def filled(what: tuple[type, Any], state: dict[str, torch.Tensor]) -> Any:
-    """Return a plain model with these weights, on the CPU."""
-    kind, config = what
+def filled(what: tuple[type, Any, Any], state: dict[str, torch.Tensor]) -> Any:
+    """Return a plain model with these weights, on the CPU, its adapter in it."""
+    kind, config, lora = what
     with torch.random.fork_rng(devices=[]):
         made = kind(config)
+        if lora is not None:
+            made = adapter.again(made, lora)
     made.load_state_dict(state, strict=not config.tie_word_embeddings, assign=True)
     made.tie_weights()
     return made.eval()

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.entrypoints.trainer import TINY, Trainer, texts, train
 
@@ -46,41 +45,6 @@ def test_chat_learns_answers_not_questions(tmp_path: Path):
     shown = tokenizer.apply_chat_template(rows[0]["messages"][:1], tokenize=False, add_generation_prompt=True)
     assert shown.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.eos_token == "<|im_end|>"
-
-
-def test_lora_learns_beside_a_model_that_stays(tmp_path: Path, base: Path):
-    """On two ranks, killed and resumed to the bit; the adapter is saved alone, or merged."""
-    args = [*BASE, "--model", str(base / "run" / "model"), "--dataset", str(base / "texts"), "--max_steps", "12"]
-    args += shlex.split("--use_peft --lora_r 2 --lora_alpha 8 --lora_target_modules all-linear --learning_rate 2e-2")
-    env = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "5", "CLOUDTRAIN_CHECKPOINT_KEEP": "9"}
-    done = train(tmp_path / "run", args, 2, **env)
-    held = done.held_out()
-    assert held[12] < held[0]
-    [world, *_] = done.events("world")
-    layer = 4 * 2 * (32 + 32) + 3 * 2 * (32 + 64)  # of both matrices of rank 2 beside the seven of a layer
-    assert world["parameters_learned"] == 2 * layer < world["parameters"] / 10
-    folder = tmp_path / "run" / "model"
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["adapter_model.safetensors"]
-    assert len(load_file(folder / "adapter_model.safetensors")) == 2 * 7 * 2
-
-    for step in (10, 12):
-        (tmp_path / "run" / "checkpoints" / f"step-{step:08d}.a1" / "COMPLETE").unlink()
-    folder = folder.rename(tmp_path / "adapter")
-    again = train(tmp_path / "run", [*args, "--merge_adapter"], 2, attempt=2, **env)
-    assert again.losses() == {step: loss for step, loss in done.losses().items() if step > 5}
-
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    plain = AutoModelForCausalLM.from_pretrained(base / "run" / "model")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    before, after = plain.state_dict(), merged.state_dict()
-    moved = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    adapted = PeftModel.from_pretrained(plain, folder)
-    ids = torch.arange(3, 15)[None]
-    assert torch.allclose(adapted(ids).logits, merged(ids).logits, atol=1e-4)
 
 
 def test_it_ends_early_and_goes_back_to_the_best(tmp_path: Path, base: Path):
