@@ -89,7 +89,7 @@ def _shared_trainer(job: Job) -> Iterator[Conflict]:
     """Yield what the shared trainer would refuse on the node, whatever the model."""
     p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint")
     if p.strategy.startswith("zero"):
-        for key in ("tp_size", "pp_size"):
+        for key in ("tp_size", "pp_size", "cp_size"):
             if getattr(p, key) > 1:
                 yield Conflict(
                     fields,
@@ -101,14 +101,10 @@ def _shared_trainer(job: Job) -> Iterator[Conflict]:
         for key in ("microbatches", "pp_schedule", "virtual_stages"):
             if getattr(p, key) is not None:
                 yield Conflict(fields, Problem("belongs to a pipeline", f"parallelism.{key}", "set pp_size too"))
-    if p.cp_size > 1:
+    if p.cp_size > 1 and p.pp_size > 1:
         yield Conflict(
             fields,
-            Problem(
-                f"is {p.cp_size}, which the shared trainer does not carry",
-                "parallelism.cp_size",
-                "leave it out; a script of your own may split sequences",
-            ),
+            Problem(f"is {p.cp_size}, which goes without pp_size", "parallelism.cp_size", "write fsdp, or tp_size"),
         )
     if p.offload and p.strategy in ("none", "ddp"):
         yield Conflict(

@@ -74,7 +74,8 @@ tokenizer, in the run's `model/`: `AutoModelForCausalLM.from_pretrained("out/mod
 
 ## Strategies
 
-`parallelism` in the job file is all that changes. `tp_size` and `pp_size` go with `ddp`, `fsdp` and `hsdp`; what is left of the processes is data parallel.
+`parallelism` in the job file is all that changes. `tp_size`, `pp_size` and `cp_size` go with `ddp`, `fsdp` and `hsdp`, and `cp_size` with `tp_size`; what is left of the processes is
+data parallel.
 
 ```yaml
 parallelism: {strategy: fsdp}                                   # FSDP2: parameters, gradients and optimizer state in parts
@@ -82,6 +83,7 @@ parallelism: {strategy: hsdp, dp_replicate_size: 2}             # the same withi
 parallelism: {strategy: zero2}                                  # zero1, zero2, zero3: DeepSpeed, from the extra `deepspeed`; `offload: true`
 parallelism: {strategy: fsdp, tp_size: 4}                       # each layer over 4 neighbours, FSDP over the rest
 parallelism: {strategy: ddp, pp_size: 4, microbatches: 8}       # layers in 4 stages; pp_schedule 1f1b, gpipe or interleaved (virtual_stages)
+parallelism: {strategy: fsdp, cp_size: 4}                       # each sequence over 4 neighbours, parameters in parts over all
 parallelism: {accelerate_config: fsdp.yaml}                     # an existing Accelerate file: its strategy, sizes, offload and precision
 ```
 
@@ -94,24 +96,33 @@ STRATEGIES_TABLE
 How it is done: Accelerate is the frame of all of them. none and ddp are its own; ZeRO is DeepSpeed through Accelerate; fsdp and hsdp are torch's FSDP2 on the model's layers; tp lays
 matrices out as transformers' plan for the family says (Llama, Qwen, Mistral and others that have one; GPT-2 has none and is refused), all on one mesh; pp is
 torch.distributed.pipelining over stages that run the family's own forward pass (families with a plan in transformers, and GPT-2). Tied embeddings across stages are kept equal by
-summing their gradients. Neighbouring ranks share the most: pipeline, replica, shard, tensor, the last one the fastest.
+summing their gradients. Neighbouring ranks share the most: pipeline, replica, shard, context, tensor, the last one the fastest.
+
+Context parallel (`cp_size`) is for sequences that are too long for one rank: each has a part of every one, and all but attention is done token by token. For attention the keys and values
+of a layer are gathered over the ranks and their gradients summed backwards, as Llama 3 was trained; it is no ring: per rank, activations are divided by `cp_size`, while keys and values of one
+layer at a time are whole (those that a layer keeps for its backward pass too; `gradient_checkpointing` leaves the layer at hand). A rank has one chunk from the front of a sequence and one from its
+end, so that all have the same work. Labels are shifted before sequences are cut, positions are given, a length that cannot be cut is padded, grouped heads and sliding windows are as the
+family has them. With ddp each rank holds the whole model, with fsdp parameters lie in parts over data and context ranks together; gradients are summed over both. Before the first step the
+model has to say of a sequence in parts what it says of a whole one: families that pass tokens on by other ways than attention (convolutions, state spaces) are refused by that. The second
+`world` event has what attention saw on each rank, `tokens_per_rank` and `keys_per_rank`. It goes through torch's scaled_dot_product_attention with an explicit mask of its part, which on a GPU is
+not the fastest kernel and takes a byte for each pair of a chunk's token and an earlier one. Proven on CPU with gloo; it never ran on a GPU or over NCCL.
 
 What is checked while it runs: after it was put on, that the model really lies in parts along each axis (FSDP as Accelerate documents it runs DDP on CPU without a word); after the first
 backward pass, that ranks with the same parameters have the same gradients (a replica x tensor recipe that leaves the sum out trains several models without a word). Either ends the job
 before the first step. The `world` event tells mesh, wrapper, placements, parameters on each rank, and a second one the gradient norms.
 
-What a model or a machine cannot do is refused in one sentence before the first step: heads, columns or layers that do not divide, batches that micro-batches do not divide, ZeRO with tp or pp,
-fp16 with anything but none and ddp, offload without a GPU (ZeRO excepted), classification in a pipeline, context parallelism. A script of your own with `tp_size`, `pp_size` or `cp_size` must
+What a model or a machine cannot do is refused in one sentence before the first step: heads, columns or layers that do not divide, batches that micro-batches do not divide, ZeRO with tp, pp or cp, cp with pp or `torch_compile`,
+fp16 with anything but none and ddp, offload without a GPU (ZeRO excepted), classification in a pipeline or over sequences in parts. A script of your own with `tp_size`, `pp_size` or `cp_size` must
 say that it splits its model itself, in a comment line `# cloudtrain: tp_size`.
 
-Checkpoints: none and ddp write one copy and go on with any number of processes. fsdp, hsdp, tp and pp write every rank's parts (torch.distributed.checkpoint), ZeRO DeepSpeed's own; they need a
+Checkpoints: none and ddp, `cp_size` or not, write one copy and go on with any number of processes. fsdp, hsdp, tp and pp write every rank's parts (torch.distributed.checkpoint), ZeRO DeepSpeed's own; they need a
 folder that all nodes see, and ZeRO and pp go on in the layout that wrote them only, which is said otherwise.
 
 ## Limits today
 
 torch 2.13 or newer, with the pinned pair of accelerate and transformers; on older images the trainer refuses with 78. Tested on CPU with gloo. Not tested here: GPUs and NCCL, bf16 on GPU,
 offload from a GPU, hub models and datasets (their loading code is real, no hub could be reached), uploads to the Hub. Every rank first makes the whole model in CPU memory, then keeps its part.
-Context parallelism is refused: torch has no such attention on CPU, and no GPU was there to prove it on. ZeRO on CPU uses gloo instead of DeepSpeed's shared-memory kernel, which would have to be compiled.
+ZeRO on CPU uses gloo instead of DeepSpeed's shared-memory kernel, which would have to be compiled.
 
 ## Arguments
 

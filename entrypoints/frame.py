@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+import context
 import model as models
 import parallel
 import torch
@@ -33,11 +34,14 @@ class Frame:
         self.accelerator, self.layout = accelerator, layout
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
+        self.context = context.of(layout, self.rank)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         """Spread the model, which is the same on every rank; raises Refused when that cannot be done. Collective."""
+        if self.context is not None:
+            self.context.put_on(bare)
         self.optimizer = make_optimizer(bare)
         self.model, self.stepper = self.accelerator.prepare(bare, self.optimizer)
 
@@ -75,13 +79,20 @@ class Frame:
             with self.accumulating(number < len(window)):
                 share = self.losses(batch).sum() / labels
                 # The wrapper takes the mean over the ranks, we want the sum.
-                self.accelerator.backward(share * self.layout.data_ranks)
-            shares.append(share.detach())
+                self.accelerator.backward(share * self.layout.gradient_ranks)
+            shares.append(share.detach() * self.layout.context)  # a part of it; `total` takes it for the whole
         return shares
 
     def losses(self, batch: Batch) -> torch.Tensor:
-        """Return the loss of each sample."""
-        return models.losses(self.model(**models.inputs(batch)).logits, batch["labels"])
+        """Return the loss of each sample, or of this rank's part of it."""
+        logits, labels = self.logits(batch)
+        return models.losses(logits, labels)
+
+    def logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the model says of the samples, or of this rank's part of them, and their labels."""
+        if self.context is not None:
+            batch = self.context.part(batch)
+        return self.model(**models.inputs(batch)).logits, batch["labels"]
 
     def accumulating(self, more: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch; `more` of the same step follow it."""
@@ -103,11 +114,11 @@ class Frame:
     def scores(self, batch: Batch) -> torch.Tensor:
         """Return (loss, labels that count, right ones) of each held-out sample of all ranks, or of all together; no
         sample counts twice. Collective."""
-        mine = scored(self.model(**models.inputs(batch)).logits, batch["labels"])
+        mine = scored(*self.logits(batch))
         if self.layout.data_ranks == self.layout.world:
             # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
             return self.accelerator.gather_for_metrics(mine)  # type: ignore[no-any-return]
-        return self.total(mine.sum(0, keepdim=True))
+        return self.total(mine.sum(0, keepdim=True) * self.layout.context)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +131,10 @@ class Frame:
         return expected or "none"
 
     def describe(self) -> dict[str, Any]:
-        """Return the world as it really is, for the `world` event; collective."""
+        """Return the world as it really is, for the `world` event; raises Refused unless it is as it should be. Collective."""
+        if self.context is not None:
+            self.context.check()
+            self.reshard()
         here = [held for _, _, held in self.parts()]
         mine = sum(here), sum(compress(here, (each.requires_grad for each in self.model.parameters())))
         held, learned = zip(*parallel.every_rank(mine), strict=True)
@@ -167,7 +181,7 @@ class Frame:
         norms = parallel.every_rank(mine.sqrt().tolist())
         layout, whole = self.layout, {}
         for rank, (norm, common) in enumerate(norms):
-            stage, part = layout.stage_rank(rank), rank // layout.tensor % layout.shard
+            stage, part = layout.stage_rank(rank), rank // layout.tensor % layout.parts
             for key, value in (((stage, part, rank % layout.tensor), norm), ((stage, part), common)):
                 first, found = whole.setdefault(key, (rank, value))
                 if math.isfinite(found) and not abs(found - value) <= 1e-3 * max(found, value):
@@ -177,8 +191,20 @@ class Frame:
                     )
         return [norm for norm, _ in norms]
 
+    def seen(self) -> dict[str, Any]:
+        """Return what the ranks have seen in their newest step, where they share sequences; collective."""
+        if self.context is None:
+            return {}
+        ranks = parallel.every_rank(self.context.seen)[:256]
+        return {"tokens_per_rank": [one["tokens"] for one in ranks], "keys_per_rank": [one["keys"] for one in ranks]}
+
+    def reshard(self) -> None:
+        """Give back what a forward pass left whole."""
+
     def whole(self) -> Any:
         """Return the trained model as a plain one on rank 0, None elsewhere; collective."""
+        if self.context is not None:
+            self.context.take_off()
         return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False) if self.rank == 0 else None
 
 

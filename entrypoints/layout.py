@@ -1,10 +1,11 @@
 """Who does what: one table from the job's `parallelism` to the ranks' places, and what cannot be, in one sentence.
 
-Ranks are numbered as a mesh of four axes, the last one the fastest: neighbours share the most.
+Ranks are numbered as a mesh of five axes, the last one the fastest: neighbours share the most.
 
     pipeline    each holds some of the layers
     replicate   each holds what its neighbours on this axis hold, and takes other samples
     shard       each holds a part of every parameter, and takes other samples
+    context     each takes a part of every sequence, the same samples; with fsdp it holds a part of every parameter, too
     tensor      each holds a part of every layer, and takes the same samples
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 from refused import Refused
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
-AXES = ("pipeline", "replicate", "shard", "tensor")
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Strategy:
     carrier: str  # accelerate, deepspeed (through Accelerate) or sharded (DTensors)
     divides: str  # what each data-parallel rank has a part of
     data_parallel: bool = True
-    models: bool = True  # may be combined with tensor and pipeline parallelism
+    models: bool = True  # may be combined with tensor, pipeline and context parallelism
     offload: bool = False
 
 
@@ -56,15 +57,26 @@ class Layout:
     schedule: str = "1f1b"
     virtual: int = 1  # stages on each rank
     offload: bool = False
+    context: int = 1
 
     @property
     def world(self) -> int:
-        return self.pipeline * self.replicate * self.shard * self.tensor
+        return self.pipeline * self.replicate * self.shard * self.context * self.tensor
 
     @property
     def data_ranks(self) -> int:
         """How many take samples of their own."""
         return self.replicate * self.shard
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Over how many the gradient of a parameter is taken: those that see other samples, or other parts of them."""
+        return self.data_ranks * self.context
+
+    @property
+    def parts(self) -> int:
+        """Over how many data parallel ranks every parameter is dealt out."""
+        return self.shard * self.context if self.strategy in ("fsdp", "hsdp") else self.shard
 
     @property
     def stages(self) -> int:
@@ -78,12 +90,16 @@ class Layout:
         return "sharded" if self.tensor > 1 else STRATEGIES[self.strategy].carrier
 
     def data_rank(self, rank: int) -> int:
-        """Return which samples a rank takes; ranks of one tensor or pipeline group have the same."""
-        return rank // self.tensor % self.data_ranks
+        """Return which samples a rank takes; ranks of one tensor, context or pipeline group have the same."""
+        return rank // (self.tensor * self.context) % self.data_ranks
+
+    def context_rank(self, rank: int) -> int:
+        """Return which part of its sequences a rank takes."""
+        return rank // self.tensor % self.context
 
     def stage_rank(self, rank: int) -> int:
         """Return a rank's place in its pipeline."""
-        return rank // (self.tensor * self.data_ranks)
+        return rank // (self.tensor * self.gradient_ranks)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -111,15 +127,17 @@ def chosen(
     name = str(parallelism.get("strategy") or ("ddp" if world > 1 else "none"))
     if name not in STRATEGIES:
         raise Refused(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
-    strategy, tensor, pipeline = STRATEGIES[name], size("tp_size"), size("pp_size")
-    if size("cp_size") > 1:
-        raise Refused(_no_context(size("cp_size")))
-    if not strategy.models and tensor * pipeline > 1:
-        axis = "tp_size" if tensor > 1 else "pp_size"
-        raise Refused(f"strategy {name} goes without {axis}: write fsdp, which goes with it")
-    if world % (tensor * pipeline):
-        raise Refused(f"tp_size {tensor} x pp_size {pipeline} does not divide the {world} processes of the job")
-    replicate, shard = _data_axes(name, parallelism, world // (tensor * pipeline), nodes)
+    strategy, tensor, pipeline, context = STRATEGIES[name], size("tp_size"), size("pp_size"), size("cp_size")
+    split = {key: length for key in ("tp_size", "pp_size", "cp_size") if (length := size(key)) > 1}
+    if not strategy.models and split:
+        raise Refused(f"strategy {name} goes without {next(iter(split))}: write fsdp, which goes with it")
+    if context > 1 and pipeline > 1:
+        raise Refused(f"cp_size {context} goes without pp_size: write fsdp or tp_size, which go with it")
+    each = tensor * pipeline * context
+    if world % each:
+        sizes = " x ".join(f"{key} {length}" for key, length in split.items())
+        raise Refused(f"{sizes} does not divide the {world} processes of the job")
+    replicate, shard = _data_axes(name, parallelism, world // each, nodes)
     if not strategy.data_parallel and replicate * shard > 1:
         raise Refused(f"strategy {name} is for one process, the job has {world} (leave it out, or write ddp)")
     schedule, virtual = _pipeline(parallelism, pipeline)
@@ -128,7 +146,7 @@ def chosen(
     count = parallelism.get("microbatches")
     return Layout(
         name, pipeline, replicate, shard, tensor, int(count) if count else None, schedule, virtual,
-        bool(parallelism.get("offload")),
+        bool(parallelism.get("offload")), context,
     )  # fmt: skip
 
 
@@ -173,14 +191,6 @@ def of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
         elif both:
             made["strategy"] = "hsdp"
     return made
-
-
-def _no_context(size: int) -> str:
-    import torch
-
-    if not torch.cuda.is_available():
-        return f"cp_size {size} needs GPUs: torch has no attention on CPU that is split along the sequence"
-    return f"cp_size {size} is not carried by the shared trainer: no GPU was there to prove it on; leave it out"
 
 
 def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int) -> tuple[int, int]:

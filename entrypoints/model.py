@@ -60,12 +60,24 @@ def check(arguments: Arguments, plan: Layout, device: torch.device) -> None:
         raise Refused(f"--use_peft goes with data parallel strategies, not with {plan.described}: fsdp shards it too")
     if arguments.torch_compile and plan.carrier != "accelerate":
         raise Refused(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
+    if plan.context > 1:
+        _check_context(arguments, plan)
     if arguments.torch_compile:
         known = torch._dynamo.list_backends(exclude_tags=())
         if arguments.torch_compile_backend not in known:
             raise Refused(
                 f"--torch_compile_backend is one of {', '.join(known)}, not {arguments.torch_compile_backend}"
             )
+
+
+def _check_context(arguments: Arguments, plan: Layout) -> None:
+    which = f"cp_size {plan.context}"
+    if not arguments.writes:
+        raise Refused(f"{which} is for language models, not for {arguments.task}")
+    if arguments.attn_implementation != "sdpa":
+        raise Refused(f"{which} goes with --attn_implementation sdpa, not with {arguments.attn_implementation}")
+    if arguments.torch_compile:
+        raise Refused(f"--torch_compile goes without {which}")
 
 
 def compiled(model: torch.nn.Module, arguments: Arguments) -> None:
@@ -138,7 +150,7 @@ def losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the loss of each sample, summed over its tokens: (B,). Ignored labels count nothing."""
     goal = targets(labels)
     if labels.dim() == 2:
-        logits = logits[:, :-1]  # (B, T - 1, V): what stands at t says t + 1
+        logits = logits[:, : goal.shape[1]]  # (B, T - 1, V): what stands at t says t + 1
     each = functional.cross_entropy(
         logits.float().flatten(0, -2), goal.flatten(), ignore_index=IGNORED, reduction="none"
     )
@@ -152,8 +164,9 @@ def counted(labels: torch.Tensor) -> torch.Tensor:
 
 def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return how many labels of each sample are the likeliest guess: (B,)."""
-    guess = (logits[:, :-1] if labels.dim() == 2 else logits).argmax(-1)
-    return (guess == targets(labels)).view(len(labels), -1).sum(1)
+    goal = targets(labels)
+    guess = (logits[:, : goal.shape[1]] if labels.dim() == 2 else logits).argmax(-1)
+    return (guess == goal).view(len(labels), -1).sum(1)
 
 
 def length(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:

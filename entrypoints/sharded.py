@@ -32,6 +32,8 @@ class Sharded(Frame):
         if self.layout.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
             bare.to(self.device)
+        if self.context is not None:
+            self.context.put_on(bare)
         if self._fully:
             shard(bare, bare, self.mesh, self.layout, str(self.accelerator.mixed_precision))
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
@@ -41,7 +43,7 @@ class Sharded(Frame):
 
     @property
     def _fully(self) -> bool:
-        return self.layout.data_ranks > 1 or self.layout.strategy in ("fsdp", "hsdp")
+        return self.layout.gradient_ranks > 1 or self.layout.strategy in ("fsdp", "hsdp")
 
     def accumulating(self, more: bool) -> AbstractContextManager[Any]:
         # Gradients are reduced to their parts after every micro-batch, which costs no memory; replicas wait for the last.
@@ -54,14 +56,13 @@ class Sharded(Frame):
 
     def check(self) -> str:
         found = self.placements()
-        for axis in ("shard", "tensor"):
-            length = getattr(self.layout, axis)
+        for axis, length in (("shard", self.layout.parts), ("tensor", self.layout.tensor)):
             parts = sum(count for place, count in found.items() if f"{axis}:S" in place or f"{axis}:_S" in place)
             if length > 1 and parts == 0:
                 raise Refused(f"{self.layout.described}: no parameter lies in parts on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):
             raise Refused(f"{self.layout.described}: FSDP should carry the model, it is a {type(self.model).__name__}")
-        if self.layout.shard > 1 and "whole" in found:
+        if self.layout.parts > 1 and "whole" in found:
             raise Refused(f"{self.layout.described}: {found['whole']:,} parameters lie whole on every rank")
         return "FSDP2" if self._fully else "DTensor"
 
@@ -81,8 +82,12 @@ class Sharded(Frame):
 
 
 def mesh_of(layout: Layout, device: torch.device) -> DeviceMesh:
-    """Return the mesh of all four axes; collective."""
-    lengths = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    """Return the mesh over which parameters lie; collective.
+
+    To them, ranks that share sequences are like any others: more shards, or replicas where there are none.
+    """
+    replicas = layout.gradient_ranks // layout.parts
+    lengths = (layout.pipeline, replicas, layout.parts, layout.tensor)
     return init_device_mesh(device.type, lengths, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
 
 
@@ -162,7 +167,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 def shard(root: Any, holder: nn.Module, mesh: DeviceMesh, layout: Layout, precision: str) -> None:
     """Apply FSDP2 to the layers of `holder` and to `root`, which has the rest (tied embeddings among it)."""
-    data = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
+    data = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     policy: dict[str, Any] = {}
     if precision == "bf16":
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

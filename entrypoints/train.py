@@ -175,8 +175,11 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         teller.accelerator = accelerator
     if resumed is not None:
         frame.settle(lambda: one_loss(frame, task))
-    # Each rank drops out its own, but those that share the same samples and layers.
-    set_seed(arguments.seed + plan.data_rank(context.rank) + 7919 * plan.stage_rank(context.rank))
+    # Each rank drops out its own, but those that share the same samples, tokens and layers.
+    apart = (
+        plan.data_rank(context.rank) + 7919 * plan.stage_rank(context.rank) + 104729 * plan.context_rank(context.rank)
+    )
+    set_seed(arguments.seed + apart)
     if resumed is not None and mine:
         set_random_state(mine["random"])  # the last thing before the first step: nothing may draw in between
 
@@ -212,7 +215,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
             for batch, share in zip(window, frame.learn(window, labels), strict=True):
                 meter.add(share, models.length(batch))
             if not checked and (norms := frame.check_gradients()):
-                teller.event("world", step=step + 1, gradient_norms_per_rank=norms[:256])
+                teller.event("world", step=step + 1, gradient_norms_per_rank=norms[:256], **frame.seen())
             checked = True
             norm = frame.clip(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
             rate = schedule.get_last_lr()[0]

@@ -96,7 +96,8 @@ def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
         ("{microbatches: 4}", "parallelism.microbatches: belongs to a pipeline"),
         ("{pp_schedule: gpipe}", "parallelism.pp_schedule: belongs to a pipeline"),
         ("{virtual_stages: 2}", "parallelism.virtual_stages: belongs to a pipeline"),
-        ("{cp_size: 2}", "parallelism.cp_size: is 2, which the shared trainer does not carry"),
+        ("{strategy: zero2, cp_size: 2}", "parallelism.cp_size: is 2, but zero2 goes without it"),
+        ("{pp_size: 2, cp_size: 2}", "parallelism.cp_size: is 2, which goes without pp_size"),
         ("{offload: true}", "parallelism.offload: has nothing to move with ddp"),
     ],
 )
@@ -110,6 +111,7 @@ def test_what_the_shared_trainer_would_refuse_is_told_at_once(parallelism, expec
 
 
 def test_what_the_shared_trainer_carries_is_no_conflict():
-    for parallelism in ("{strategy: fsdp, tp_size: 2}", "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
+    for parallelism in ("{strategy: fsdp, tp_size: 2}", "{cp_size: 2}", "{strategy: fsdp, cp_size: 2, tp_size: 2}",
+                        "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
                         "{strategy: zero3, offload: true}", "{strategy: hsdp, dp_replicate_size: 2}"):  # fmt: skip
         Job.load(f"name: x\nnum_nodes: 4\nparallelism: {parallelism}")

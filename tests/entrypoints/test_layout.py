@@ -28,6 +28,10 @@ assert ENTRYPOINTS
         ({"strategy": "ddp", "tp_size": 2}, 4, "sharded", {"replicate": 2, "tensor": 2}),
         ({"strategy": "fsdp", "tp_size": 2}, 4, "sharded", {"shard": 2, "tensor": 2}),
         ({"strategy": "fsdp", "pp_size": 2, "tp_size": 2}, 8, "pipeline", {"pipeline": 2, "shard": 2, "tensor": 2}),
+        ({"strategy": "none", "cp_size": 2}, 2, "accelerate", {"context": 2}),
+        ({"strategy": "ddp", "cp_size": 2}, 4, "accelerate", {"replicate": 2, "context": 2}),
+        ({"strategy": "fsdp", "cp_size": 2}, 2, "sharded", {"context": 2}),
+        ({"strategy": "fsdp", "cp_size": 2, "tp_size": 2}, 8, "sharded", {"shard": 2, "context": 2, "tensor": 2}),
     ],
 )  # fmt: skip
 def test_what_is_carried(parallelism: dict, world: int, carrier: str, mesh: dict):
@@ -41,6 +45,18 @@ def test_neighbours_share_the_most():
     places = [(made.stage_rank(rank), made.data_rank(rank)) for rank in range(16)]
     assert places == [(stage, data) for stage in (0, 1) for data in range(4) for _ in range(2)]
     assert made.described == "hsdp (pipeline 2 x replicate 2 x shard 2 x tensor 2, 1f1b)"
+
+
+def test_ranks_of_a_context_group_take_the_same_samples_and_other_parts():
+    made = layout.chosen({"strategy": "fsdp", "cp_size": 2, "tp_size": 2}, 8)
+    assert [(made.data_rank(rank), made.context_rank(rank)) for rank in range(8)] == [
+        (data, part) for data in (0, 1) for part in (0, 1) for _ in range(2)
+    ]
+    assert (made.data_ranks, made.gradient_ranks, made.parts) == (2, 4, 4)
+    assert made.described == "fsdp (shard 2 x context 2 x tensor 2)"
+    made = layout.chosen({"strategy": "ddp", "cp_size": 2}, 4)
+    assert (made.data_ranks, made.gradient_ranks, made.parts) == (2, 4, 1)
+    assert [made.stage_rank(rank) for rank in range(4)] == [0] * 4
 
 
 def test_hsdp_replicates_over_nodes_when_nothing_else_is_said():
@@ -59,7 +75,9 @@ def test_a_schedule_follows_from_the_virtual_stages():
     [
         ({"strategy": "none"}, 2, "strategy none is for one process, the job has 2"),
         ({"strategy": "tensor"}, 2, "no strategy tensor; it has none, ddp, fsdp"),
-        ({"strategy": "ddp", "cp_size": 2}, 2, "cp_size 2 needs GPUs"),
+        ({"strategy": "ddp", "cp_size": 2, "pp_size": 2}, 4, "cp_size 2 goes without pp_size"),
+        ({"strategy": "ddp", "cp_size": 3}, 4, "cp_size 3 does not divide the 4 processes"),
+        ({"strategy": "zero2", "cp_size": 2}, 4, "strategy zero2 goes without cp_size: write fsdp"),
         ({"strategy": "ddp", "offload": True}, 2, "strategy ddp has nothing to offload"),
         ({"strategy": "zero3", "tp_size": 2}, 4, "strategy zero3 goes without tp_size: write fsdp"),
         ({"strategy": "zero1", "pp_size": 2}, 4, "strategy zero1 goes without pp_size"),
@@ -94,6 +112,11 @@ def test_what_is_refused(parallelism: dict, world: int, sentence: str):
              "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"},
             4, "hsdp (replicate 2 x shard 2)",
         ),
+        (
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+             "PARALLELISM_CONFIG_CP_SIZE": "2"},
+            4, "fsdp (shard 2 x context 2)",
+        ),
     ],
 )  # fmt: skip
 def test_an_accelerate_file_is_honoured(environ: dict, world: int, described: str):
@@ -111,7 +134,6 @@ def test_an_accelerate_file_is_honoured(environ: dict, world: int, described: st
             {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"},
             "SHARD_GRAD_OP; the shared trainer has",
         ),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}, "cp_size 2 needs GPUs"),
     ],
 )
 def test_what_an_accelerate_file_says_beyond_it_is_refused(environ: dict, sentence: str):

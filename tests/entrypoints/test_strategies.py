@@ -44,6 +44,7 @@ def case(
     return Case(world, said, wrapper, axes, share, batch, model, tuple(more))
 
 
+GROUPED = ("--num_key_value_heads", "2")
 UNTIED = ("--tie_word_embeddings", "false")
 # Half of a tied model's layers and one of two copies of its embedding are more than half of it.
 CASES = {
@@ -52,6 +53,7 @@ CASES = {
     "zero3": case(2, "DeepSpeedEngine", "shard", share=0.51, strategy="zero3"),
     "tp": case(2, "DTensor", "tensor", share=0.51, batch=4, tp_size=2),
     "pp interleaved": case(2, "PipelineStage", share=0.65, batch=4, pp_size=2, virtual_stages=2),
+    "cp": case(2, "DistributedDataParallel", batch=4, cp_size=2),
     "fsdp x tp": case(4, "FSDP2", "shard", "tensor", share=0.26, strategy="fsdp", tp_size=2),
     "dp x pp": case(4, "PipelineStage(FSDP2)", share=0.65, strategy="ddp", pp_size=2),
 }
@@ -61,6 +63,15 @@ LONG = {
     "zero2": case(2, "DeepSpeedEngine", strategy="zero2"),
     "zero3 offload": case(2, "DeepSpeedEngine", "shard", share=0.51, strategy="zero3", offload=True),
     "dp x tp": case(4, "FSDP2", "tensor", share=0.51, strategy="ddp", tp_size=2),
+    "dp x cp": case(4, "DistributedDataParallel", strategy="ddp", cp_size=2),
+    "fsdp x cp": case(4, "FSDP2", "shard", share=0.26, strategy="fsdp", cp_size=2),
+    "tp x cp": case(4, "FSDP2", "tensor", share=0.51, batch=4, tp_size=2, cp_size=2),
+    "cp of 4": case(4, "DistributedDataParallel", batch=4, cp_size=4),
+    "cp, parameters sharded": case(2, "FSDP2", share=0.51, batch=4, strategy="fsdp", cp_size=2),
+    "cp, qwen2, grouped heads": case(2, "DistributedDataParallel", batch=4, model="qwen2", more=GROUPED, cp_size=2),
+    "cp, gpt2, padded": case(
+        2, "DistributedDataParallel", batch=4, model="gpt2", more=("--block_size", "18"), cp_size=2
+    ),
     "pp 1f1b": case(2, "PipelineStage", share=0.65, batch=4, pp_size=2),
     "pp gpipe": case(2, "PipelineStage", share=0.65, batch=4, pp_size=2, pp_schedule="gpipe", microbatches=2),
     "pp of 4": case(4, "PipelineStage", share=0.42, batch=4, pp_size=4),
@@ -137,6 +148,7 @@ def test_a_strategy_equals_one_process(tmp_path: Path, alone: Callable[[Case], T
         shares = [round(count / world["parameters"], 2) for count in world["optimized_per_rank"]]
         assert (shares, world["gradients_in_parts"]) == expected[zero]
     check_replicas(many, case)
+    check_sequences(many, case)
 
     first, second = weights(one.run), weights(many.run)
     assert first.keys() == second.keys()
@@ -159,13 +171,31 @@ def check_replicas(run: Trainer, case: Case) -> None:
     if str(case.parallelism.get("strategy")).startswith("zero"):
         return
     norms = run.events("world")[1]["gradient_norms_per_rank"]
-    mesh = {axis: run.events("world")[0]["mesh"].get(axis, 1) for axis in ("pipeline", "replicate", "shard", "tensor")}
+    axes = ("pipeline", "replicate", "shard", "context", "tensor")
+    mesh = {axis: run.events("world")[0]["mesh"].get(axis, 1) for axis in axes}
+    sharded = case.parallelism.get("strategy") in ("fsdp", "hsdp")
+    parts = mesh["shard"] * (mesh["context"] if sharded else 1)  # over which every parameter is dealt out
+    stage = case.world // mesh["pipeline"]
     same: dict[tuple, set[float]] = {}
     for rank, norm in enumerate(norms):
-        place = (rank // (mesh["tensor"] * mesh["shard"] * mesh["replicate"]), rank % (mesh["tensor"] * mesh["shard"]))
+        place = (rank // stage, rank // mesh["tensor"] % parts, rank % mesh["tensor"])
         same.setdefault(place, set()).add(norm)
     assert len(norms) == case.world and all(len(values) == 1 for values in same.values()), norms
-    assert mesh["replicate"] == 1 or len(same) < case.world
+    assert len(same) == mesh["pipeline"] * parts * mesh["tensor"]
+
+
+def check_sequences(run: Trainer, case: Case) -> None:
+    """Ranks that share sequences had a part of them only, which the attention saw and told; no others tell anything."""
+    size = case.parallelism.get("cp_size", 1)
+    told = run.events("world")[1] if case.world > 1 and run.events("world")[1:] else {}
+    assert run.events("world")[0]["mesh"].get("context", 1) == size
+    if size == 1:
+        assert "tokens_per_rank" not in told
+        return
+    length = int(case.more[1]) if "--block_size" in case.more else 16
+    length += -length % (2 * size)
+    assert told["tokens_per_rank"] == [length // size] * case.world
+    assert told["keys_per_rank"] == [length] * case.world
 
 
 def check_it_loads(folder: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -182,7 +212,7 @@ REFUSED = {
     "layers": (2, {"pp_size": 2, "virtual_stages": 2}, ["--num_hidden_layers", "6"], "6 layers cannot be dealt out"),
     "gpt2 has no plan": (2, {"tp_size": 2}, ["--model_type", "gpt2"], "transformers has no tensor parallel plan for gpt2"),
     "bert has no stages": (2, {"pp_size": 2}, ["--model_type", "bert"], "there is no pipeline plan for bert"),
-    "context": (2, {"cp_size": 2}, [], "cp_size 2 needs GPUs"),
+    "context": (2, {"cp_size": 2}, ["--attn_implementation", "eager"], "cp_size 2 goes with --attn_implementation sdpa"),
     "batch": (2, {"pp_size": 2}, ["--per_device_train_batch_size", "1"], "does not suit a pipeline of 2"),
     "offload": (2, {"strategy": "fsdp", "offload": True}, [], "no GPU from which parallelism.offload could take"),
 }  # fmt: skip
@@ -222,8 +252,22 @@ def test_what_a_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path,
             {"strategy": "ddp", "tp_size": 2},
             "hold the same parameters, but their gradients differ",
         ),
+        # Each rank learns from its own part of the sequences.
+        (
+            "import frame\nframe.Frame.accumulating = lambda self, more: self.accelerator.no_sync(self.model)",
+            2,
+            {"cp_size": 2},
+            "hold the same parameters, but their gradients differ",
+        ),
+        # Tokens that look at what they are to say: losses fall as never before.
+        (
+            "import context\nreal = context.visible\ncontext.visible = lambda *given: real(*given) | True",
+            2,
+            {"cp_size": 2},
+            "says something else of a sequence in parts than of a whole one",
+        ),
     ],
-    ids=["silent ddp", "wrong replicas"],
+    ids=["silent ddp", "wrong replicas", "parts of sequences not summed", "no mask"],
 )
 def test_a_strategy_that_is_not_what_runs_is_found_out(
     tmp_path: Path, fault: str, world: int, parallelism: dict, sentence: str

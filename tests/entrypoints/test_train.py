@@ -105,7 +105,7 @@ REFUSED = {
     "later": (
         {"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp", "tp_size": 2}'},
         [],
-        "tp_size 2 x pp_size 1 does not divide the 1 processes",
+        "tp_size 2 does not divide the 1 processes",
     ),
     "hub": ({"HF_TOKEN": ""}, ["--push_to_hub", "--hub_model_id", "a/b"], "HF_TOKEN"),
     "data": ({}, ["--dataset", "nowhere/*.txt"], "nowhere/*.txt does not exist"),
