@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import runtime
 import torch
+
+if TYPE_CHECKING:
+    from mfu import Use
 
 
 class Meter:
     """Sums up loss and tokens between two lines, on the device: nothing waits for it before a line is due."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # this rank's share of the loss, its tokens
+    def __init__(self, device: torch.device, use: Use | None = None) -> None:
+        # this rank's share of the loss, its tokens, the pairs of tokens in its samples
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.use = use  # tells MFU
         self.steps = 0
         self.since = time.monotonic()
 
-    def add(self, share: torch.Tensor, tokens: torch.Tensor | int) -> None:
-        """Count one micro-batch: its share of the step's mean loss, and its tokens."""
+    def add(self, share: torch.Tensor, tokens: torch.Tensor | int, pairs: torch.Tensor | int = 0) -> None:
+        """Count one micro-batch: its share of the step's mean loss, its tokens, and pairs of them where MFU is told."""
         self.sums[0] += share.detach()
         self.sums[1] += tokens
+        if self.use is not None:
+            self.sums[2] += pairs
 
     def read(self, frame: Any) -> dict[str, float]:
         """Return the mean loss and the speed since the last reading, over all ranks; collective, waits for the device."""
-        loss, tokens = frame.total(self.sums).tolist()
+        loss, tokens, pairs = frame.total(self.sums).tolist()
         now = time.monotonic()
-        values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / max(now - self.since, 1e-9)}
+        seconds = max(now - self.since, 1e-9)
+        values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / seconds}
+        if self.use is not None:
+            values["mfu"] = self.use.share(tokens, pairs, seconds)
         self.sums.zero_()
         self.steps, self.since = 0, now
         return values
@@ -37,7 +47,7 @@ class Meter:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.sums.copy_(state["sums"])
+        self.sums[0] = state["sums"][0]  # tokens of an attempt before took time that this one does not know
         self.steps = state["steps"]
 
 
@@ -74,9 +84,10 @@ class Teller:
         assert self._began is not None
         seconds, first = time.monotonic() - self._began[0], self._began[1]
         left = seconds / max(step - first, 1) * (self.total_steps - step)
+        used = f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
         self.say(
             f"step {step}/{self.total_steps}  loss {values['loss']:.3f}  lr {values['learning_rate']:.1e}  "
-            f"{values['tokens_per_s']:,.0f} tokens/s  ETA {clock(left)}"
+            f"{values['tokens_per_s']:,.0f} tokens/s{used}  ETA {clock(left)}"
         )
 
 

@@ -58,6 +58,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     """Train as told and return the exit code."""
     import accelerate
     import data
+    import mfu
     import model as models
     import publish
     import tasks
@@ -128,6 +129,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     model_type = bare.config.model_type
     parameters = sum(parameter.numel() for parameter in bare.parameters())
     learned = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
+    work = mfu.work(bare, arguments.block_size)
     models.compiled(bare, arguments)
     frame.prepare(bare, lambda model: models.optimizer(model, arguments))
     del bare  # some strategies have it in parts now
@@ -139,7 +141,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
 
     facts = frame.describe()
     versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
-    counts = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
+    counts: dict[str, Any] = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
+    if (use := mfu.use(work, frame.device, facts["mixed_precision"])) is not None:
+        counts |= {"flops_per_token": use.work.token, "flops_per_pair": use.work.pair, "peak_flops": use.peak}
     teller.event("world", versions=versions, **counts, **facts)
     teller.say(f"data: {task.described}")
     teller.say(
@@ -156,7 +160,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     keeper = Keeper(
         folder, context.attempt, keep, teller.event, teller.say, given=context.epoch, behind=arguments.save_async
     )
-    meter, best = Meter(accelerator.device), Best(arguments)
+    meter, best = Meter(accelerator.device, use), Best(arguments)
     step, saved_step, first_loss = 0, 0, None
     resumed = keeper.resume(training)
     if resumed is not None:
@@ -213,7 +217,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
             labels = torch.stack([models.counted(batch["labels"]).sum() for batch in window]).sum()
             labels = frame.total(labels).clamp(min=1)
             for batch, share in zip(window, frame.learn(window, labels), strict=True):
-                meter.add(share, models.length(batch))
+                meter.add(share, models.length(batch), models.pairs(batch) if use else 0)
             if not checked and (norms := frame.check_gradients()):
                 teller.event("world", step=step + 1, gradient_norms_per_rank=norms[:256], **frame.seen())
             checked = True
