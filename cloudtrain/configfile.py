@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, time
@@ -55,6 +54,8 @@ def paths(start: Path) -> list[Path]:
 
 def read(path: Path) -> Document:
     """Return a file as a document of `defaults` and `targets`; raises BadRequest with one sentence and the line."""
+    import tomllib
+
     try:
         text = path.read_text("utf-8")
         data = tomllib.loads(text, parse_float=_number)

@@ -28,7 +28,20 @@ from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.problems import explain, located, said, unsendable, wrong
 from cloudtrain.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
-from cloudtrain.spec import Count, Files, Hyperparameters, Name, Pattern, Place, Sources, Spec, Text, inside, place
+from cloudtrain.spec import (
+    Count,
+    Files,
+    Hyperparameters,
+    Name,
+    Pattern,
+    Place,
+    Sources,
+    Spec,
+    Text,
+    inside,
+    none_yet,
+    place,
+)
 
 __all__ = [
     "Checkpoint",
@@ -57,13 +70,14 @@ class Job(Spec):
         default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
     )
     allow_secrets: Files = Field(
-        default_factory=list, description="Files that may hold credentials, as in .gitignore; others are refused."
+        default_factory=none_yet, description="Files that may hold credentials, as in .gitignore; others are refused."
     )
     allow_large: Files = Field(
-        default_factory=list, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
+        default_factory=none_yet, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
     )
     allow_pointers: Files = Field(
-        default_factory=list, description="Files that may be Git-LFS pointers, as in .gitignore; others are refused."
+        default_factory=none_yet,
+        description="Files that may be Git-LFS pointers, as in .gitignore; others are refused.",
     )
     entrypoint: str | None = Field(
         default=None, description="A script in the source, or -m package.module; left out: the shared trainer."
@@ -74,7 +88,7 @@ class Job(Spec):
     hyperparameters: Hyperparameters = Field(
         default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
     )
-    args: list[Text] = Field(default_factory=list, description="Further arguments, appended verbatim.")
+    args: list[Text] = Field(default_factory=none_yet, description="Further arguments, appended verbatim.")
     environment: Environment = Field(default=Environment(), description="What is installed on each node.")
     num_nodes: Count = Field(default=1, description="Nodes.")
     min_nodes: Count | None = Field(

@@ -6,7 +6,6 @@ The only module that knows the backends' names. A class is imported when it is a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -55,6 +54,8 @@ def backend_class(name: str) -> type[Backend]:
     if target is None:
         target = _plugins().get(name)
     if target is None:
+        from difflib import get_close_matches
+
         near = get_close_matches(name, names(), n=1)
         raise UnknownBackend(
             f"there is no backend or target {name!r}" + (f"; did you mean {near[0]}?" if near else ""),

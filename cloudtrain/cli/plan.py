@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cloudtrain.backend import Plan
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli import options, terminal
 from cloudtrain.cli.jobs import Wanted, wanted
 from cloudtrain.cli.summary import of_plan
 
@@ -67,11 +67,9 @@ def command(
 def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
     if isinstance(found, Plan):
         return found
-    from cloudtrain.submitter import Submitter
+    from cloudtrain.planner import Planner
 
-    submitter = Submitter(target)
-    runs.heard(submitter.store)
-    return submitter.plan(found.job, sets=found.sets, key=key)
+    return Planner(target).plan(found.job, sets=found.sets, key=key)
 
 
 def _manifests(plan: Plan) -> None:

@@ -145,7 +145,7 @@ class Draft:
     def listing(self) -> Listing:
         """Return what the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
         from cloudtrain.job import Job
-        from cloudtrain.submitter import Resolved
+        from cloudtrain.planner import Resolved
 
         if bundle := self._stored():
             return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
@@ -290,10 +290,10 @@ def _asked(plan: Plan, home: Path) -> Mapping[str, Any]:
     """Return a plan's job without what every plan gets anew: two labels, and the requirements that its source has."""
     import getpass
 
-    from cloudtrain.submitter import _label
+    from cloudtrain.planner import label
 
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
-    own = {"user": _label(getpass.getuser()), "commit": commit}
+    own = {"user": label(getpass.getuser()), "commit": commit}
     labels = {name: text for name, text in plan.job.get("labels", {}).items() if own.get(name) != text}
     bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
     usual = "requirements.txt" if bundle and any(file.path == "requirements.txt" for file in bundle.files) else "none"
