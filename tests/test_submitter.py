@@ -15,18 +15,20 @@ import pytest
 from cloudtrain import events, registry
 from cloudtrain.errors import BackendError, BadJob, BadRequest, RunFailed, UnknownBackend
 from cloudtrain.job import Job
+from cloudtrain.planner import run_id
 from cloudtrain.process import Process, start_time
 from cloudtrain.run import Run
 from cloudtrain.state import State
 from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter, identity, run_id
+from cloudtrain.submitter import Submitter, identity
 from cloudtrain.testing.memory import MemoryBackend
 from cloudtrain.watch import Watcher, capacity_pause_s
 from tests.conftest import WAIT_S
 
 
 @pytest.fixture(autouse=True)
-def memory():
+def memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))  # other tests in this process do not know it
     MemoryBackend.install()
 
 
