@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py [--rounds 9]
 
-torchx 0.7.0 is installed into a virtual environment of its own on first use.
+Either is installed as a user would, into a virtual environment of its own: torchx 0.7.0 on first use, cloudtrain's base
+install at every run. The two ranks need torch, and run in the environment that this script is started with.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
     torchx = peer("torchx", "torchx==0.7.0").parent / "torchx"
-    ours = Path(sys.executable).parent / "cloudtrain"
+    with_torch = Path(sys.executable).parent / "cloudtrain"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        mebibytes, distributions = install(folder / "base")
+        python, ours = folder / "base/bin/python", folder / "base/bin/cloudtrain"
         source = folder / "source"
         source.mkdir()
         (source / "hello.py").write_text("print('hello')\n")
@@ -64,8 +67,8 @@ def main() -> int:
         dry = ["run", "-s", "local_cwd", "--dryrun", "utils.python", "--script", "hello.py", "--", "--lr", "0.1"]
         light = interleaved(
             {
-                "python -c pass": lambda: run(sys.executable, "-c", "pass"),
-                "import cloudtrain": lambda: run(sys.executable, "-c", "import cloudtrain"),
+                "python -c pass": lambda: run(python, "-c", "pass"),
+                "import cloudtrain": lambda: run(python, "-c", "import cloudtrain"),
                 "cloudtrain --help": lambda: run(ours, "--help"),
                 "torchx --help": lambda: run(torchx, "--help"),
                 "cloudtrain plan": lambda: run(ours, "plan", "job.yaml"),
@@ -84,12 +87,11 @@ def main() -> int:
         )
         ranks = interleaved(
             {
-                "two ranks, cloudtrain": lambda: run(ours, "submit", "ranks.yaml", "--wait"),
+                "two ranks, cloudtrain": lambda: run(with_torch, "submit", "ranks.yaml", "--wait"),
                 "two ranks, bare env:// spawn": lambda: run(sys.executable, "spawn.py"),
             },
             rounds,
         )
-    mebibytes, distributions = install()
     found = light | ends | ranks
     body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],
                  ["command", "CPU s: median (min to max)", "wall s: median (min to max)"])  # fmt: skip
@@ -122,24 +124,22 @@ def main() -> int:
     return report("startup", "Start-up and launch, beside torchx 0.7.0", body, gates)
 
 
-def install() -> tuple[float, int]:
+def install(into: Path) -> tuple[float, int]:
     """Install the base package into a new environment and return its MiB and its number of distributions."""
-    with tempfile.TemporaryDirectory() as name:
-        subprocess.run([sys.executable, "-m", "venv", name], check=True)
-        python = f"{name}/bin/python"
-        site = next(Path(name).glob("lib/python*/site-packages"))
+    subprocess.run([sys.executable, "-m", "venv", str(into)], check=True)
+    site = next(into.glob("lib/python*/site-packages"))
 
-        def kibibytes() -> int:
-            return int(
-                subprocess.run(["du", "-sk", str(site)], capture_output=True, text=True, check=True).stdout.split()[0]
-            )
+    def kibibytes() -> int:
+        return int(
+            subprocess.run(["du", "-sk", str(site)], capture_output=True, text=True, check=True).stdout.split()[0]
+        )
 
-        before = kibibytes()
-        pip = [python, "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "-q", "-c", str(ROOT / "constraints.txt"), str(ROOT)], check=True)
-        shown = subprocess.run([*pip, "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout
-        names = [line for line in shown.splitlines() if not line.startswith(("pip=", "setuptools="))]
-        return (kibibytes() - before) / 1024, len(names)
+    before = kibibytes()
+    pip = [str(into / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "-q", "-c", str(ROOT / "constraints.txt"), str(ROOT)], check=True)
+    shown = subprocess.run([*pip, "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout
+    names = [line for line in shown.splitlines() if not line.startswith(("pip=", "setuptools="))]
+    return (kibibytes() - before) / 1024, len(names)
 
 
 if __name__ == "__main__":
