@@ -56,8 +56,10 @@ def check(arguments: Arguments, plan: Layout, device: torch.device) -> None:
             raise Refused(f"--attn_implementation {attention} needs a GPU; on {device.type} there is sdpa")
         if attention == "flash_attention_2" and find_spec("flash_attn") is None:
             raise Refused(f"--attn_implementation {attention} needs the package flash_attn; without it there is sdpa")
-    if arguments.use_peft and plan.mesh.keys() - {"replicate", "shard"}:
-        raise Refused(f"--use_peft goes with data parallel strategies, not with {plan.described}: fsdp shards it too")
+    if arguments.use_peft and plan.tensor * plan.pipeline > 1:
+        raise Refused(
+            f"--use_peft goes without tp_size and pp_size, not with {plan.described}: fsdp divides it as well"
+        )
     if arguments.torch_compile and plan.carrier != "accelerate":
         raise Refused(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
     if plan.context > 1:

@@ -172,6 +172,8 @@ class Panel:
             if name in known and math.isfinite(known[name].last):
                 parts.append(f"{known[name].last:,.0f} {name.replace('_per_s', '/s')}")
                 break
+        if "mfu" in known and math.isfinite(known["mfu"].last):
+            parts.append(f"MFU {known['mfu'].last:.0%}")
         return "   ".join(parts)
 
     def _nodes(self, attempt: AttemptRecord) -> Iterator[str]:

@@ -23,6 +23,7 @@ CASES = {
     "ddp": (2, {"strategy": "ddp"}, "DistributedDataParallel", 1.0),
     "fsdp": (2, {"strategy": "fsdp"}, "FSDP2", 0.5),
     "hsdp": (4, {"strategy": "hsdp", "dp_replicate_size": 2}, "FSDP2", 0.5),
+    "fsdp, cp": (2, {"strategy": "fsdp", "cp_size": 2}, "FSDP2", 0.5),
     "zero1": (2, {"strategy": "zero1"}, "DeepSpeedEngine", 1.0),
     "zero2": (2, {"strategy": "zero2"}, "DeepSpeedEngine", 1.0),
     "zero3": (2, {"strategy": "zero3"}, "DeepSpeedEngine", 0.5),
@@ -60,7 +61,8 @@ def adapt(base: Path, run: Path, world: int, parallelism: dict, *more: str, atte
     """Adapt the model, eight samples a step whatever the world."""
     args = ["--model", str(base / "base" / "model"), "--dataset", str(base / "texts"), "--block_size", "16", *more]
     args += shlex.split(f"{LORA} {SIZES} --learning_rate 5e-3 --logging_steps 1 --sample_tokens 4")
-    args += ["--per_device_train_batch_size", str(4 // world), "--per_device_eval_batch_size", "3"]
+    batch = 4 * parallelism.get("cp_size", 1) // world
+    args += ["--per_device_train_batch_size", str(batch), "--per_device_eval_batch_size", "3"]
     env = {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "5", "CLOUDTRAIN_CHECKPOINT_KEEP": "9", "KEPT": run / f"{attempt}.pt"}
     env["CLOUDTRAIN_PARALLELISM"] = json.dumps(parallelism)
     with Trainer(run, args, world, env, attempt, base / "keeping.py") as adapted:

@@ -151,13 +151,8 @@ def test_activations_are_computed_again():
 CANNOT = {
     "no gpu": ({"attn_implementation": "flash_attention_2"}, Layout(), "cpu", "needs a GPU; on cpu there is sdpa"),
     "no package": ({"attn_implementation": "flash_attention_2"}, Layout(), "cuda", "needs the package flash_attn"),
-    "lora": ({"use_peft": True}, Layout("fsdp", shard=2, tensor=2), "cpu", "--use_peft .* not with .*tensor 2.: fsdp"),
-    "lora, pp": (
-        {"use_peft": True},
-        Layout(pipeline=2),
-        "cpu",
-        "--use_peft goes with data parallel strategies, not with",
-    ),
+    "lora, tp": ({"use_peft": True}, Layout("fsdp", shard=2, tensor=2), "cpu", "--use_peft .* not with fsdp .*tensor"),
+    "lora, pp": ({"use_peft": True}, Layout(pipeline=2), "cpu", "--use_peft goes without tp_size and pp_size"),
     "compile": ({"torch_compile": True}, Layout(tensor=2), "cpu", "--torch_compile goes with strategies none and ddp"),
     "compiler": ({"torch_compile": True, "torch_compile_backend": "gcc"}, Layout(), "cpu", "is one of .*not gcc"),
 }
@@ -170,5 +165,5 @@ def test_what_this_machine_or_layout_does_not_do_is_refused(case: str):
         models.check(small(**more), layout, torch.device(device))
     assert "\n" not in str(caught.value)
     models.check(small(use_peft=True, torch_compile=True), Layout("ddp", replicate=2), torch.device("cpu"))
-    for sharded in (Layout("fsdp", shard=2), Layout("hsdp", replicate=2, shard=2), Layout("zero3", shard=2)):
+    for sharded in (Layout("fsdp", shard=2), Layout("hsdp", replicate=2, shard=2), Layout("fsdp", shard=2, context=2)):
         models.check(small(use_peft=True), sharded, torch.device("cpu"))
