@@ -102,14 +102,14 @@ def test_the_panel_says_what_the_history_knows(store, monkeypatch):
     first = panel.lines(100)
     assert len(first) == 3 and "RUNNING" in first[1] and "step" not in first[1]
     for n in range(50):
-        record(store, n, n * 2, loss=5 - n / 10, tokens_per_s=12345.6)
+        record(store, n, n * 2, loss=5 - n / 10, tokens_per_s=12345.6, mfu=0.4127)
     gpus = [{"index": 0, "percent": 87.0, "memory_bytes": 40 << 30, "memory_total_bytes": 80 << 30}]
     usage = {"cpu_percent": 250.4, "rss_bytes": 12_300_000_000, "gpus": gpus}
     store.record("tiny-1-a1", events=[Event("tiny-1-a1", node, 1000, "t", "usage", usage) for node in range(10)])
     store.record("tiny-1-a1", events=[Event("tiny-1-a1", 0, 1001, "t", "usage", {"cpu_percent": 10, "rss_bytes": 1})])
     lines = panel.lines(100)
     assert "step 98/400 (24%)" in lines[1] and "ETA" not in lines[1]  # nothing to estimate from yet
-    assert lines[2].startswith("loss 0.1 ") and "12,346 tokens/s" in lines[2]
+    assert lines[2].startswith("loss 0.1 ") and lines[2].endswith("12,346 tokens/s   MFU 41%")
     assert lines[3] == "node 0  cpu 10%  memory 1 B"
     assert lines[4] == "node 1  cpu 250%  memory 12 GB  gpu0 87% 43/86 GB"
     assert lines[-1] == "and 2 nodes more" and len(lines) == 3 + 8 + 1
