@@ -65,14 +65,14 @@ class Context:
         """Give the model its own attention back, which needs no other rank."""
         self._model.set_attn_implementation(self._own)
 
-    def check(self) -> None:
+    def check(self, device: torch.device, precision: str = "no") -> None:
         """Raise Refused unless the model says of a sequence in parts what it says of a whole one: a family may pass tokens
         on by other ways than attention. Collective."""
         model, config = self._model, self._model.config
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
-        ids = torch.arange(length, device=model.device)[None] % config.vocab_size
+        ids = torch.arange(length, device=device)[None] % config.vocab_size
         part = self.part({"input_ids": ids, "labels": ids})
-        mine = self.positions(length + -length % (2 * self.size), ids.device)
+        mine = self.positions(length + -length % (2 * self.size), device)
         training = model.training
         model.eval()
         with torch.no_grad():
@@ -83,7 +83,7 @@ class Context:
         model.train(training)
         apart = (parts[:, mine < length] - whole[:, mine[mine < length]]).abs().max() / whole.abs().max()
         found = parallel.every_rank(float(apart))
-        if not all(one < (CLOSE if whole.dtype == torch.float32 and not _mixed() else CLOSE_16) for one in found):
+        if not all(one < (CLOSE if precision == "no" else CLOSE_16) for one in found):
             raise Refused(
                 f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
                 "leave it out, or write fsdp"
@@ -166,14 +166,14 @@ class Gathered(torch.autograd.Function):
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
         parts = part.new_empty(dist.get_world_size(group), *part.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), part.contiguous(), group=group)
+        dist.all_gather_single(parts.flatten(0, 1), part.contiguous(), group=group)
         return parts
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         parts = gradients[0].contiguous()
         mine = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=ctx.group)
+        dist.reduce_scatter_single(mine, parts.flatten(0, 1), group=ctx.group)
         return mine, None
 
 
@@ -181,7 +181,3 @@ def in_order(parts: torch.Tensor) -> torch.Tensor:
     """Return the ranks' parts (ranks, B, H, T / ranks, D) as sequences: (B, H, T, D)."""
     first, last = parts.chunk(2, dim=3)
     return torch.cat((first, last.flip(0))).movedim(0, 2).flatten(2, 3)
-
-
-def _mixed() -> bool:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

@@ -133,7 +133,7 @@ class Frame:
     def describe(self) -> dict[str, Any]:
         """Return the world as it really is, for the `world` event; raises Refused unless it is as it should be. Collective."""
         if self.context is not None:
-            self.context.check()
+            self.context.check(self.device, str(self.accelerator.mixed_precision))
             self.reshard()
         here = [held for _, _, held in self.parts()]
         mine = sum(here), sum(compress(here, (each.requires_grad for each in self.model.parameters())))

@@ -81,7 +81,7 @@ def compared(name: str, place: context.Context, batch: dict[str, torch.Tensor]) 
     expected = gradients(model)
     model.zero_grad()
     place.put_on(model)
-    place.check()
+    place.check(torch.device("cpu"))
     part = place.part(batch)
     loss = models.losses(model(**models.inputs(part)).logits, part["labels"])
     loss.sum().backward()
@@ -132,7 +132,7 @@ def refusal(place: context.Context, name: str) -> str:
     model = made(name)
     place.put_on(model)
     try:
-        place.check()
+        place.check(torch.device("cpu"))
     except Refused as error:
         return str(error)
     finally:

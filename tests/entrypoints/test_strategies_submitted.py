@@ -48,6 +48,7 @@ FAMILIES = {
     "pipeline": (2, "{pp_size: 2}", 4, "PipelineStage"),
     "deepspeed": (2, "{strategy: zero2}", 2, "DeepSpeedEngine"),
     "tensor": (2, "{tp_size: 2}", 4, "DTensor"),
+    "context": (2, "{cp_size: 2}", 4, "DistributedDataParallel"),
     "accelerate file": (2, "{accelerate_config: fsdp.yaml}", 2, "FSDP2"),
     "product": (4, "{strategy: fsdp, tp_size: 2}", 2, "FSDP2"),
 }
