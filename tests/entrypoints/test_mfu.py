@@ -152,16 +152,15 @@ sys.exit(train.main())
 
 
 @pytest.mark.train
-def test_a_training_tells_mfu_where_the_gpu_is_known_and_is_silent_elsewhere(tmp_path: Path):
-    """The device's part is put in here, no GPU being at hand; all else is what runs on one."""
+def test_a_training_tells_mfu_where_the_gpu_is_known(tmp_path: Path):
+    """The device's part is put in here, no GPU being at hand; all else is what runs on one. test_train.py sees that a run
+    without a GPU tells nothing."""
     (tmp_path / "fast.py").write_text(FAST)
     args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), "--max_steps", "3", "--eval_on_start", "false"]
-    for name, script in (("known", tmp_path / "fast.py"), ("cpu", ENTRYPOINTS / "train.py")):
-        with Trainer(tmp_path / name, args, script=script) as done:
-            assert done.codes() == [0], done.everything()
-        [world, *_], rows = done.events("world"), [row for row in done.events("metric") if "loss" in row]
-        assert len(rows) == 3 and {"mfu" in row for row in rows} == {name == "known"}
-        assert ("  MFU " in done.output()) == ("peak_flops" in world) == (name == "known")
-        for row in rows if name == "known" else ():
-            flops = world["flops_per_token"] + 16 * world["flops_per_pair"]  # blocks of 16 tokens
-            assert row["mfu"] == pytest.approx(row["tokens_per_s"] * flops / world["peak_flops"])
+    with Trainer(tmp_path / "run", args, script=tmp_path / "fast.py") as done:
+        assert done.codes() == [0], done.everything()
+    [world, *_], rows = done.events("world"), [row for row in done.events("metric") if "loss" in row]
+    flops = world["flops_per_token"] + 16 * world["flops_per_pair"]  # blocks of 16 tokens
+    assert len(rows) == 3 and world["peak_flops"] == 1e12 and done.output().count("  MFU ") == 3
+    for row in rows:
+        assert row["mfu"] == pytest.approx(row["tokens_per_s"] * flops / world["peak_flops"]) and row["mfu"] > 0

@@ -27,6 +27,7 @@ def test_a_language_model_is_trained_and_loads_again(tmp_path: Path):
     assert "tokens/s  ETA " in said and "\rstep" not in said and "it/s]" not in said
     metric = done.events("metric")[1]
     assert metric.keys() >= {"step", "loss", "learning_rate", "tokens_per_s", "grad_norm", "epoch"}
+    assert "mfu" not in metric and "MFU" not in said and "peak_flops" not in done.events("world")[0], "a CPU has none"
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
