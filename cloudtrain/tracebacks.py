@@ -14,7 +14,17 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
 _TYPE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b")
 DIRECT = "direct cause of the following exception"
 CHAINED = (DIRECT, "another exception occurred")
-_SURVIVED = ("--- Logging error ---", "Exception ignored in")
+_SURVIVED = (
+    "--- Logging error ---",
+    "Exception ignored in",
+    "Error in atexit._run_exitfuncs",
+    "Error in sys.excepthook",
+    "exception was never retrieved",
+)
+# What stands above a traceback that the process need not have died of: a thread's, a child's, one that was caught and logged.
+_ASIDE = re.compile(r"^Exception in thread |^Process [\w:-]+:\s*$|^(?!.* sagemaker-)[^\"']{0,120}\b(ERROR|CRITICAL)\b")
+# Where processes share memory or semaphores: both are files in /dev/shm.
+_SHARING = re.compile(r"\b(multiprocess(ing)?|billiard|joblib|loky|plasma)[/\\]|shared_memory|/dev/shm")
 
 
 class Frame(NamedTuple):
@@ -40,7 +50,7 @@ class Raised:
     at: int  # index of the exception's line
     chained: bool  # raised while the one before was handled
     direct: bool = False  # raised from the one before, which is its cause
-    thread: bool = False  # in a thread beside the main one, which lives on
+    aside: bool = False  # of a thread or a child, or logged: the process itself may live on
     frames: list[Frame] = field(default_factory=list)
 
     @property
@@ -51,6 +61,11 @@ class Raised:
     def mine(self) -> Frame | None:
         """The innermost call of the job's own code."""
         return next((frame for frame in reversed(self.frames) if frame.is_mine), None)
+
+    @property
+    def shares(self) -> bool:
+        """Whether it was raised where processes share memory or semaphores."""
+        return any(_SHARING.search(frame.file) for frame in self.frames)
 
 
 def find(texts: Sequence[str]) -> list[Raised]:
@@ -64,7 +79,8 @@ def find(texts: Sequence[str]) -> list[Raised]:
         elif HEAD.search(text) or (text.startswith('  File "') and not found):
             survived = any(words in before for before in texts[max(0, at - 2) : at] for words in _SURVIVED)
             indent = len(text) - len(text.lstrip()) if HEAD.search(text) and text[:1] == " " else 0
-            one = Raised(-1, chained, direct, texts[max(0, at - 1)].startswith("Exception in thread"))
+            aside = found[-1].aside if chained and found else at > 0 and bool(_ASIDE.search(texts[at - 1]))
+            one = Raised(-1, chained, direct, aside)
             chained = direct = False
             at += 0 if text.startswith('  File "') else 1
             while at < len(texts):

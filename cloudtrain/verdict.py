@@ -21,6 +21,7 @@ from cloudtrain.tracebacks import Raised
 from cloudtrain.verdictranks import LONGEST, PROGRESS, STANDING, Finding, bare, of_rank, raised_label, stands
 from cloudtrain.verdictsigns import SIGNS
 
+_BESIDE = ("slurmstepd", "srun", "kernel")  # who writes into a rank's log and is none
 BEFORE = 100  # lines before the deciding one among which another may speak for another class
 _BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
 _CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
@@ -101,14 +102,10 @@ def _own_place(one: Raised | None) -> str:
 
 def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
     """Return a verdict that knows no cause with the exception that the first rank died of: no rule knows it, the reader may."""
-    lines = ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())
-    texts = [bare(line) for line in lines]
-    raised = tracebacks.find(texts)
-    if not raised or end.exit_code != 1 or any(PROGRESS.match(text) for text in texts[raised[-1].at :]):
+    one = _own_exception(end, ranks)
+    if one is None:
         return found
-    if raised_label(texts, raised[-1]) != "opaque":
-        return found
-    line = lines[raised[-1].at]
+    line = ranks[-1 if end.failed_rank is None else end.failed_rank][one.at]
     what = "an exception that no rule here knows"
     return replace(
         found,
@@ -117,8 +114,17 @@ def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]
         where="log",
         node=line.node,
         seq=line.seq,
-        raised=_own_place(raised[-1]),
+        raised=_own_place(one),
     )
+
+
+def _own_exception(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Raised | None:
+    """Return the exception that the first rank died of, where no rule knows it and it is no consequence of another's death."""
+    texts = [bare(line) for line in ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())]
+    raised = tracebacks.find(texts)
+    if not raised or end.exit_code != 1 or any(PROGRESS.match(text) for text in texts[raised[-1].at :]):
+        return None
+    return raised[-1] if raised_label(texts, raised[-1]) == "opaque" else None
 
 
 def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
@@ -127,15 +133,18 @@ def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]
     others = [other for number, lines in ranks.items() if number >= 0 and (other := of_rank(lines))]
     if found.where != "log" and end.state in _STATES:
         told = proof.in_reason(found.label, found.deciding, end.reason)
-        told = told or (end.state is not State.LOST and proof.fits(found.label, end.reason, rules.REASONS))
+        told = told or proof.named(found.label, end.reason)
         return told and not {other.label for other in others} - {"consequence"}
-    rivals = {other.label for other in others if not other.late}
-    if not rivals - (rules.GENERAL - {"script-error"}) <= {found.label}:
+    beside = found.where == "log" and (rank < 0 or found.deciding.startswith(_BESIDE))
+    over = found.label in _STATES.values()  # a time that is over ends what had failed before, too
+    vague = rules.GENERAL - {"script-error"} if (beside or found.where != "log") and not over else frozenset()
+    rivals = {other.label for other in others if over or not other.late}
+    if rivals - vague - {found.label, "consequence"}:
         return False
     if found.where != "log":
         return proof.in_reason(found.label, found.deciding, end.reason)
     texts = [bare(line) for line in ranks[rank]]
-    if rank < 0 or texts[at].startswith(("slurmstepd", "srun", "kernel")):
+    if beside:
         told = proof.beside(found.label, texts[at], end.exit_code)
         return told or (end.exit_code == EXIT_REFUSED and proof.in_log(found.label, texts, at, None))
     if (end.failed_rank is None and any(number not in (-1, rank) for number in ranks)) or end.failed_rank not in (
@@ -144,9 +153,17 @@ def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]
     ):
         return False
     if end.exit_code == EXIT_REFUSED and rules.first_match(rules.OURS, texts[at]) == found.label:
-        return proof.fits(found.label, texts[at], rules.OURS) and not any(text.strip() for text in texts[at + 1 :])
-    signs = {rules.first_match(SIGNS, text) for text in texts[max(0, at - BEFORE) :] if stands(text)}
-    return signs - rules.GENERAL <= {found.label, None} and proof.in_log(found.label, texts, at, end.exit_code)
+        fits = proof.fits(found.label, texts[at], rules.OURS) and proof.fits(found.label, texts[at], SIGNS)
+        return fits and not any(text.strip() for text in texts[at + 1 :])
+    raised = {one.at for one in tracebacks.find(texts)}
+    for number, text in enumerate(texts[max(0, at - BEFORE) :], max(0, at - BEFORE)):
+        sign = rules.first_match(SIGNS, text) if stands(text) else None
+        general = sign in rules.GENERAL and (
+            number in raised or number > at
+        )  # of the same chain, or of a longer message
+        if sign not in (None, found.label) and not general:
+            return False
+    return proof.in_log(found.label, texts, at, end.exit_code)
 
 
 def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
@@ -154,7 +171,7 @@ def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
     beside = ranks.get(-1, []) + [line for line in beside if line.rank >= 0]
     for line in beside:
         if (label := rules.first_match(rules.PLATFORM, line.text[:LONGEST])) and (
-            line.rank < 0 or line.text.startswith(("slurmstepd", "srun", "kernel"))
+            line.rank < 0 or line.text.startswith(_BESIDE)
         ):
             return _verdict(label, line, end.failed_rank)
     said = [text for text in end.reason.split("\n") if text.strip() and not _BY_LAUNCHER.match(text)]
@@ -184,7 +201,7 @@ def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
         for part in re.split(r'(?:ErrorMessage|error:|Error:) "|\\n', text):
             if label := rules.first_match(SIGNS, part[:LONGEST]):
                 return _by_reason(label, text, None)
-    return _by_signal(end) or _unknown(end, ranks)
+    return _by_signal(end, ranks) or _unknown(end, ranks)
 
 
 _STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
@@ -204,6 +221,8 @@ def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Finding | Non
         causes = [found for found in causes if found.label not in ("script-error", "network")]
     if causes:
         return min(causes, key=lambda found: found.line.at)
+    if first is None and end.failed_rank is not None and _own_exception(end, ranks):
+        return None  # it had a cause of its own, which no rule knows: what came late came of that
     known = [found for found in [first, *others] if found and found.label != "consequence"]
     return known[0] if known else None
 
@@ -235,19 +254,23 @@ def _signal_of(end: End) -> str | None:
         return None
 
 
-def _by_signal(end: End) -> Verdict | None:
+def _of_another(lines: Sequence[LogLine]) -> bool:
+    """Return whether a rank's last lines tell of another's death."""
+    return any(rules.CONSEQUENCES.search(line.text[:LONGEST]) for line in lines[-STANDING:])
+
+
+def _by_signal(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict | None:
     name = _signal_of(end)
-    return (
-        _by_reason(
-            "signal", end.reason.split("\n")[0], end.failed_rank, f"a process died of {name}, and nothing says why"
-        )
-        if name
-        else None
-    )
+    if name is None or (
+        name == "SIGABRT" and _of_another(ranks.get(-1 if end.failed_rank is None else end.failed_rank, ()))
+    ):
+        return None
+    what = f"a process died of {name}, and nothing says why"
+    return _by_reason("signal", end.reason.split("\n")[0], end.failed_rank, what)
 
 
 def _unknown(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
-    told = any(rules.CONSEQUENCES.search(line.text[:LONGEST]) for lines in ranks.values() for line in lines[-STANDING:])
+    told = any(_of_another(lines) for lines in ranks.values())
     return Verdict("unknown", rules.CLASSES["unknown"].what, rank=None if told else end.failed_rank)
 
 

@@ -51,6 +51,22 @@ def bare(line: LogLine) -> str:
 def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
     """Return class and line of the last chain of tracebacks, unless it was survived."""
     raised = tracebacks.find(texts)
+    found = _of_chain(texts, [one for one in raised if not one.aside] or raised)
+    if found is None:
+        return None
+    asked = raised if _GONE.search(texts[found[1]]) else [one for one in raised if one.aside]
+    asked = [one for one in asked if one.at < found[1]]
+    if found[0] in ("opaque", "consequence", "worker-killed") and (child := _of_chain(texts, asked)):
+        return child if child[0] not in ("opaque", "consequence", "worker-killed", "vague") else found
+    return found
+
+
+# A parent's word for a worker that ended: why, the worker itself may have said before.
+_GONE = re.compile(r"DataLoader worker .* exited unexpectedly")
+
+
+def _of_chain(texts: Sequence[str], raised: list[Raised]) -> tuple[str, int] | None:
+    """Return class and line of the last chain of some tracebacks, unless it was survived."""
     if not raised:
         return None
     chain = [raised.pop()]
@@ -65,8 +81,14 @@ def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
     if strong:
         return strong[0]
     if weak and (weak[-1] == known[-1] or known[-1][0] == "script-error"):
-        return weak[-1]
+        return next(pair for pair in weak if pair == weak[-1] or _is_quoted(texts, pair[1], weak[-1][1]))
     return known[-1] if known else (labelled[-1][0], chain[-1].at)
+
+
+def _is_quoted(texts: Sequence[str], first: int, last: int) -> bool:
+    """Return whether the last exception of a chain repeats what an earlier one said, and adds nothing."""
+    said = texts[first].partition(": ")[2]
+    return bool(said) and any(said in text for text in texts[last : last + 8])
 
 
 def raised_label(texts: Sequence[str], one: Raised) -> str:
@@ -84,6 +106,8 @@ def raised_label(texts: Sequence[str], one: Raised) -> str:
     raising = here.is_mine and here.code.startswith(("raise ", "raise(", "assert "))
     if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in here.code and here.is_mine:
         label = None
+    if label == "disk-full" and one.shares:
+        return "shared-memory"
     if label and not (raising and label in _OWN_WORDS):
         return label
     for more in texts[one.at + 1 : one.at + 8]:  # a message of several lines

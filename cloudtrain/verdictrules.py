@@ -131,6 +131,8 @@ PLATFORM = table_of(
     ("spot-loss", r"^(slurmstepd|srun|scancel).*DUE TO (PREEMPTION|JOB REQUEUE|NODE PREEMPTION)"),
     ("timeout", r"^(slurmstepd|srun).*(DUE TO TIME LIMIT|CANCELLED.*TIME LIMIT)"),
     ("lost-node", r"^(slurmstepd|srun).*(DUE TO NODE (FAILURE|FAIL)|NODE_FAIL)|^srun: error: Node failure on"),
+    ("platform-fault", r"^srun: error: (Task|Application) launch .*failed"),
+    ("binary-mismatch", r"^exec \S+: exec format error$|^standard_init_linux\.go:\d+: .*exec format error"),
     (
         "host-memory",
         r"(?i)^slurmstepd: .*(oom[-_ ]kill|exceeded .*memory limit|out of memory)|^srun: error: .*: Out Of Memory",
@@ -209,7 +211,7 @@ REASONS = table_of(
         r"|DUE TO TIME LIMIT|exceeded (the |its )?(maximum|max|time) ?(run ?time|limit|duration|deadline)"
         r"|job timed? ?out\b|exceed(ed|s) (the )?timeout|time limit reached",
     ),
-    ("host-memory", r"OOMKilled|(?i:out[-_ ]of[-_ ]memory|OutOfMemoryError|oom[-_]kill)"),
+    ("host-memory", r"OOMKilled|low on resource: memory|(?i:out[-_ ]of[-_ ]memory|OutOfMemoryError|oom[-_]kill)"),
     (
         "disk-full",
         r"(?i)ephemeral[- ](local )?storage|no space left|DiskPressure|disk .*(full|exceeded)"
@@ -297,7 +299,7 @@ BUGS = re.compile(
 # What the system or a library in C raises through a script's line: where no rule knows the words, the script is not the cause.
 ELSEWHERE = re.compile(
     r"^(RuntimeError|OSError|IOError|EnvironmentError|SystemError|MemoryError|BufferError|EOFError|TimeoutError"
-    r"|InterruptedError|(Connection\w*|BrokenPipe|ChildProcess|ProcessLookup|File(Exists|NotFound)|IsADirectory"
+    r"|InterruptedError|(Connection\w*|BrokenPipe|ChildProcess|ProcessLookup|FileNotFound|IsADirectory"
     r"|NotADirectory|Permission|Blocking\w*|Unicode\w*|Import|ModuleNotFound)Error|Exception|Warning"
     r"|(torch|c10|cupy|triton|jax|_pickle|pickle)\b[\w.]*)(:|$)"
 )

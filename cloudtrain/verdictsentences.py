@@ -11,14 +11,14 @@ SENTENCES = table_of(
     (
         "gpu-memory",
         r"^(torch\.(cuda\.)?OutOfMemoryError|RuntimeError): (CUDA"
-        r"|HIP) out of memory\. Tried to allocate [\d.]+ [KMG]iB\b"
-        r"|^RuntimeError: CUDA error: out of memory$|^RuntimeError: Triton Error \[CUDA\]: out of memory$",
+        r"|HIP) out of memory\. Tried to allocate [\d.]+ [KMG]iB\b",
     ),
     (
         "host-memory",
         r"^(numpy\.[\w.]+\.)?(_ArrayMemoryError"
         r"|MemoryError): Unable to allocate [\d.]+ [KMGT]iB for an array with shape"
-        r"|^RuntimeError: \[enforce fail at \w*[Aa]lloc\w*\.cpp:\d+\] .*DefaultCPUAllocator: (can't allocate"
+        r"|^RuntimeError: (?!.*allocate \d{14,} bytes)\[enforce fail at \w*[Aa]lloc\w*\.cpp:\d+\] "
+        r".*DefaultCPUAllocator: (can't allocate"
         r"|not enough) memory: you"
         r"|^(OSError|BlockingIOError): \[Errno 12\] Cannot allocate memory$"
         r"|^pyarrow\.lib\.ArrowMemoryError: (malloc|realloc) of size \d+ failed$",
@@ -68,13 +68,11 @@ SENTENCES = table_of(
         r"^RuntimeError: (Expected to have finished reduction in the prior iteration before starting a new one\."
         r"|Expected to mark a variable ready only once\."
         r"|Detected mismatch between collectives on ranks\. Rank \d+ is running"
-        r"|(DDP expects same model|\[\d+\]: params\[\d+\] in this process with sizes))"
-        r"|^ValueError: Default process group has not been initialized, please make sure to call"
-        r" init_process_group\.$",
+        r"|(DDP expects same model|\[\d+\]: params\[\d+\] in this process with sizes))",
     ),
     (
         "checkpoint",
-        r"^RuntimeError: (Error\(s\) in loading state_dict for \w+:$|PytorchStreamReader failed (reading|locating) )"
+        r"^RuntimeError: (Error\(s\) in loading state_dict for \w+:$|PytorchStreamReader failed (reading zip archive:|locating ))"
         r"|^(safetensors\.\w+\.|safetensors_rust\.)SafetensorError: Error while deserializing header: "
         r"|^ValueError: loaded state dict contains a parameter group that doesn't match the size",
     ),
@@ -93,7 +91,11 @@ SENTENCES = table_of(
         r"|huggingface_hub\.\w+)\.\w*HTTPError: 429 Client Error: Too Many Requests for url:"
         r" https://huggingface\.co/",
     ),
-    ("missing-secret", r"^KeyError: '\w+'$|^wandb\.errors\.[\w.]*UsageError: api_key not configured \(no-tty\)\."),
+    (
+        "missing-secret",
+        r"^KeyError: '(\w*_)?(TOKEN|API_?KEY|SECRET|PASSWORD|ACCESS_KEY)'$"
+        r"|^wandb\.errors\.[\w.]*UsageError: api_key not configured \(no-tty\)\.",
+    ),
     (
         "store-access",
         r"^botocore\.\w+\.\w+: An error occurred \((NoSuchBucket|AccessDenied|403|ExpiredToken"
@@ -145,7 +147,7 @@ SENTENCES = table_of(
     ),
     (
         "device-or-dtype",
-        r"^RuntimeError: (Expected all tensors to be on the same device, but found at least two devices, "
+        r"^RuntimeError: (Expected all tensors to be on the same device, but found at least two devices, (?!cuda:\d+ and cuda:)"
         r"|mat1 and mat2 must have the same dtype, but got \w+ and \w+$|expected (scalar type"
         r"|target dtype to be) .+ but (found|got) \w+$"
         r"|Input type \(.+\) and weight type \(.+\) should be the same)"
@@ -153,9 +155,9 @@ SENTENCES = table_of(
     ),
     (
         "bad-argument",
-        r"^[\w./ -]+: error: (the following arguments are required: "
+        r"^[\w./ -]+: error: (the following arguments are required: (?!.*(rank|world|master))"
         r"|unrecognized arguments: (?!.*--local[-_]rank)|argument .+: (invalid|expected|not allowed) )"
-        r"|^Error: (No such option:? |Missing (option|argument) |Invalid value for )"
+        r"|^Error: (No such option:? |Missing (option|argument) |Invalid value for (?!.*(Path|File|Directory) '))"
         r"|^ValueError: Some specified arguments are not used by the HfArgumentParser: \[",
     ),
     (
@@ -174,7 +176,7 @@ SENTENCES = table_of(
     (
         "syntax-error",
         r"^(IndentationError|TabError): "
-        r"|^SyntaxError: ('[(\[{]' was never closed|expected ':'|unterminated |unmatched )",
+        r"|^SyntaxError: ('[(\[{]' was never closed|unterminated triple|unmatched )",
     ),
 )
 
@@ -198,7 +200,7 @@ CODES = table_of(
     ("stalled", r"\(limits\.stall\)$"),
     ("missing-secret", r"^the secret \S+ was not found"),
     ("missing-file", r"^the source has no file |^the input \S+ does not exist on this node"),
-    ("wrong-world", r"^\d+ GPUs per node were asked for, this machine "),
+    ("wrong-world", r"^\d+ GPUs per node were asked for, this machine shows \d"),
     ("parallel-config", r"^parallelism\.\w+ is \d+"),
     (
         "disk-full",
@@ -207,20 +209,24 @@ CODES = table_of(
     ),
     (
         "image-pull",
-        r"\b(ImagePullBackOff|ErrImagePull|InvalidImageName)\b|\bCannotPullContainerError\b|(manifest unknown"
-        r"|pull access denied for)\b",
+        r"^(?!.*(dial tcp|lookup|[Tt]imeout|refused)).*\b(ImagePullBackOff|ErrImagePull)\b"
+        r"|\bCannotPullContainerError\b|(manifest unknown|pull access denied for)\b",
     ),
-    ("timeout", r"^max_runtime \(|\bDeadlineExceeded\b|DUE TO TIME LIMIT|^Slurm: TIMEOUT|\bMaxRuntimeExceeded\b"),
+    (
+        "timeout",
+        r"^max_runtime \(|(?<!code = )\bDeadlineExceeded\b|DUE TO TIME LIMIT|^Slurm: TIMEOUT|\bMaxRuntimeExceeded\b",
+    ),
     (
         "host-memory",
-        r"\bOOMKilled\b|^The replica \S+ ran out-of-memory and exited with a non-zero status of 9\(SIGKILL\)"
+        r"\bOOMKilled\b|The node was low on resource: memory\b"
+        r"|^The replica \S+ ran out-of-memory and exited with a non-zero status of 9\(SIGKILL\)"
         r"|^Slurm: OUT_OF_MEMORY",
     ),
-    ("bad-request", r"^sbatch: error: .*([Ii]nvalid (partition|account|generic resource)|unrecognized option)"),
+    ("bad-request", r"^sbatch: error: .*[Ii]nvalid partition"),
     (
         "quota",
         r"\(ResourceLimitExceeded\) when calling|: exceeded quota: \S+, requested: |\b(QOS(Max|Grp)|Assoc(Grp"
-        r"|Max))\w+"
+        r"|Max))(?!Wall)\w+"
         r"|The following quota metrics exceed quota limits: ",
     ),
     (
@@ -231,14 +237,14 @@ CODES = table_of(
         r"|Requested node configuration is not available$"
         r"|\bZONE_RESOURCE_POOL_EXHAUSTED",
     ),
-    ("lost-node", r"\bNODE_FAIL\b|\bNodeLost: Node \S+ which was running pod"),
+    ("lost-node", r"^(?!.*([Ss]pot|[Pp]reempt)).*(\bNODE_FAIL\b|\bNodeLost: Node \S+ which was running pod)"),
     (
         "platform-fault",
         r"^InternalServerError: |\((ThrottlingException|ServiceUnavailable|InternalFailure)\) when calling",
     ),
     (
         "store-access",
-        r"\b(s3|gs)://\S+ .*(AccessDenied|NoSuchBucket|403)|\((AccessDenied|NoSuchBucket"
-        r"|403)\) when calling the \w*(Object|Bucket)",
+        r"^(?!.*(\b[Rr]ole\b|AssumeRole|not authorized to perform)).*\b(s3|gs)://\S+ .*(AccessDenied|NoSuchBucket|403)"
+        r"|\((AccessDenied|NoSuchBucket|403)\) when calling the \w*(Object|Bucket)",
     ),
 )

@@ -14,7 +14,8 @@ SIGNS = table_of(
         "shared-memory",
         r"Bus error\. It is possible that dataloader's workers are out of shared memory"
         r"|Unexpected bus error encountered in worker|insufficient shared memory"
-        r"|(?i:creating shared memory segment)|unable to (write to file"
+        r"|NCCL WARN .*(posix_fallocate|/dev/shm).*No space|(?i:creating shared memory segment)"
+        r"|unable to (write to file"
         r"|open shared memory object) </torch_.*(No space|not enough)|unable to (write to"
         r"|allocate shared memory).*</?torch_.*No space|No space left on device.*/dev/shm|/dev/shm.*No space left",
     ),
@@ -23,6 +24,7 @@ SIGNS = table_of(
         r"DataLoader worker \(pid(\(s\))?.*(killed by signal|exited unexpectedly)|BrokenProcessPool"
         r"|abruptly died during map|process pool (were|was) terminated abruptly",
     ),
+    ("host-memory", r"Can't pickle <class '(\w+\.)*MemoryError'>"),  # the worker's, which could not be sent
     (
         "unpicklable",
         r"(?i:can(not|'t) pickle |can't get local object|(?<!Un)PicklingError: )"
@@ -35,7 +37,8 @@ SIGNS = table_of(
     ),
     (
         "gpu-memory",
-        r"(CUDA|HIP|XPU|MPS backend|NPU) out of memory|OutOfMemoryError: .*(CUDA|HIP|GPU)"
+        r"(CUDA|HIP|XPU|MPS backend|NPU) out of memory(?!.*more than 1EB)"  # of a size that was never meant
+        r"|OutOfMemoryError: (?!.*more than 1EB).*(CUDA|HIP|GPU)"
         r"|CUDA (driver )?error: out of memory|(CUBLAS|CUDNN|CUSOLVER|CUFFT|CUSPARSE)_STATUS_ALLOC_FAILED"
         r"|cuda runtime error \(2\)|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED: .*(GPU"
         r"|HBM|device)|Cuda failure.*out of memory|No available memory for the cache blocks"
@@ -74,7 +77,7 @@ SIGNS = table_of(
     (
         "no-gpu",
         r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|invalid device ordinal"
-        r"|no CUDA-capable device|_cuda_(setDevice|getDeviceCount)|devices? (are|is) busy or unavailable"
+        r"|no CUDA-capable device|_cuda_(setDevice|getDeviceCount)|devices?(\(s\))? (are|is|is/are) busy or unavailable"
         r"|deserialize object on (a )?CUDA device|(?i:no (gpus?|cuda) (was |were |is |are )?(found|available"
         r"|detected))|fp16 mixed precision requires a GPU|Your setup doesn't support bf16/gpu|no GPUs found"
         r"|CUDA (is not|isn't) available|requires? (a |at least one )?(CUDA )?GPU\b"
@@ -122,7 +125,8 @@ SIGNS = table_of(
     ),
     (
         "model-config",
-        r"config file at .* is not a valid JSON|not recognize this architecture|Unrecognized (model in"
+        r"did not match any variant of untagged enum|config file at .* is not a valid JSON"
+        r"|not recognize this architecture|Unrecognized (model in"
         r"|configuration class|model identifier)|does not have a padding token|no padding token (is|was) defined"
         r"|padding token .*not (set|defined)|Can't load (the )?(tokenizer|configuration|config|feature extractor"
         r"|image processor|processor)|does not appear to have (a )?files? named|Error no file named"
@@ -164,7 +168,8 @@ SIGNS = table_of(
         r"|Could not connect to the endpoint|OfflineModeIsEnabled|(?i:offline mode is enabled)"
         r"|couldn't connect to 'https|ReadTimeout|Read timed out|NCCL WARN .*([Cc]onnect\b.*failed|No route"
         r"|no socket interface)|while trying to connect to|RemoteDisconnected|no socket interface found"
-        r"|Couldn't reach|APIConnectionError|host(name)? .*(unreachable|not known)|Unable to find address for",
+        r"|wandb\.errors\.\S*CommError: .*timed out|Couldn't reach|APIConnectionError"
+        r"|host(name)? .*(unreachable|not known)|Unable to find address for",
     ),
     (
         "cuda-error",
@@ -179,6 +184,7 @@ SIGNS = table_of(
         r"|No such file or directory: '?(\S*/)?(nvcc|gcc|g\+\+|cc|c\+\+|ninja|cmake|make)'|[Nn]inja is required"
         r"|Error (building extension|compiling objects)|command '?\S*(gcc|g\+\+|nvcc|ninja|cmake|clang)'? failed"
         r"|fatal error: \S+\.h: No such file|(nvcc|gcc|g\+\+|ninja|cmake|make|cc): (command )?not found"
+        r"|CUDAMismatchException|does not match the version torch was compiled with|nvcc fatal"
         r"|No CUDA toolset|CMake must be installed|CppCompileError|CppCompileError|Python\.h: No such file"
         r"|Cannot find nvcc|returned non-zero exit status.*\b(ninja|nvcc|gcc)\b|Command '\[?'?\S*(ninja|nvcc|gcc"
         r"|cc1plus)\b.*(returned|died)",
@@ -191,12 +197,18 @@ SIGNS = table_of(
     ),
     (
         "binary-mismatch",
-        r"undefined symbol|version `(GLIBC|GLIBCXX|CXXABI)\S*' not found|cannot open shared object file"
+        r"CUDA SETUP: Required library version not found|CUDA Setup failed despite|undefined symbol"
+        r"|version `(GLIBC|GLIBCXX|CXXABI)\S*' not found|cannot open shared object file"
         r"|binary incompatibility|compiled using NumPy 1|numpy\.core\.multiarray failed to import"
         r"|invalid ELF header|wrong ELF class|was compiled (with|against|for) (a different|an older|another"
         r"|PyTorch|torch)|compiled with a different|different CUDA (major )?versions?"
         r"|operator torchvision::\w+ does not exist|DLL load failed|not a supported wheel|register_?fake"
         r"|_C\.\w*ABI|mismatches the version that was used to compile",
+    ),
+    (  # a package of which a part is looked for is there
+        "wrong-version",
+        r"No module named '(torch|torchvision|torchaudio|transformers|accelerate|datasets|peft|trl|deepspeed|diffusers"
+        r"|numpy|scipy|pandas|sklearn|PIL|keras|tensorflow|pytorch_lightning|lightning|tokenizers)\.\w",
     ),
     (
         "missing-module",
@@ -267,6 +279,7 @@ SIGNS = table_of(
         r"|SchedulerType|OptimizerNames|HubStrategy|SaveStrategy)|Could not consume arg|^hydra\.errors"
         r"|^ERROR: .*(unrecognized|unknown) (option|argument)|error: (invalid choice|unrecognized)|(?i:(unknown"
         r"|invalid|unrecognized) (option|argument|flag)\b)"
+        r"|Target modules .* not found in the base model|training argument is set to '.*', which is not found"
         r"|The function received no value for the required argument|--load_best_model_at_end requires",
     ),
     (
@@ -277,7 +290,8 @@ SIGNS = table_of(
     ),
     (
         "permission",
-        r"PermissionError|Permission denied|Operation not permitted|Read-only file system|\[Errno (13|30)\]",
+        r"PermissionError|Permission denied|^(?!.*pthread_create).*Operation not permitted"
+        r"|Read-only file system|\[Errno (13|30)\]",
     ),
     (
         "bad-data",
@@ -293,7 +307,8 @@ SIGNS = table_of(
     ),
     (
         "missing-file",
-        r"FileNotFoundError|NotADirectoryError|No such file or directory|NoSuchKey|can't open file"
+        r"Repo id must .*: '[/.~]|Incorrect path_or_model_id: '[/.~]|FileNotFoundError|NotADirectoryError"
+        r"|No such file or directory|NoSuchKey|can't open file"
         r"|Parent directory .* does not exist|Couldn't find (a dataset script|any data file)|(?i:(file|folder"
         r"|directory|path) \S+ (does not exist|not found|doesn't exist|was not found))|(?i:\S+ is not a (file"
         r"|directory))|the source has no file|the input \S+ .*(is not|no )|command not found$|: not found$"
@@ -301,10 +316,12 @@ SIGNS = table_of(
     ),
     (
         "signal",
-        r"^Fatal Python error: (Segmentation|Bus|Aborted|Illegal|Floating)|Segmentation fault( \(core dumped\))?$"
+        r"^ +traceback : Signal \d+ \(SIG\w+\) received by PID|^Fatal Python error: (Segmentation|Bus"
+        r"|Aborted|Illegal|Floating)|Segmentation fault( \(core dumped\))?$"
         r"|Illegal instruction( \(core dumped\))?$|Bus error( \(core dumped\))?$|^Aborted( \(core dumped\))?$"
         r"|^Killed$|^srun: error: .*: (Bus error|Segmentation fault|Killed|Aborted|Illegal instruction)",
     ),
+    ("script-error", r"start a new process before the|does not require grad and does not have a grad_fn"),
     (
         "syntax-error",
         r"^(SyntaxError|IndentationError|TabError): |syntax error near unexpected token|: Syntax error: ",

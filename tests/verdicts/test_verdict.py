@@ -109,11 +109,19 @@ def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured
     """Totals only: no line of the part that was set aside is to be read by whoever writes the rules."""
     found = score(load("held_out"))
     precision, recall = round(found.precision, 3), round(found.recall, 3)
-    assert precision >= 0.92, f"{precision} after 0.924"
-    assert recall >= 0.87, f"{recall} after 0.880"
-    assert len(found.certain_wrong) <= 1 and found.certain >= 38, (
-        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 39"
+    assert precision >= 0.924, f"{precision} after 0.924"
+    assert recall >= 0.879, f"{recall} after 0.880"
+    assert len(found.certain_wrong) <= 1 and found.certain >= 37, (
+        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 37"
     )
+
+
+def test_what_was_fresh_is_understood_and_nothing_wrong_is_certain():
+    """Threads whose last lines mislead: labelled before any verdict was given, then read while the rules were changed."""
+    found = score(load("fresh"))
+    assert found.certain_wrong == () and found.certain >= 8, str(found)
+    assert found.right >= 57 and found.precision >= 0.91, f"{found}: {found.wrong}"
+    assert found.lines >= 47 and found.ranks >= 71, str(found)
 
 
 def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_doubt(monkeypatch: pytest.MonkeyPatch):
@@ -202,7 +210,7 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
     assert found.sentence == "an exception that no rule here knows (rank 0)"
 
 
-@pytest.mark.parametrize("part", ["known", "held_out", "doubtful"])
+@pytest.mark.parametrize("part", ["known", "held_out", "doubtful", pytest.param("fresh", marks=pytest.mark.long)])
 def test_show_prints_a_verdict_for_every_failure(part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """As `cloudtrain show` prints it, from the history and the log of a run; of what was set aside only numbers are told."""
     from cloudtrain.cli import main
