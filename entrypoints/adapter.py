@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from refused import Refused
@@ -17,6 +18,8 @@ def adapted(model: Any, arguments: Arguments) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise Refused("--use_peft needs the package peft (pip install peft)") from None
+    # peft asks transformers for something by its old name, which every rank would tell of.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
     targets: Any = arguments.lora_target_modules or None
     config = LoraConfig(
         r=arguments.lora_r,
