@@ -40,8 +40,8 @@ checkpoint: {every: 5m, keep: 3}
 - **The same order on any world.** Global batch *k* holds the same samples on one process as on two.
 - **Evaluation counts every held-out sample once**, also where the world does not divide them.
 - **Resume is exact.** Model, optimiser, schedule, every rank's random states, the place in the data and the running means are in the checkpoint. Killed at any step and resumed on the
-  same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers). What lies in parts (fsdp, pp; the long tests: tp, hsdp, interleaved, fsdp x tp,
-  fsdp x pp, zero1, zero2, zero3) goes on to the bit as well, in the same layout, from an earlier checkpoint of a run whose later ones were torn; in another layout within 1e-5, dropout off
+  same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers). What lies in parts (fsdp, pp, cp; the long tests: tp, hsdp, interleaved, fsdp x tp,
+  fsdp x pp, dp x cp, fsdp x cp, zero1, zero2, zero3) goes on to the bit as well, in the same layout, from an earlier checkpoint of a run whose later ones were torn; in another layout within 1e-5, dropout off
   (docs/checkpoints.md has the matrix).
 - **A torn checkpoint is never chosen.** COMPLETE is written last, after a barrier: a list of sizes and sha256, verified when it is read. A damaged checkpoint is passed over, and said to be.
 - **The world is what was asked.** When Accelerate sees another number of processes than the launcher states, the trainer leaves with 78 before the first step.
@@ -111,13 +111,14 @@ torch.distributed.pipelining over stages that run the family's own forward pass 
 summing their gradients. Neighbouring ranks share the most: pipeline, replica, shard, context, tensor, the last one the fastest.
 
 Context parallel (`cp_size`) is for sequences that are too long for one rank: each has a part of every one, and all but attention is done token by token. For attention the keys and values
-of a layer are gathered over the ranks and their gradients summed backwards, as Llama 3 was trained; it is no ring: per rank, activations are divided by `cp_size`, while keys and values of one
-layer at a time are whole (those that a layer keeps for its backward pass too; `gradient_checkpointing` leaves the layer at hand). A rank has one chunk from the front of a sequence and one from its
-end, so that all have the same work. Labels are shifted before sequences are cut, positions are given, a length that cannot be cut is padded, grouped heads and sliding windows are as the
-family has them. With ddp each rank holds the whole model, with fsdp parameters lie in parts over data and context ranks together; gradients are summed over both. Before the first step the
-model has to say of a sequence in parts what it says of a whole one: families that pass tokens on by other ways than attention (convolutions, state spaces) are refused by that. The second
-`world` event has what attention saw on each rank, `tokens_per_rank` and `keys_per_rank`. It goes through torch's scaled_dot_product_attention with an explicit mask of its part, which on a GPU is
-not the fastest kernel and takes a byte for each pair of a chunk's token and an earlier one. Proven on CPU with gloo; it never ran on a GPU or over NCCL.
+of a layer are gathered over the ranks and their gradients summed backwards, as Llama 3 was trained. It is no ring: keys and values of one layer at a time are whole on every rank, and backwards
+they are gathered and attention is computed a second time (with `gradient_checkpointing` the whole layer is, and attention no third time), so that what a rank keeps in between is divided by
+`cp_size`. A rank has one chunk from the front of a sequence and one from its end, so that all have the same work. Labels are shifted before sequences are cut, positions are given, a length that
+cannot be cut is padded, grouped heads and sliding windows are as the family has them, each rank drops out its own. With ddp each rank holds the whole model, with fsdp parameters lie in parts
+over data and context ranks together; gradients are summed over both. Before the first step the model has to say of a sequence in parts what it says of a whole one: families that pass tokens on
+by other ways than attention (convolutions, state spaces) are refused by that. The second `world` event has what attention saw on each rank, `tokens_per_rank` and `keys_per_rank`. It goes through
+torch's scaled_dot_product_attention with an explicit mask, which on a GPU is not the fastest kernel and takes a byte for each pair of a chunk's token and an earlier one. Proven on CPU with
+gloo, fp32 and, a few steps by hand, bf16; it never ran on a GPU or over NCCL, nor with hsdp, nor with fsdp and tp at once (which take eight ranks).
 
 What is checked while it runs: after it was put on, that the model really lies in parts along each axis (FSDP as Accelerate documents it runs DDP on CPU without a word); after the first
 backward pass, that ranks with the same parameters have the same gradients (a replica x tensor recipe that leaves the sum out trains several models without a word). Either ends the job

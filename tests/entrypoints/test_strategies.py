@@ -207,6 +207,23 @@ def check_it_loads(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     assert AutoModel.from_pretrained(folder).config.num_hidden_layers == 4
 
 
+@pytest.mark.long
+def test_conversations_in_parts_equal_whole_ones(tmp_path: Path):
+    """Lengths of their own that cannot be cut equally, answers alone learned, layers computed again."""
+    turns = [[("user", "ab " * (number % 5 + 1)), ("assistant", "cd ef " * (number % 7 + 1))] for number in range(60)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in each]} for each in turns]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    args = [*TINY, *SIZES, "--task", "chat", "--dataset", str(tmp_path / "chats.jsonl"), "--block_size", "64"]
+    args += ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--gradient_checkpointing"]
+    one = train(tmp_path / "one", args)
+    many = train(tmp_path / "many", args, 2, CLOUDTRAIN_PARALLELISM='{"cp_size": 2}')
+    assert len(one.losses()) == STEPS
+    assert furthest(one.losses(), many.losses()) < 1e-5 and furthest(one.held_out(), many.held_out()) < 1e-5
+    assert furthest(one.norms(), many.norms()) < 1e-4
+    told = many.events("world")[1]
+    assert told["tokens_per_rank"][0] * 2 == told["keys_per_rank"][0] and len(told["tokens_per_rank"]) == 2
+
+
 REFUSED = {
     "heads": (2, {"tp_size": 2}, ["--num_attention_heads", "1"], "tp_size 2 does not divide the model's 1 attention heads"),
     "layers": (2, {"pp_size": 2, "virtual_stages": 2}, ["--num_hidden_layers", "6"], "6 layers cannot be dealt out"),
