@@ -68,7 +68,7 @@ class Context:
     def check(self, device: torch.device, precision: str = "no") -> None:
         """Raise Refused unless the model says of a sequence in parts what it says of a whole one: a family may pass tokens
         on by other ways than attention. Collective."""
-        model, config = self._model, self._model.config
+        model, config = self._model, self._model.config.get_text_config()
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
         ids = torch.arange(length, device=device)[None] % config.vocab_size
         part = self.part({"input_ids": ids, "labels": ids})
