@@ -40,16 +40,20 @@ _ALIVE = re.compile(
 )
 _PREEMPTION = re.compile(r"preemption: \d+/\d+ nodes are available.*")  # Kubernetes says so of every pod that waits
 _NO_FILE = re.compile(r":/|'/(dev|proc|sys|run)/|secret|credential|token|'[\w.-]*key\b", re.IGNORECASE)
-# What a package looks up of its own, or of a model whose folder it was given.
+# What a package looks up of its own, or of a model or checkpoint whose folder it was given: that one may be torn.
 _ITS_PART = re.compile(
     r"site-packages|dist-packages|/lib/python\d|\b(\w*config\.json|vocab\.\w+|merges\.txt)'"
     r"|\.cache/|\.triton/|torch_extensions|torchinductor|\.(tmp|lock|incomplete)\b"
+    r"|checkpoint|global_step|\.(pt|pth|ckpt|bin|safetensors|distcp)'|\b(trainer_state|optimizer|scheduler|rng_state)"
 )
 _PROGRAM = re.compile(r": '[^/.']+'$")
 _COMPILED = re.compile(r"(?i)(_c|_cpp|_ext|_ops?|_kernels?|_lib|_backend)$|cuda|hip$")
 _SHARED_NAME = re.compile(r"/dev/shm|shared_memory|'/?(psm_|mp-|torch_\d|sem\.)|/pymp-")  # noqa: S108
-# Behind a state_dict that does not fit: a parameter spread over the ranks, or the same model under a wrapper or another version.
-_SAME_MODEL = re.compile(r"torch\.Size\(\[0\]\)|\"(module|_orig_mod|_fsdp_wrapped_module|base_model)\.|position_ids")
+# Behind a state_dict that does not fit: a parameter spread over the ranks, or the same model under a wrapper or another version,
+# or with an option that sizes a layer.
+_SAME_MODEL = re.compile(
+    r"size mismatch for|torch\.Size\(\[0\]\)|\"(module|_orig_mod|_fsdp_wrapped_module|base_model)\.|position_ids"
+)
 _DEVICE = re.compile(r"'/(dev|proc|sys)/")
 _METADATA = re.compile(r"host='(169\.254\.|metadata[.'])")  # who asks there looks for credentials
 _USERS = re.compile(r"\b(?:Process \d+|this process) has [\d.]+ \w+ memory in use")

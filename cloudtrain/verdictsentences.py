@@ -50,9 +50,7 @@ SENTENCES = table_of(
     (
         "wrong-world",
         r"NCCL WARN Duplicate GPU detected : rank \d+ and rank \d+ both on CUDA device"
-        r"|^Duplicate GPU detected : rank \d+ and rank \d+ both"
-        r"|^ValueError: Error initializing torch\.distributed using env:// rendezvous: environment variable"
-        r" \w+ expected, but not set$",
+        r"|^Duplicate GPU detected : rank \d+ and rank \d+ both",
     ),
     (
         "port-in-use",
@@ -98,7 +96,7 @@ SENTENCES = table_of(
     ),
     (
         "store-access",
-        r"^botocore\.\w+\.\w+: An error occurred \((NoSuchBucket|AccessDenied|403|ExpiredToken"
+        r"^botocore\.\w+\.\w+: An error occurred \((AccessDenied|403|ExpiredToken"
         r"|InvalidAccessKeyId|SignatureDoesNotMatch)\)"
         r" when calling the (Get|Put|Head|List|Copy|Delete|Create|Upload|Complete)\w*(Object|Bucket|Part"
         r"|MultipartUpload)\w* operation"
@@ -240,11 +238,11 @@ CODES = table_of(
     ("lost-node", r"^(?!.*([Ss]pot|[Pp]reempt)).*(\bNODE_FAIL\b|\bNodeLost: Node \S+ which was running pod)"),
     (
         "platform-fault",
-        r"^InternalServerError: |\((ThrottlingException|ServiceUnavailable|InternalFailure)\) when calling",
+        r"^InternalServerError: |\((ServiceUnavailable|InternalFailure)\) when calling",
     ),
     (
         "store-access",
-        r"^(?!.*(\b[Rr]ole\b|AssumeRole|not authorized to perform)).*\b(s3|gs)://\S+ .*(AccessDenied|NoSuchBucket|403)"
-        r"|\((AccessDenied|NoSuchBucket|403)\) when calling the \w*(Object|Bucket)",
+        r"^(?!.*(\b[Rr]ole\b|AssumeRole|not authorized to perform)).*\b(s3|gs)://\S+ .*(AccessDenied|403)"
+        r"|\((AccessDenied|403)\) when calling the \w*(Object|Bucket)",
     ),
 )

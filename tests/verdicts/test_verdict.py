@@ -30,7 +30,7 @@ def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
 def test_what_is_known_is_understood():
     found = score(load("known"))
     assert found.wrong == ()
-    assert found.certain >= 100, "most of it is proven"
+    assert found.certain >= 95, "most of it is proven"
     assert found.recall >= 0.98, str(found)
     assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
 
