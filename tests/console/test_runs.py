@@ -1,19 +1,14 @@
-"""The pages of all runs and of some beside each other, over real runs and over a long history; docs/console.md's pictures."""
+"""The pages of all runs and of some beside each other, over real runs; docs/console.md's pictures."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import pytest
 from playwright.sync_api import expect
 
 from cloudtrain import comparison
-from cloudtrain.backend import Plan
-from cloudtrain.process import Process
 from cloudtrain.run import Run
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store
 from tests.console.conftest import submit
 
 TRAINING = """
@@ -123,71 +118,3 @@ def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story,
         page.goto(f"{console.root}/compare?runs={asked}")
         expect(page.get_by_text("This cannot be shown")).to_be_visible()
     seemly(page)
-
-
-def test_a_long_history_is_paged_searched_and_filtered(console, page, story, seemly):
-    """After the others of this module: it fills their history."""
-    store = Store(console.home)
-    fill(store, 120)
-    page.goto(console.root)
-    rows, told = page.locator("tbody tr"), page.get_by_text("of 123")
-    expect(rows).to_have_count(50)
-    expect(told).to_have_text("1 to 50 of 123")
-    page.get_by_role("button", name="Older").click()
-    expect(told).to_have_text("51 to 100 of 123")
-    page.get_by_role("button", name="Older").click()
-    expect(told).to_have_text("101 to 123 of 123")
-    expect(rows).to_have_count(23)
-    expect(page.get_by_role("button", name="Older")).to_have_count(0)
-    search = page.get_by_label("Search")
-    search.fill("OLD-007")
-    expect(rows).to_have_count(1)
-    expect(rows).to_contain_text("old-007")
-    search.fill("old_0%")  # no pattern
-    expect(page.get_by_text("No run is like that.")).to_be_visible()
-    search.fill("")
-    expect(rows).to_have_count(50)
-    page.get_by_label("State").click()
-    page.get_by_role("option", name="failed", exact=True).click()
-    expect(page.get_by_text("of 41")).to_be_visible()  # a third of them, and the one of the story
-    assert set(page.locator("tbody .ct-state").all_inner_texts()) == {"FAILED"}
-    page.get_by_label("State").click()
-    page.get_by_role("option", name="live").click()
-    expect(rows).to_have_count(0)
-    hostile = "<img src=x onerror='window.pwned=1'>{{window.pwned=2}}"
-    assert store.intend(replace(plan("now-1"), target=hostile), identity="i", owner=Process.here())
-    store.accept("now-1-a1", "h")
-    assert store.lease("now-1", Process.here(), 600)  # this process watches it, so that nobody asks its platform
-    expect(rows).to_have_count(1)  # without a click
-    expect(rows.locator(".ct-state")).to_have_text("QUEUED")
-    expect(rows.locator("td").last).to_have_text(hostile)  # a name in a configuration, and text
-    assert page.locator("main img").count() == 0 and page.evaluate("window.pwned") is None
-    store.set_status("now-1", Status(State.RUNNING, started_at="2026-11-21T10:00:00Z"))
-    expect(rows.locator(".ct-state")).to_have_text("RUNNING")
-    page.keyboard.press("Escape")
-    page.locator("main h1").click()
-    page.keyboard.press("/")
-    expect(search).to_be_focused()
-    seemly(page)
-
-
-def plan(run_id: str) -> Plan:
-    job = {"name": "old", "hyperparameters": {}, "source": "."}
-    return Plan("local", run_id, 1, {}, {"sha256": "0"}, {"secrets": {}, "nodes": 1}, job, "local")
-
-
-def fill(store: Store, count: int) -> None:
-    """Add runs of long ago, every third of them failed."""
-    began = datetime(2026, 1, 1, tzinfo=UTC)
-    for number in range(count):
-        run_id = f"old-{number:03d}"
-        assert store.intend(plan(run_id), identity="i", owner=Process.here())
-        store.accept(f"{run_id}-a1", "h")
-        state = State.FAILED if number % 3 == 0 else State.SUCCEEDED
-        ended = Status(state, 0, "", began.isoformat(), (began + timedelta(minutes=1)).isoformat())
-        store.record(f"{run_id}-a1", status=ended)
-        store.set_status(run_id, ended)
-        store.acknowledge(run_id)
-    with store.database.write() as db:
-        db.execute("UPDATE runs SET created_at = '2026-01-01T00:' || substr(run_id, -3) WHERE run_id LIKE 'old-%'")
-    assert store.page(limit=1)[1] == count + 3
