@@ -39,7 +39,8 @@ _AMPERE = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architect
 _VOLTA = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 # By the data sheet that has them. Where one gives tensor cores with sparsity only, it is halved here. The sheets themselves
 # could not be opened from where this was written: the figures are those that public pages and code cite from these
-# addresses, compared with each other on 2026-11-22.
+# addresses, most of them compared with each other on 2026-11-22; those of V100, T4, the GeForce cards, the NVL ones and B200's
+# tf32 rest on fewer such pages.
 SOURCES: dict[str, list[Peak]] = {
     _SHEETS + "Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf": [
         Peak("A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe", 312, 312, 156, 19.5),
