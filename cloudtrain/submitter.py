@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class Submitter(Planner):
     """Packages a job, plans it, and submits it exactly once.
 
-    `target`, `home` and `options` are a Planner's; the history lives below `home` too. With `watch=False` nobody follows
-    the run until somebody calls `cloudtrain watch` (for CI and containers, where a detached process would not survive).
+    `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
+    win over all others. `home` is where the history lives. With `watch=False` nobody follows the run until somebody
+    calls `cloudtrain watch` (for CI and containers, where a detached process would not survive).
     """
 
     def __init__(

@@ -6,17 +6,17 @@ never holds what cannot be found again: the job does not depend on it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain import events, foreign, registry
 from cloudtrain.backend import ATTACHED, Backend, LogLine, Plan
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
 
 LEASE_S = 30.0
+STARTING = "watch.starting"  # in a run's folder: a watcher was started, and has not taken its lease yet
+BIRTH_S = 30.0  # how long it may take for that; then it is taken for dead
+PATIENCE_S = (
+    5.0  # how long it waits for a lease that is held: a reader has one for a look, a former watcher may be going
+)
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
@@ -77,6 +82,13 @@ class Watcher:
                 return run.status
             time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
         return None
+
+    def take_over(self) -> None:
+        """Wait, for seconds at the most, until nobody else holds the lease; then readers start no watcher any more."""
+        began = time.monotonic()
+        while not self._lease() and time.monotonic() - began < PATIENCE_S:
+            time.sleep(0.05)
+        (self.store.home / "runs" / self.run_id / STARTING).unlink(missing_ok=True)
 
     def _backend(self, attempt: AttemptRecord) -> Backend:
         if self._asked is None or self._asked[0] != attempt.attempt_id:
@@ -387,22 +399,16 @@ def spawn(store: Store, plan: Plan, *, instead: bool = False) -> None:
     """Start the watcher of a run as a detached process; returns at once.
 
     With `instead` of one that has died: not while another one that was started has yet to take its lease, which takes
-    seconds on a busy machine, and would take longer with every further one. A watcher holds its lock for its life.
+    seconds on a busy machine, and would take longer with every further one.
     """
     folder = store.home / "runs" / plan.run_id
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "watch.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # it may be on its way out
-            if instead:
-                return
-        except OSError:  # a file system without locks
-            pass
-        _start(folder, store, plan, lock)
-
-
-def _start(folder: Path, store: Store, plan: Plan, lock: IO[str]) -> None:
+    starting = folder / STARTING
+    with suppress(OSError):
+        if instead and abs(time.time() - starting.stat().st_mtime) < BIRTH_S:
+            return
+    with suppress(OSError):
+        starting.touch()
     sources = {
         source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
     }
@@ -411,8 +417,7 @@ def _start(folder: Path, store: Store, plan: Plan, lock: IO[str]) -> None:
     secrets = {name: os.environ[name] for name in sources if name in os.environ}
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
     command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
-    given = json.dumps(secrets).encode()
-    detach(command, given=given, log=folder / "watch.log", env=environ, cwd=Path("/"), keep=[lock.fileno()])
+    detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
 
 
 def pause(age_s: float, longest_s: float) -> float:
@@ -437,7 +442,9 @@ def main() -> int:
     run_id, home = sys.argv[1:3]
     os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
     try:
-        Watcher(Store(Path(home)), run_id).run()
+        watcher = Watcher(Store(Path(home)), run_id)
+        watcher.take_over()
+        watcher.run()
     except CloudtrainError as error:
         print(f"{now()} {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
         return error.exit_code

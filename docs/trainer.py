@@ -115,10 +115,11 @@ of a layer are gathered over the ranks and their gradients summed backwards, as 
 they are gathered and attention is computed a second time (with `gradient_checkpointing` the whole layer is, and attention no third time), so that what a rank keeps in between is divided by
 `cp_size`. A rank has one chunk from the front of a sequence and one from its end, so that all have the same work. Labels are shifted before sequences are cut, positions are given, a length that
 cannot be cut is padded, grouped heads and sliding windows are as the family has them, each rank drops out its own. With ddp each rank holds the whole model, with fsdp parameters lie in parts
-over data and context ranks together; gradients are summed over both. Before the first step the model has to say of a sequence in parts what it says of a whole one: families that pass tokens on
-by other ways than attention (convolutions, state spaces) are refused by that. The second `world` event has what attention saw on each rank, `tokens_per_rank` and `keys_per_rank`. It goes through
-torch's scaled_dot_product_attention with an explicit mask, which on a GPU is not the fastest kernel and takes a byte for each pair of a chunk's token and an earlier one. Proven on CPU with
-gloo in fp32; by hand, six steps each, in bf16, with hsdp, and with fsdp and tp at once (eight ranks, losses within 1e-6 of one process). It never ran on a GPU or over NCCL.
+over data and context ranks together; gradients are summed over both. It is for the families of which parts were compared with whole sequences: Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma,
+Gemma 3 (text), Phi-3, OLMo 2 and GPT-2; others, and positions that are turned by the length of a sequence (longrope, dynamic), are refused. Before the first step the model itself has to say of
+a short sequence in parts what it says of it whole. The second `world` event has what attention saw on each rank, `tokens_per_rank` and `keys_per_rank`. It goes through
+torch's scaled_dot_product_attention with an explicit mask, which on a GPU is not the fastest kernel, repeats grouped keys and values for every head, and takes three to five bytes for each pair
+of a chunk's token and an earlier one: for very long sequences that decides what fits. Proven on CPU with gloo in fp32; by hand, six steps each, in bf16, with hsdp, and with fsdp and tp at once (eight ranks, losses within 1e-6 of one process). It never ran on a GPU or over NCCL.
 
 What is checked while it runs: after it was put on, that the model really lies in parts along each axis (FSDP as Accelerate documents it runs DDP on CPU without a word); after the first
 backward pass, that ranks with the same parameters have the same gradients (a replica x tensor recipe that leaves the sum out trains several models without a word). Either ends the job
@@ -129,7 +130,7 @@ fp16 with anything but none and ddp, offload without a GPU (ZeRO excepted), clas
 say that it splits its model itself, in a comment line `# cloudtrain: tp_size`.
 
 Checkpoints: none and ddp, `cp_size` or not, write one copy and go on with any number of processes. fsdp, hsdp, tp and pp write every rank's parts (torch.distributed.checkpoint), ZeRO DeepSpeed's own; they need a
-folder that all nodes see, and ZeRO and pp go on in the layout that wrote them only, which is said otherwise.
+folder that all nodes see, and ZeRO goes on in the layout that wrote it only; another one is refused.
 
 ## Limits today
 

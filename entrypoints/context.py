@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from layout import Layout
 
 NAME = "cloudtrain_context"  # of the attention, among those that transformers knows
+# Whose attention was compared with that over whole sequences (tests/entrypoints/sharing.py). Others may keep a window or
+# chunks in a mask, which no part has, or pass tokens on by convolutions and states.
+FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma", "gemma3_text", "phi3", "olmo2", "gpt2"}
+BY_LENGTH = ("dynamic", "longrope")  # turn positions by the length of what they see: that of a part is another one
 CLOSE, CLOSE_16 = 1e-3, 0.1  # how far the logits of parts may be from those of whole sequences, of the largest one
 
 
@@ -49,6 +53,9 @@ class Context:
         self.size, self.group = size, group
         self.chunks = (place, 2 * size - 1 - place)
         self.seen: dict[str, int] = {}  # by the newest attention
+        self._model: Any = None
+        self._own = ""  # the model's attention
+        self._kept = True  # whether attention is to be computed again on the way back
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -66,9 +73,22 @@ class Context:
         self._model.set_attn_implementation(self._own)
 
     def check(self, device: torch.device, precision: str = "no") -> None:
-        """Raise Refused unless the model says of a sequence in parts what it says of a whole one: a family may pass tokens
-        on by other ways than attention. Collective."""
+        """Raise Refused unless the model is of a family that was compared, and says of a short sequence in parts what it
+        says of a whole one. Collective."""
         model, config = self._model, self._model.config.get_text_config()
+        if config.model_type not in FAMILIES:
+            known = ", ".join(sorted(FAMILIES))
+            raise Refused(
+                f"cp_size {self.size}: {config.model_type} is not known to be whole in parts; these are: {known}"
+            )
+        if kind := rope(getattr(config, "rope_parameters", None)):
+            raise Refused(
+                f"cp_size {self.size}: positions of the type {kind} depend on the length, which parts do not have"
+            )
+        if 2 * self.size > (getattr(config, "max_position_embeddings", None) or 2 * self.size):
+            raise Refused(
+                f"cp_size {self.size}: the model's sequences are too short to be cut into {2 * self.size} chunks"
+            )
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
         ids = torch.arange(length, device=device)[None] % config.vocab_size
         part = self.part({"input_ids": ids, "labels": ids})
@@ -149,6 +169,14 @@ class Context:
         if self._kept and torch.is_grad_enabled():
             return checkpoint(look, query, key, value, use_reentrant=False), None
         return look(query, key, value), None
+
+
+def rope(parameters: Any) -> str:
+    """Return the type of position that depends on a sequence's length, among a model's or its layers'; "" for none."""
+    if not isinstance(parameters, dict):
+        return ""
+    named = [parameters.get("rope_type"), *(rope(each) for each in parameters.values())]
+    return next((str(name) for name in named if name and any(word in str(name) for word in BY_LENGTH)), "")
 
 
 def visible(begin: int, end: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -73,7 +73,8 @@ def test_help_imports_click_and_the_table(words):
 def test_plan_of_a_script_needs_no_network_and_no_sdk(tmp_path):
     (tmp_path / "train.py").write_text("print(1)\n")
     found = imported(command("plan", "train.py", "--json"), cwd=tmp_path)
-    assert not tops(found) & SDKS
+    assert not tops(found) & {*SDKS, "sqlite3"}
+    assert not ours(found) & {f"cloudtrain.{name}" for name in ("database", "store", "run", "watch", "submitter")}
     assert not {name for name in ours(found) if name.startswith("cloudtrain.backends.")} - {"cloudtrain.backends.local"}
     assert {name for name in ours(found) if name.startswith("cloudtrain.cli.")} <= {
         f"cloudtrain.cli.{name}" for name in ("columns", "plan", "jobs", "options", "runs", "summary", "terminal")

@@ -130,12 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _leave(code: int) -> None:
     """End this process without taking every module and class apart first, which took a seventh of `plan`'s time.
 
-    Not while threads live: the interpreter's own end waits for them. A Ctrl-C from here on ends the process with nothing
-    more to say: the command is done.
+    Not while threads live: the interpreter's own end waits for them. Else a Ctrl-C comes too late: the command is done.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if threading.active_count() > 1:
         return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -136,29 +137,26 @@ def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home,
 def test_a_watcher_that_was_started_but_is_not_up_yet_is_given_time(shell, project, home, tmp_path, census):
     """On a busy machine every reader would start another one, which makes it busier."""
     run_id = shell("submit", "train.py", "--json", "--", "--gate", tmp_path / "gate").json["run_id"]
-    wait_for(lambda: watchers(run_id), "a watcher")
-    assert not free(home / "runs" / run_id / "watch.lock"), "it holds the lock for its life"
+    starting = home / "runs" / run_id / "watch.starting"
+    wait_for(lambda: watchers(run_id) and not starting.exists(), "a watcher that is up")
     for pid in watchers(run_id):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not watchers(run_id), "the watcher's end")
-    with (home / "runs" / run_id / "watch.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as one that starts
-        for _ in range(3):
-            assert shell("show", run_id, "--json").json["state"] in ("QUEUED", "PENDING", "RUNNING")
-        assert watchers(run_id) == []
+    starting.touch()
+    for _ in range(3):
+        assert shell("show", run_id, "--json").json["state"] in ("QUEUED", "PENDING", "RUNNING")
+    assert watchers(run_id) == []
+    os.utime(starting, (0, 0))  # it has never come up
     shell("show", run_id)
-    wait_for(lambda: watchers(run_id), "another watcher, now that none is starting")
+    [second] = wait_for(lambda: not starting.exists() and watchers(run_id), "another watcher")
+    os.kill(second, signal.SIGSTOP)
+    with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
+        history.execute("UPDATE leases SET expires_at = 0 WHERE run_id = ?", (run_id,))
+    shell("show", run_id)
+    wait_for(lambda: len(watchers(run_id)) == 2, "one instead of that which hangs")
+    os.kill(second, signal.SIGCONT)
     (tmp_path / "gate").touch()
     assert shell("wait", run_id, "--json").json["state"] == "SUCCEEDED"
-
-
-def free(lock: Path) -> bool:
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def watchers(run_id: str) -> list[int]:

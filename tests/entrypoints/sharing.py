@@ -44,10 +44,23 @@ FAMILIES = {
 }
 
 
+ROPES = {
+    "llama, dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0},
+    "phi3, longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
 def made(name: str):
     torch.manual_seed(3)
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = AutoConfig.for_model(name.partition(",")[0], **SIZES, **special, **FAMILIES.get(name, GROUPED))
+    more = dict(FAMILIES.get(name, GROUPED), **({"rope_parameters": ROPES[name]} if name in ROPES else {}))
+    config = AutoConfig.for_model(name.partition(",")[0], **SIZES, **special, **more)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     model.config.use_cache = False
     if name.endswith("recomputed"):
@@ -148,6 +161,8 @@ def main() -> None:
     found = {name: compared(name, place, blocks) for name in FAMILIES if name != "lfm2"}
     found["lengths of their own"] = compared("llama", place, rows(19, 7, 23))
     found["a table of positions that ends"] = compared("gpt2", place, rows(31, 30))
+    unknown = {name: refusal(place, name) for name in ("lfm2", "bert", *ROPES)}
+    context.FAMILIES |= {"lfm2", "bert"}
     refusals = {name: refusal(place, name) for name in ("lfm2", "bert")}
 
     real = context.visible
@@ -158,7 +173,11 @@ def main() -> None:
     refusals["another order"] = refusal(place, "llama")
     context.in_order = order
     assert refusal(place, "llama") == ""
-    print("FOUND", json.dumps({"cases": found, "refusals": refusals, "kept": memory(place)}), flush=True)
+    print(
+        "FOUND",
+        json.dumps({"cases": found, "unknown": unknown, "refusals": refusals, "kept": memory(place)}),
+        flush=True,
+    )
     dist.barrier()
 
 

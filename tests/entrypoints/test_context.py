@@ -74,6 +74,12 @@ def test_what_is_not_cut_is_refused():
         context.Context(2, 0).attend(torch.nn.Module(), ids, ids, ids, ids)
 
 
+def test_positions_that_depend_on_the_length_are_found_in_any_layer():
+    assert context.rope(None) == context.rope({"rope_type": "yarn", "factor": 2.0}) == ""
+    assert context.rope({"rope_type": "longrope"}) == "longrope"
+    assert context.rope({"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}})
+
+
 @pytest.mark.train
 @pytest.mark.timeout(600)
 def test_families_say_the_same_of_parts_as_of_whole_sequences(tmp_path: Path):
@@ -91,5 +97,10 @@ def test_families_say_the_same_of_parts_as_of_whole_sequences(tmp_path: Path):
             assert found["seen"]["tokens"] * 2 == found["seen"]["keys"] >= 24, (name, found)
         assert said["cases"]["gpt2, recomputed"]["recomputed"]
         assert said["kept"]["parts"] < 0.6 * said["kept"]["whole"], said["kept"]
+        assert set(said["cases"]) >= context.FAMILIES - {"mistral"}  # with a window, below another name
+        for name in ("lfm2", "bert"):
+            assert f"cp_size 2: {name} is not known to be whole in parts; these are: gemma, " in said["unknown"][name]
+        assert "positions of the type dynamic depend on the length" in said["unknown"]["llama, dynamic"]
+        assert "positions of the type longrope depend on the length" in said["unknown"]["phi3, longrope"]
         for name, sentence in said["refusals"].items():
             assert "says something else of a sequence in parts than of a whole one" in sentence, (name, sentence)

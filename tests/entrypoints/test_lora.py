@@ -24,6 +24,7 @@ CASES = {
     "fsdp": (2, {"strategy": "fsdp"}, "FSDP2", 0.5),
     "hsdp": (4, {"strategy": "hsdp", "dp_replicate_size": 2}, "FSDP2", 0.5),
     "fsdp, cp": (2, {"strategy": "fsdp", "cp_size": 2}, "FSDP2", 0.5),
+    "cp": (2, {"cp_size": 2}, "DistributedDataParallel", 1.0),
     "zero1": (2, {"strategy": "zero1"}, "DeepSpeedEngine", 1.0),
     "zero2": (2, {"strategy": "zero2"}, "DeepSpeedEngine", 1.0),
     "zero3": (2, {"strategy": "zero3"}, "DeepSpeedEngine", 0.5),
