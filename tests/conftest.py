@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 pytest_plugins = ["tests.lab.fixtures"]
 
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
+
+# Who starts us in the background of a script may ignore Ctrl-C, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread a process: tests share few cores, and sums must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
