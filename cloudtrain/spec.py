@@ -173,7 +173,7 @@ Hyperparameters = Annotated[
 
 
 def none_yet() -> list[Any]:
-    """Return a new list; of `list` itself pydantic reads the signature, a text, with a tokenizer: 1/10 of our import."""
+    """Return a new list; of `list` itself pydantic reads the signature, a text, with a tokenizer, at every import."""
     return []
 
 

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 LEASE_S = 30.0
 STARTING = "watch.starting"  # in a run's folder: a watcher was started, and has not taken its lease yet
 BIRTH_S = 30.0  # how long it may take for that; then it is taken for dead
-PATIENCE_S = (
-    5.0  # how long it waits for a lease that is held: a reader has one for a look, a former watcher may be going
-)
+PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction

@@ -64,3 +64,9 @@ def test_output_that_cannot_be_written_is_told(tmp_path):
         )  # fmt: skip
     assert done.returncode == 2
     assert "no space left" in done.stderr
+
+
+def test_ctrl_c_when_the_command_is_done_changes_nothing(tmp_path):
+    done = run(tmp_path, "--version", more="import signal\natexit.register(lambda: signal.raise_signal(signal.SIGINT))")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "handler").read_text() == "ran"
