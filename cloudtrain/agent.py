@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -478,16 +477,18 @@ def facts(root: _Place) -> dict[str, Any]:
         "folder": str(folder),
         "gpus": len(gpus),
         "cpus": os.cpu_count(),
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "clock": time.time(),
     }
 
 
-_LISTENING: list[socket.socket] = []
+_LISTENING: list[Any] = []  # sockets
 
 
 def listen(host: str) -> int:
     """Listen on any port of an address of this machine as long as this agent lives; raises OSError."""
+    import socket  # here: local's plan imports this file for nothing of the network
+
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     server = socket.socket(family, kind, protocol)
     server.bind(address)
@@ -498,6 +499,8 @@ def listen(host: str) -> int:
 
 def reach(host: str, port: int, wait_s: float = 5.0) -> str | None:
     """Return why an address cannot be connected to from here, or None when it can."""
+    import socket
+
     try:
         socket.create_connection((host, port), timeout=wait_s).close()
     except OSError as error:

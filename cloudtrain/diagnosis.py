@@ -9,18 +9,13 @@ from dataclasses import replace
 from cloudtrain import guard
 from cloudtrain.backend import LogLine
 from cloudtrain.events import Event
-from cloudtrain.state import State, Status
+from cloudtrain.state import Status
 from cloudtrain.store import AttemptRecord, Store, now
 from cloudtrain.verdict import Verdict, end_of, judge
 
 NODE = -1  # of the event that keeps it: nodes have numbers from 0 on, so that no job can write one
 KIND = "verdict"
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
-
-
-def is_due(status: Status) -> bool:
-    """Return whether a run with this status has a verdict: it has ended, neither well nor because a person wanted it."""
-    return status.state.final and status.state not in (State.SUCCEEDED, State.CANCELLED)
 
 
 def kept(store: Store, attempt: AttemptRecord) -> Verdict | None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import configfile, diagnosis, guard
+from cloudtrain import configfile
 from cloudtrain.errors import BadRequest
 from cloudtrain.process import detach
 from cloudtrain.state import State, Status
@@ -58,6 +58,8 @@ def start(store: Store, run_id: str, attempt_id: str, event: str, hidden: Sequen
 
 def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str, Any]:
     """Return what is sent."""
+    from cloudtrain import diagnosis, guard
+
     record = store.find(run_id)
     attempt = next(found for found in store.attempts(run_id) if found.attempt_id == attempt_id)
     status = attempt.status if event == "preemption" else record.status

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, provenance, registry
+from cloudtrain import config, registry
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, Problem
@@ -77,8 +77,11 @@ class Planner:
 
             folder, _ = checkout.fetch_git(job.source, self.home / "sources")
         bundle = Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
-        sources = [source[4:] for found in job.secrets.values() for source in found if source.startswith("env:")]
-        provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
+        if bundle.commit and bundle.dirty:
+            from cloudtrain import provenance
+
+            sources = [source[4:] for found in job.secrets.values() for source in found if source.startswith("env:")]
+            provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
         return bundle
 
     def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:

@@ -141,12 +141,12 @@ class Run:
 
     def verdict(self) -> Verdict | None:
         """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""
+        status, newest = self.refresh(), self.attempts[-1]
+        if not status.failed:
+            return None
         from cloudtrain import diagnosis
         from cloudtrain.tail import Tail
 
-        status, newest = self.refresh(), self.attempts[-1]
-        if not diagnosis.is_due(status):
-            return None
         if found := diagnosis.kept(self.store, newest):
             return found
         tail = Tail()

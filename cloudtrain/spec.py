@@ -104,6 +104,8 @@ def _source_of_secret(value: str) -> str:
 
 
 def _files(value: list[str]) -> list[str]:
+    if not value:
+        return value
     from pathspec import GitIgnoreSpec
 
     for line in value:

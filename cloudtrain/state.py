@@ -64,6 +64,11 @@ class Status:
     event: str = ""  # of retry.on_events, where the state does not say it (capacity); not kept in the history
 
     @property
+    def failed(self) -> bool:
+        """Whether it has ended, neither well nor because a person wanted it: such an end has a verdict."""
+        return self.state.final and self.state not in (State.SUCCEEDED, State.CANCELLED)
+
+    @property
     def cli_exit_code(self) -> int:
         """What the command line exits with: 0, the script's own code, or the state's."""
         if self.state in CLI_EXIT:

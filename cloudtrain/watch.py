@@ -212,10 +212,10 @@ class Watcher:
 
     def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""
+        if not status.failed:
+            return  # not even the rules are imported: who waits for a good end need not wait for them
         from cloudtrain import diagnosis
 
-        if not diagnosis.is_due(status):
-            return
         try:
             tail = self._tails.get(attempt.attempt_id)
             if tail is None:

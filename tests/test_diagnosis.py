@@ -75,8 +75,3 @@ def test_a_hostile_place_is_shown_as_text(attempt):
     told[1] = told[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
     assert diagnosis.judged(store, record, FAILED, told).raised == "rows.py, line 7"
     assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_who_has_one(state: State):
-    assert diagnosis.is_due(Status(state)) == (state in (State.FAILED, State.TIMED_OUT, State.PREEMPTED, State.LOST))

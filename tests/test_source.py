@@ -347,9 +347,10 @@ def test_an_ignored_repository_inside_does_not_matter(tmp_path):
 
 def test_outside_of_git_a_few_customs_apply(tmp_path):
     root = write(
-        tmp_path / "plain", {"a.py": "", "__pycache__/a.pyc": "", ".venv/bin/python": "", "b/c.pyc": "", ".hidden": ""}
-    )
-    assert names(root) == [".hidden", "a.py"]
+        tmp_path / "plain", {"a.py": "", "__pycache__/a.pyc": "", ".venv/bin/python": "", "b/c.pyc": "", ".hidden": "",
+                             "b/.DS_Store": "", "b/venv/x": "", "b/node_modules": "", "old.pyo": "", "d.pyc/e": ""}
+    )  # fmt: skip
+    assert names(root) == [".hidden", "a.py", "b/node_modules"]  # a folder's custom is not a file's
     found = Source.of(root)
     assert (found.commit, found.dirty) == (None, False)
     write(root, {".cloudtrainignore": "!c.pyc\n"})

@@ -11,6 +11,11 @@ def test_final_states():
     assert {State.QUEUED, State.STARTING, State.RUNNING, State.STOPPING}.isdisjoint(FINAL)
 
 
+@pytest.mark.parametrize("state", list(State))
+def test_what_counts_as_failed(state: State):
+    assert Status(state).failed == (state in (State.FAILED, State.TIMED_OUT, State.PREEMPTED, State.LOST))
+
+
 @pytest.mark.parametrize(
     ("state", "code", "expected"),
     [

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, bytecode, nodes, places, provenance
+from cloudtrain import agent, bytecode, nodes, places
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.manifest import Manifest
@@ -65,7 +65,11 @@ class LocalBackend:
         return LocalOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        about = provenance.about(self.name, job, bundle) if job.output else None
+        about = None
+        if job.output:
+            from cloudtrain import provenance
+
+            about = provenance.about(self.name, job, bundle)
         manifest = Manifest.of(job, run_id, attempt, about)
         output, problems = places.output_path(job.output)
         problems += places.inputs(job)
