@@ -12,16 +12,19 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backend import ATTACHED, Plan
-from cloudtrain.curves import Curves
 from cloudtrain.database import Database
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import Event
 from cloudtrain.process import Process
 from cloudtrain.state import FINAL, State, Status
+
+if TYPE_CHECKING:
+    from cloudtrain.curves import Curves
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
 
@@ -88,7 +91,13 @@ class Store:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.database = Database(home)
-        self.curves = Curves(self.database)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """The curves of all runs; a submit draws none."""
+        from cloudtrain.curves import Curves
+
+        return Curves(self.database)
 
     @property
     def warnings(self) -> list[str]:

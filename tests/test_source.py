@@ -354,7 +354,7 @@ def test_outside_of_git_a_few_customs_apply(tmp_path):
     found = Source.of(root)
     assert (found.commit, found.dirty) == (None, False)
     write(root, {".cloudtrainignore": "!c.pyc\n"})
-    assert names(root) == [".cloudtrainignore", ".hidden", "a.py", "b/c.pyc"]
+    assert names(root) == [".cloudtrainignore", ".hidden", "a.py", "b/c.pyc", "b/node_modules"]
 
 
 PARTS = st.sampled_from(["a", "b", "c.log", "d.py", "build", "ab", "x y"])
