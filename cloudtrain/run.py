@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, watch
+from cloudtrain import attempts, config, spawn
 from cloudtrain.backend import FETCHABLE, LogLine
 from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import MARK
@@ -67,11 +67,13 @@ class Run:
 
             attached.refresh(self.store, self.run_id, record.attached)
             return self.record.status
-        watch.Watcher(self.store, self.run_id).run(until=lambda: True)
+        from cloudtrain.watch import Watcher  # who finds a living watcher needs none
+
+        Watcher(self.store, self.run_id).run(until=lambda: True)
         newest = self.attempts[-1]
         owner = Process.parse(newest.owner)
         if self.watch and not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
-            watch.spawn(self.store, newest.plan, instead=True)
+            spawn.watcher(self.store, newest.plan, instead=True)
         return self.record.status
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
@@ -92,7 +94,7 @@ class Run:
             if moment - looked > LOOK_S:
                 self.refresh()
                 looked = moment
-            time.sleep(watch.pause(moment - began, 0.02))  # a look is one row of a local file
+            time.sleep(attempts.pause(moment - began, 0.02))  # a look is one row of a local file
 
     def result(self, timeout_s: float | None = None) -> Status:
         """Block until the run is final; raises RunFailed unless it SUCCEEDED."""
@@ -116,7 +118,7 @@ class Run:
         while True:
             attempt = next((found for found in self.attempts if found.number == number), None)
             if attempt is not None and attempt.handle is not None:
-                backend = watch.backend_of(attempt.plan, self.store.home, attempt.handle)
+                backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
                 for line in backend.logs(attempt.handle, follow=follow, after=cursor):
                     if raw or not line.text.startswith(MARK):
                         yield line._replace(cursor=f"{number}/{line.cursor}")
@@ -171,7 +173,7 @@ class Run:
         self.store.request_cancel(self.run_id)
         newest = self.attempts[-1]
         if newest.handle is not None:
-            watch.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+            attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
         self.refresh()
         try:
             return self.wait(wait_s)
@@ -194,7 +196,7 @@ class Run:
         assert newest.handle is not None
         folder = Path(into)
         self._own(folder)
-        backend = watch.backend_of(newest.plan, self.store.home, newest.handle)
+        backend = attempts.backend_of(newest.plan, self.store.home, newest.handle)
         return backend.fetch(newest.handle, folder, tuple(what))
 
     def _own(self, folder: Path) -> None:
@@ -227,18 +229,18 @@ class Run:
                 f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
             )
         newest = self.attempts[-1]
-        if missing := watch.missing_secrets(newest.plan):
+        if missing := attempts.missing_secrets(newest.plan):
             raise BadRequest(
                 f"the secrets {', '.join(missing)} are not in the environment", "export them and try again"
             )
-        backend = watch.backend_of(newest.plan, self.store.home)
-        plan, bundle = watch.replan(newest.plan, newest.number + 1, backend, self.store.home)
+        backend = attempts.backend_of(newest.plan, self.store.home)
+        plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
         with sending(plan.attempt_id):
             if not self.store.next_attempt(plan, owner=Process.here(), resume=True):
                 return self
             self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
         if self.watch:
-            watch.spawn(self.store, plan)
+            spawn.watcher(self.store, plan)
         return self
 
     def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
@@ -252,7 +254,9 @@ class Run:
         submitter = Submitter(record.target, home=self.store.home, watch=self.watch, **options)
         data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
         resolved = submitter.resolve(Job.from_dict(data), sets)
-        bundle = submitter.package(resolved) if source else watch.stored_bundle(self.attempts[0].plan, self.store.home)
+        bundle = (
+            submitter.package(resolved) if source else attempts.stored_bundle(self.attempts[0].plan, self.store.home)
+        )
         return submitter.send(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
 
     def _own_only(self, what: str) -> None:

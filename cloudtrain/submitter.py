@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import configfile, provenance, watch
+from cloudtrain import attempts, configfile, provenance, spawn
 from cloudtrain.backend import Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadRequest, CloudtrainError
@@ -78,7 +78,7 @@ class Submitter(Planner):
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
         """Store the intent, submit the plan, store the handle and start the watcher."""
         me = Process.here()
-        if missing := watch.missing_secrets(plan):
+        if missing := attempts.missing_secrets(plan):
             sources = ", ".join(plan.manifest["secrets"][missing[0]])
             raise BadRequest(
                 f"the secret {missing[0]} cannot be had: {sources} is not in the environment"
@@ -90,7 +90,7 @@ class Submitter(Planner):
         with sending(plan.attempt_id):
             if not self.store.intend(plan, identity=wish, owner=me, key=key, parent=parent, provenance=origin):
                 return self._settled(plan.run_id)
-            backend = watch.backend_of(plan, self.home)
+            backend = attempts.backend_of(plan, self.home)
             try:
                 handle = backend.submit(plan, bundle)
             except CloudtrainError as error:
@@ -101,7 +101,7 @@ class Submitter(Planner):
                 raise
             self.store.accept(plan.attempt_id, handle)
         if self.watch:
-            watch.spawn(self.store, plan)
+            spawn.watcher(self.store, plan)
         return Run(plan.run_id, self.store, watch=self.watch)
 
     # -- exactly once -------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Submitter(Planner):
             if mine is None and run.identity == wish and (key is None or run.key == key):
                 mine = self._finish(attempt)
             elif attempt.handle is None and (
-                handle := watch.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
+                handle := attempts.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
             ):
                 self.store.accept(attempt.attempt_id, handle)
         if mine is None and key is not None:
@@ -127,20 +127,20 @@ class Submitter(Planner):
 
     def _found(self, plan: Plan, key: str) -> Run | None:
         """Return the run of a key that the platform knows and this store does not (another machine, CI)."""
-        backend = watch.backend_of(plan, self.home)
+        backend = attempts.backend_of(plan, self.home)
         handle = backend.find(plan.attempt_id)
         if handle is None or not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
             return None
         self.store.accept(plan.attempt_id, handle)
         while later := backend.find(f"{plan.run_id}-a{plan.attempt + 1}"):
             self.store.record(plan.attempt_id, status=backend.status(handle))
-            plan, _ = watch.replan(plan, plan.attempt + 1, backend, self.home)
+            plan, _ = attempts.replan(plan, plan.attempt + 1, backend, self.home)
             if not self.store.next_attempt(plan, owner=Process.here()):
                 break
             self.store.accept(plan.attempt_id, later)
             handle = later
         if self.watch:
-            watch.spawn(self.store, plan)
+            spawn.watcher(self.store, plan)
         return Run(plan.run_id, self.store, adopted=True, watch=self.watch)
 
     def _settled(self, name: str) -> Run:
@@ -154,9 +154,9 @@ class Submitter(Planner):
     def _finish(self, attempt: AttemptRecord) -> Run:
         me = Process.here()
         if attempt.handle is None and self.store.claim(attempt.attempt_id, of=attempt.owner, by=me):
-            watch.settle(self.store, attempt, watch.backend_of(attempt.plan, self.home))
+            attempts.settle(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
         if self.watch and not self.store.watched(attempt.run_id):
-            watch.spawn(self.store, attempt.plan)
+            spawn.watcher(self.store, attempt.plan)
         return Run(attempt.run_id, self.store, adopted=True, watch=self.watch)
 
 

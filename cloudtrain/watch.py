@@ -11,32 +11,30 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from cloudtrain import events, foreign, registry
-from cloudtrain.backend import ATTACHED, Backend, LogLine, Plan
+from cloudtrain import events, foreign
+from cloudtrain.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names, settle
+from cloudtrain.backend import Backend, LogLine
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
-from cloudtrain.process import Process, detach
+from cloudtrain.process import Process
 from cloudtrain.sending import is_being_sent
+from cloudtrain.spawn import STARTING
 from cloudtrain.state import State, Status
 from cloudtrain.store import AttemptRecord, RunRecord, Store, now
 from cloudtrain.tail import Tail
 
 if TYPE_CHECKING:
-    from cloudtrain.bundle import Bundle
+    pass
 
 LEASE_S = 30.0
-STARTING = "watch.starting"  # in a run's folder: a watcher was started, and has not taken its lease yet
-BIRTH_S = 30.0  # how long it may take for that; then it is taken for dead
 PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
-FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
@@ -258,7 +256,7 @@ class Watcher:
 
         try:
             if event := notify.event_of(status, final=final):
-                notify.start(self.store, self.run_id, attempt.attempt_id, event, sorted(_hidden(attempt.plan)))
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, sorted(secret_names(attempt.plan)))
         except (CloudtrainError, OSError) as error:
             print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
@@ -328,99 +326,6 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
 
     pause_s = min(CAPACITY_S * 2.0 ** (number - 1), CAPACITY_MAX_S)
     return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
-
-
-def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
-    """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
-    if handle is not None and handle.startswith(ATTACHED):
-        from cloudtrain.sharedrun import SharedBackend
-
-        return cast("Backend", SharedBackend(handle))
-    options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
-    return registry.create(plan.backend, options, home)
-
-
-def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
-    """Bring an attempt that was only intended to its handle: find it on the platform, or send the same plan again."""
-    handle = backend.find(attempt.attempt_id)
-    if handle is None:
-        try:
-            bundle = stored_bundle(attempt.plan, store.home)
-        except BackendError:
-            status = Status(State.FAILED, None, "its submit was interrupted and its bundle is gone", ended_at=now())
-            store.record(attempt.attempt_id, status=status)
-            store.set_status(attempt.run_id, status)
-            raise BackendError(
-                f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again"
-            ) from None
-        handle = backend.submit(attempt.plan, bundle)
-    store.accept(attempt.attempt_id, handle)
-    return handle
-
-
-def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:
-    """Return the plan of a run's next attempt over the bundle of an earlier one; raises BackendError when that is gone."""
-    from cloudtrain.job import Job
-
-    bundle = stored_bundle(plan, home)
-    job = Job.from_dict(plan.job)
-    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
-
-
-def stored_bundle(plan: Plan, home: Path) -> Bundle:
-    """Return the bundle that a plan was made with; raises BackendError when it is gone."""
-    from cloudtrain.bundle import Bundle  # needed for another attempt only
-
-    bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
-    if bundle is None:
-        raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
-    return bundle
-
-
-def missing_secrets(plan: Plan) -> list[str]:
-    """Return the secrets whose only sources are environment variables that this process does not have."""
-    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return [
-        name
-        for name, sources in sorted(secrets.items())
-        if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
-    ]
-
-
-def _hidden(plan: Plan) -> set[str]:
-    """Return the variables that hold, or are to hold, secrets of a job."""
-    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")} | set(secrets)
-
-
-def spawn(store: Store, plan: Plan, *, instead: bool = False) -> None:
-    """Start the watcher of a run as a detached process; returns at once.
-
-    With `instead` of one that has died: not while another one that was started has yet to take its lease, which takes
-    seconds on a busy machine, and would take longer with every further one.
-    """
-    folder = store.home / "runs" / plan.run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    starting = folder / STARTING
-    with suppress(OSError):
-        if instead and abs(time.time() - starting.stat().st_mtime) < BIRTH_S:
-            return
-    with suppress(OSError):
-        starting.touch()
-    sources = {
-        source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
-    }
-    hidden = _hidden(plan)
-    environ = {name: value for name, value in os.environ.items() if name not in hidden}
-    secrets = {name: os.environ[name] for name in sources if name in os.environ}
-    # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
-    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
-    detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
-
-
-def pause(age_s: float, longest_s: float) -> float:
-    """Return how long to sleep between two looks at what is `age_s` seconds old: a fiftieth of that, within bounds."""
-    return min(max(FIRST_POLL_S, age_s / 50), longest_s)
 
 
 def _points(event: Event) -> list[tuple[int, str, float]]:

@@ -19,7 +19,7 @@ LAYERS = [
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store curves database migrations config configfile",
     "verdict verdictproof verdictranks verdictrules verdictsentences verdictsigns tracebacks",
-    "attached planner submitter run watch headway resuming registry plots comparison notebook notify diagnosis",
+    "attached attempts planner submitter run spawn watch headway resuming registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}

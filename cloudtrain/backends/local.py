@@ -34,7 +34,7 @@ class LocalBackend:
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    poll_s = 0.25  # a look costs 1.5 ms; a young run is looked at more often (watch.pause)
+    poll_s = 0.25  # a look costs 1.5 ms; a young run is looked at more often (attempts.pause)
     features = frozenset(
         {
             Feature.MULTI_NODE,

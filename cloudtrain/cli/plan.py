@@ -83,8 +83,8 @@ def _manifests(plan: Plan) -> None:
         raise BadRequest(said, "leave files out of it: .cloudtrainignore")
     import yaml
 
-    from cloudtrain import config, watch
+    from cloudtrain import attempts, config
     from cloudtrain.requests.kubernetes import applicable
 
-    packed = watch.stored_bundle(plan, config.home()).path.read_bytes()
+    packed = attempts.stored_bundle(plan, config.home()).path.read_bytes()
     sys.stdout.write(yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False))

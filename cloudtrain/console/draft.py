@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import watch
+from cloudtrain import attempts
 from cloudtrain.backend import Plan
 from cloudtrain.bundle import Bundle, File, list_files
 from cloudtrain.console import trainer
@@ -232,7 +232,7 @@ class Draft:
             return None
         from cloudtrain.run import Run
 
-        return watch.stored_bundle(Run.find(self.parent, self.home).attempts[0].plan, self.home)
+        return attempts.stored_bundle(Run.find(self.parent, self.home).attempts[0].plan, self.home)
 
 
 def inside(root: Path, name: str) -> Path:

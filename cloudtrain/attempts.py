@@ -1,0 +1,89 @@
+"""What submitter, watcher and readers do alike with an attempt: find its backend, bundle and secrets, finish its submit,
+plan the next one, wait before the next look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cloudtrain import registry
+from cloudtrain.backend import ATTACHED, Backend, Plan
+from cloudtrain.errors import BackendError
+from cloudtrain.state import State, Status
+from cloudtrain.store import AttemptRecord, Store, now
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle import Bundle
+
+FIRST_POLL_S = 0.005  # a short job's end is noticed at once
+
+
+def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
+    """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
+    if handle is not None and handle.startswith(ATTACHED):
+        from cloudtrain.sharedrun import SharedBackend
+
+        return cast("Backend", SharedBackend(handle))
+    options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return registry.create(plan.backend, options, home)
+
+
+def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
+    """Bring an attempt that was only intended to its handle: find it on the platform, or send the same plan again."""
+    handle = backend.find(attempt.attempt_id)
+    if handle is None:
+        try:
+            bundle = stored_bundle(attempt.plan, store.home)
+        except BackendError:
+            status = Status(State.FAILED, None, "its submit was interrupted and its bundle is gone", ended_at=now())
+            store.record(attempt.attempt_id, status=status)
+            store.set_status(attempt.run_id, status)
+            raise BackendError(
+                f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again"
+            ) from None
+        handle = backend.submit(attempt.plan, bundle)
+    store.accept(attempt.attempt_id, handle)
+    return handle
+
+
+def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:
+    """Return the plan of a run's next attempt over the bundle of an earlier one; raises BackendError when that is gone."""
+    from cloudtrain.job import Job
+
+    bundle = stored_bundle(plan, home)
+    job = Job.from_dict(plan.job)
+    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
+
+
+def stored_bundle(plan: Plan, home: Path) -> Bundle:
+    """Return the bundle that a plan was made with; raises BackendError when it is gone."""
+    from cloudtrain.bundle import Bundle  # needed for another attempt only
+
+    bundle = Bundle.stored(home / "bundles", str(plan.bundle["sha256"]))
+    if bundle is None:
+        raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
+    return bundle
+
+
+def missing_secrets(plan: Plan) -> list[str]:
+    """Return the secrets whose only sources are environment variables that this process does not have."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return [
+        name
+        for name, sources in sorted(secrets.items())
+        if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
+    ]
+
+
+def secret_names(plan: Plan) -> set[str]:
+    """Return the variables that hold, or are to hold, secrets of a job."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")} | set(secrets)
+
+
+def pause(age_s: float, longest_s: float) -> float:
+    """Return how long to sleep between two looks at what is `age_s` seconds old: a fiftieth of that, within bounds."""
+    return min(max(FIRST_POLL_S, age_s / 50), longest_s)
