@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from cloudtrain import registry
 from cloudtrain.backend import ATTACHED, Backend, Plan
 from cloudtrain.errors import BackendError
+from cloudtrain.records import AttemptRecord
 from cloudtrain.state import State, Status
-from cloudtrain.store import AttemptRecord, Store, now
+from cloudtrain.store import Store, now
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle

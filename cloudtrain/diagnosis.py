@@ -9,8 +9,9 @@ from dataclasses import replace
 from cloudtrain import guard
 from cloudtrain.backend import LogLine
 from cloudtrain.events import Event
+from cloudtrain.records import AttemptRecord
 from cloudtrain.state import Status
-from cloudtrain.store import AttemptRecord, Store, now
+from cloudtrain.store import Store, now
 from cloudtrain.verdict import Verdict, end_of, judge
 
 NODE = -1  # of the event that keeps it: nodes have numbers from 0 on, so that no job can write one

@@ -13,9 +13,10 @@ from cloudtrain.backend import FETCHABLE, LogLine
 from cloudtrain.errors import BadRequest, RunFailed
 from cloudtrain.events import MARK
 from cloudtrain.process import Process
+from cloudtrain.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
-from cloudtrain.store import AttemptRecord, MetricRow, RunRecord, Store
+from cloudtrain.store import Store
 
 if TYPE_CHECKING:
     from cloudtrain.verdict import Verdict

@@ -15,10 +15,11 @@ from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.planner import Planner, Resolved
 from cloudtrain.process import Process
+from cloudtrain.records import AttemptRecord
 from cloudtrain.run import Run
 from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
-from cloudtrain.store import AttemptRecord, Store, now
+from cloudtrain.store import Store, now
 
 if TYPE_CHECKING:
     from cloudtrain.job import Job

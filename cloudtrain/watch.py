@@ -24,10 +24,11 @@ from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
 from cloudtrain.process import Process
+from cloudtrain.records import AttemptRecord, RunRecord
 from cloudtrain.sending import is_being_sent
 from cloudtrain.spawn import STARTING
 from cloudtrain.state import State, Status
-from cloudtrain.store import AttemptRecord, RunRecord, Store, now
+from cloudtrain.store import Store, now
 from cloudtrain.tail import Tail
 
 if TYPE_CHECKING:

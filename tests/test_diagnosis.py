@@ -10,8 +10,9 @@ from cloudtrain import diagnosis, notify
 from cloudtrain.backend import LogLine, Plan
 from cloudtrain.events import Event
 from cloudtrain.process import Process
+from cloudtrain.records import AttemptRecord
 from cloudtrain.state import State, Status
-from cloudtrain.store import AttemptRecord, Store
+from cloudtrain.store import Store
 
 TOKEN = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"  # of the right form, and nobody's
 FAILED = Status(State.FAILED, 1, "rank 1 exited with code 1", "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z")

@@ -17,11 +17,12 @@ LAYERS = [
     " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
     " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
-    "backends store curves database migrations config configfile",
+    "backends store history records curves database migrations config configfile",
     "verdict verdictproof verdictranks verdictrules verdictsentences verdictsigns tracebacks",
     "attached attempts planner submitter run spawn watch headway resuming registry plots comparison notebook notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
+STORE = ("cloudtrain.store", "cloudtrain.history", "cloudtrain.records", "cloudtrain.database", "cloudtrain.curves")
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 PYDANTIC = {
     "job",
@@ -91,7 +92,7 @@ def test_backends_know_neither_each_other_nor_the_store_nor_the_terminal():
     wrong = []
     for path in modules(ROOT / "cloudtrain" / "backends"):
         for name in imports(path):
-            if name.startswith(("cloudtrain.backends.", "cloudtrain.store", "click", "rich")):
+            if name.startswith(("cloudtrain.backends.", *STORE, "click", "rich")):
                 wrong.append(f"{path.name} imports {name}")
         if any(
             isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"

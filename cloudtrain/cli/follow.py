@@ -15,8 +15,9 @@ from cloudtrain.cli.log import Memory, Screen, print_log
 from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
+    from cloudtrain.records import RunRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import RunRecord, Store
+    from cloudtrain.store import Store
 
 CONFIRM_S = 10.0  # how long a cancel waits for the platform's word
 

@@ -18,8 +18,9 @@ from cloudtrain.cli.terminal import Lines, clean
 from cloudtrain.curves import LOSSES
 
 if TYPE_CHECKING:
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import AttemptRecord, Store
+    from cloudtrain.store import Store
 
 EVERY_S = 1.0  # how often the history is asked
 DELAY_S = 0.1  # how long a line may wait for others, with which it is drawn at once

@@ -12,8 +12,8 @@ from cloudtrain.cli.terminal import Lines, clean, is_terminal
 
 if TYPE_CHECKING:
     from cloudtrain.backend import LogLine
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import AttemptRecord
 
 KEPT = 60  # last lines of every rank that are remembered
 TRACEBACK = "Traceback (most recent call last):"

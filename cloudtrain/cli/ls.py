@@ -13,7 +13,8 @@ from cloudtrain.state import State
 
 if TYPE_CHECKING:
     from cloudtrain.curves import Summary
-    from cloudtrain.store import RunRecord, Store
+    from cloudtrain.records import RunRecord
+    from cloudtrain.store import Store
 
 
 @options.command()

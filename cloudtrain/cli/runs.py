@@ -11,8 +11,9 @@ from cloudtrain.cli.terminal import note
 from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import AttemptRecord, Store
+    from cloudtrain.store import Store
 
 STYLES = {
     State.SUCCEEDED.value: "green",

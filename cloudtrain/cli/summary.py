@@ -10,8 +10,8 @@ from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
     from cloudtrain.backend import Plan
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import AttemptRecord
 
 
 def of_plan(plan: Plan, *, head: str = "") -> None:

@@ -11,8 +11,8 @@ from cloudtrain.cli import runs, terminal
 
 if TYPE_CHECKING:
     from cloudtrain.events import Event
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
-    from cloudtrain.store import AttemptRecord
 
 KINDS = ("state", "world", "checkpoint", "alarm", "result")
 LINES = 30

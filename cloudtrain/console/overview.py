@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from cloudtrain.cli import runs, summary, timeline, why
 from cloudtrain.console import history, parts, text
+from cloudtrain.records import AttemptRecord
 from cloudtrain.run import Run
 from cloudtrain.state import Status
-from cloudtrain.store import AttemptRecord
 
 EVENTS = 200  # the newest
 

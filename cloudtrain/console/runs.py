@@ -11,9 +11,10 @@ from cloudtrain.console import drawn, frame, history, parts, text
 from cloudtrain.console.compare import MOST
 from cloudtrain.console.keeping import keep_up
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.records import RunRecord
 from cloudtrain.run import Run
 from cloudtrain.state import State
-from cloudtrain.store import RunRecord, Store
+from cloudtrain.store import Store
 
 ROWS = 50
 ANY = "any target"
