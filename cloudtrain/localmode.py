@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import agent, engine, localstore, trainingjobs
+from cloudtrain import engine, localstore, nodefiles, trainingjobs
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.localstore import LocalStore
 from cloudtrain.process import boot_id, start_time
@@ -149,7 +149,7 @@ class Keeper:
 
     def _say(self, state: str, **fields: Any) -> None:
         self._said |= {"state": state, "at": _now(), **fields}
-        agent.write(self.folder / "status.json", json.dumps(self._said).encode())
+        nodefiles.write(self.folder / "status.json", json.dumps(self._said).encode())
 
 
 class _Host:

@@ -8,7 +8,7 @@
     <node>/lock           held (flock) by the supervisor as long as it lives, so that it is never started twice
     <node>/cancel         a person asked to cancel
 
-Shared by local, ssh and slurm. What is done in the folder itself is agent.py's, here or on another machine (rpc.py);
+Shared by local, ssh and slurm. What is done in the folder itself is supervision.py's, here or on another machine (agent.py);
 what is made of it is here: states of several nodes in one, logs of several nodes in one.
 """
 
@@ -22,11 +22,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cloudtrain import agent
-from cloudtrain.agent import begun, left, read_status, reap, stop, supervised
+from cloudtrain import supervision
 from cloudtrain.backend import LogLine
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.state import State, Status
+from cloudtrain.supervision import begun, left, read_status, reap, stop, supervised
 
 __all__ = ["begun", "given_secrets", "left", "merge", "merged", "node_status", "read_status", "reap", "start",
            "status_of", "stop", "supervised", "tail"]  # fmt: skip
@@ -44,7 +44,7 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
     `secrets` goes over standard input. Raises BackendError.
     """
     try:
-        return agent.start(node, argv, env, secrets)
+        return supervision.start(node, argv, env, secrets)
     except OSError as error:
         raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
 
@@ -57,11 +57,11 @@ def given_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def node_status(node: Path) -> Status | None:
     """Return the true state of a node, LOST when its supervisor died without a last word; None when never started."""
-    return status_of(agent.state(node))
+    return status_of(supervision.state(node))
 
 
 def status_of(found: Mapping[str, Any] | None) -> Status | None:
-    """Return what `agent.state` said as a Status."""
+    """Return what `supervision.state` said as a Status."""
     if found is None:
         return None
     return Status(State[found["state"]], found["exit_code"], found["reason"], found["started_at"], found["ended_at"])

@@ -47,7 +47,14 @@ sys.stdout.buffer.write(b"ready\\n")
 sys.stdout.buffer.flush()
 agent.serve()
 """
-SENT = ("agent", "process", "archive", "errors")  # modules of this package that an agent may import
+SENT = (
+    "agent",
+    "supervision",
+    "nodefiles",
+    "process",
+    "archive",
+    "errors",
+)  # modules of this package that an agent may import
 
 
 class Answer(NamedTuple):

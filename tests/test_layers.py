@@ -15,7 +15,7 @@ LAYERS = [
     " engine localmode localstore aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
     " vertexoptions googleapi bucket customjobs joblog"
     " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
-    " document manifest backend machines nodes places agent rpc remote transfer inspection sshoptions"
+    " document manifest backend machines nodes places agent supervision nodefiles rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store history records curves database migrations config configfile",
     "verdict verdictproof verdictranks verdictrules verdictsentences verdictsigns tracebacks",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, bytecode, nodes, places
+from cloudtrain import bytecode, nodefiles, nodes, places, supervision
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.manifest import Manifest
@@ -116,7 +116,7 @@ class LocalBackend:
         folder = Path(requested[0]["folder"]).parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            agent.write(folder / "request.json", json.dumps(plan.request).encode())
+            nodefiles.write(folder / "request.json", json.dumps(plan.request).encode())
             for node in requested:
                 self._ship(bundle, Path(node["folder"]))
         except OSError as error:
@@ -226,7 +226,7 @@ def _secrets(plan: Plan) -> dict[str, Any]:
     """Return what is sent over standard input."""
     alone = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
-    token = os.urandom(16).hex() if alone else agent.token(folder)
+    token = os.urandom(16).hex() if alone else nodefiles.token(folder)
     return {"secrets": nodes.given_secrets(plan.manifest), "token": token}
 
 
@@ -237,7 +237,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
         *secrets,
         *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
     }
-    return {name: value for name, value in agent.clean(os.environ).items() if name not in hidden}
+    return {name: value for name, value in supervision.clean(os.environ).items() if name not in hidden}
 
 
 def _nodes(folder: Path) -> list[Path]:

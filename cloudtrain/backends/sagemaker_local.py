@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, engine, localmode, localstore, nodes, provenance, s3files
+from cloudtrain import agent, engine, localmode, localstore, nodefiles, nodes, provenance, s3files, supervision
 from cloudtrain.aws import Aws
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
@@ -89,11 +89,11 @@ class SagemakerLocalBackend:
                 _lend(bundle.path, folder / "code" / OBJECT)
             if localstore.asked(plan.request):
                 where = {name: self.given.get(name) for name in ("region", "profile", "endpoint")}
-                agent.write(folder / "store.json", json.dumps(where).encode())
-            agent.write(folder / "request.json", json.dumps(plan.request).encode())
+                nodefiles.write(folder / "store.json", json.dumps(where).encode())
+            nodefiles.write(folder / "request.json", json.dumps(plan.request).encode())
         except OSError as error:
             raise BackendError(f"{folder} cannot be prepared: {error.strerror}", "free some disk space") from None
-        env = agent.clean(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
+        env = supervision.clean(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
         nodes.start(folder, [sys.executable, "-m", "cloudtrain.localmode", str(folder)], env, {})
         return str(folder)
 
