@@ -1,7 +1,21 @@
-"""`python -m cloudtrain`: the command line."""
+"""`python -m cloudtrain`, and what the command `cloudtrain` calls: the command line."""
 
+import signal
 import sys
 
-from cloudtrain.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command of this process's own command line; the process ends here.
+
+    While the command line itself is imported Ctrl-C ends the process as it ends any program: nobody is there yet who
+    could say "interrupted", and a traceback says nothing of use.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cloudtrain.cli import main as command
+
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -32,6 +32,8 @@ class CloudtrainError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # a traceback of somebody's own script ends with it
 
 
 class BadRequest(CloudtrainError):
@@ -81,7 +83,9 @@ class MissingExtra(BadRequest):
     """An optional dependency is not installed; the hint is the pip command."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra that is not installed", f"pip install 'cloudtrain[{extra}]'")
+        super().__init__(
+            f"{what} needs the extra {extra}, which is not installed", f"pip install 'cloudtrain[{extra}]'"
+        )
         self.extra = extra
 
 

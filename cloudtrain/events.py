@@ -23,6 +23,10 @@ _BAR_LINE = re.compile(r"\d%\|.*\| *(\d+)/(\d+) \[[^\]]*?(?:it/s|s/it)((?:, [^=,
 _BEHIND_BAR = "]" + MARK
 _TRAINER_LINE = re.compile(r"^\s*(\{'.*\})\s*$")  # what transformers' Trainer prints: {'loss': 2.1, 'epoch': 0.5}
 
+# In such a line what Python prints and does not read: {'loss': nan}, {'loss': np.float64(2.1)}
+_NUMPY = re.compile(r"\bnp\.float\d+\(([^()]*)\)")
+_BARE = re.compile(r"(?<=': )(-?(?:nan|inf))(?=\s*[,}])")
+
 
 @dataclass(frozen=True)
 class Event:
@@ -88,11 +92,8 @@ class MetricParser:
                     yield self._step(name, groups.get("step")), name, value
 
     def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
-        try:
-            row = literal_eval(literal)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return
-        if not isinstance(row, dict):
+        row = _literal(literal) or _literal(_BARE.sub(r"'\1'", _NUMPY.sub(r"\1", literal)))
+        if row is None:
             return
         step = row.get("step", row.get("global_step"))
         for name, raw in row.items():
@@ -126,6 +127,14 @@ class MetricParser:
         else:
             self._seen[name] = self._seen.get(name, 0) + 1
         return self._seen[name]
+
+
+def _literal(text: str) -> dict[Any, Any] | None:
+    try:
+        row = literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:

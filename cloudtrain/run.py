@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,12 +197,16 @@ class Run:
         newest = accepted[-1]
         assert newest.handle is not None
         folder = Path(into)
-        self._own(folder)
+        mine = self._own(folder)
         backend = attempts.backend_of(newest.plan, self.store.home, newest.handle)
-        return backend.fetch(newest.handle, folder, tuple(what))
+        try:
+            return backend.fetch(newest.handle, folder, tuple(what))
+        finally:
+            if not mine:
+                _give_back(folder)
 
-    def _own(self, folder: Path) -> None:
-        """Mark a folder as this run's; raises BadRequest when it is another's."""
+    def _own(self, folder: Path) -> bool:
+        """Mark a folder as this run's and return whether it was before; raises BadRequest when it is another's."""
         mark = folder / FETCHED
         owner = mark.read_text("utf-8").strip() if mark.is_file() else None
         if owner not in (None, self.run_id):
@@ -215,6 +220,7 @@ class Run:
             if new:
                 (folder / ".gitignore").write_text("*\n")
             mark.write_text(self.run_id + "\n", "utf-8")
+        return owner is not None
 
     def resume(self) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
@@ -271,3 +277,14 @@ class Run:
     def acknowledge(self) -> None:
         """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one."""
         self.store.acknowledge(self.run_id)
+
+
+def _give_back(folder: Path) -> None:
+    """Take the mark off a folder into which nothing came: another run may be fetched into it."""
+    if any(names for name in FETCHABLE for _, _, names in os.walk(folder / name)):
+        return
+    for name in FETCHABLE:
+        for at, _, _ in os.walk(folder / name, topdown=False):
+            with suppress(OSError):  # a link to a folder is in it
+                os.rmdir(at)  # noqa: PTH106 - only what is empty
+    (folder / FETCHED).unlink(missing_ok=True)

@@ -118,3 +118,12 @@ def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
     ]
     found = [(step, name, repr(value)) for line in lines for step, name, value in parser.metrics(line)]
     assert found == [(1, "loss", "1.5"), (1, "lr", "0.001"), (2, "loss", "1.25"), (3, "loss", "nan")]
+
+
+def test_what_python_prints_and_does_not_read_is_heard():
+    found = metrics(
+        "{'loss': nan, 'grad_norm': -inf, 'epoch': 0.5, 'step': 3}", "{'loss': np.float64(2.5), 'note': 'a: nan,'}"
+    )
+    assert [(step, name, str(value)) for step, name, value in found] == [
+        (3, "loss", "nan"), (3, "grad_norm", "-inf"), (4, "loss", "2.5")
+    ]  # fmt: skip

@@ -118,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _run(argv)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # cloudtrain.__main__
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _open_streams()
     gc.set_threshold(50_000, 20, 50)  # a command lives shortly: a tenth of `plan` went into looking for garbage
     from cloudtrain.importing import skip_plugins
 
@@ -125,6 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = _run(sys.argv[1:])
     _leave(code)
     return code
+
+
+def _open_streams() -> None:
+    """Give closed standard streams (`>&-`) a place to go, else the next file that is opened gets their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lives
 
 
 def _leave(code: int) -> None:

@@ -35,7 +35,10 @@ def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
 
     missing = [name for name in ("nicegui", "plotly") if find_spec(name) is None]
     if missing:
-        raise BadRequest(f"the console needs {' and '.join(missing)}, which is not installed", _INSTALL)
+        raise BadRequest(
+            f"the console needs {' and '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed",
+            _INSTALL,
+        )
     from contextlib import ExitStack
 
     from cloudtrain.console import server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain.backend import Plan
-from cloudtrain.cli import options, runs
+from cloudtrain.cli import options, runs, terminal
 from cloudtrain.cli.follow import Begun, begin
 from cloudtrain.cli.jobs import wanted
 from cloudtrain.errors import BadRequest
@@ -63,7 +63,11 @@ def command(
             run = submitter.submit(found.job, sets=found.sets, key=key, new=new)
         if not run.adopted:
             return Begun(run, "submitted to")
-        return Begun(run, "was already submitted to" if run.record.acknowledged else "is taken up again on")
+        if run.record.acknowledged:
+            return Begun(run, "was already submitted to")
+        began = f"begun at {run.record.created_at[:19]}Z, its submit never told so"
+        terminal.note(f"the same job as {run.run_id}, {began}: taken up, not started twice; --new starts another one")
+        return Begun(run, "is taken up again on")
 
     store = runs.heard(submitter.store)
     return begin(store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -236,7 +236,7 @@ BAD = [
     (no_toml, "cloudtrain.toml", ""),
     (newer_history, "newer cloudtrain", "CLOUDTRAIN_HOME"),
     (home_in_a_file, "", "CLOUDTRAIN_HOME"),
-    (missing_extra, "needs an extra that is not installed", "pip install 'cloudtrain[far]'"),
+    (missing_extra, "needs the extra far, which is not installed", "pip install 'cloudtrain[far]'"),
     (["plan", "train.py", "-o", "/dev/full"], "no space left on device", "free some disk space"),
     (["plan", "train.py", "-o", "nowhere/plan.json"], "nowhere/plan.json", ""),
     (["show", "nothing"], "no run has the id or prefix 'nothing'", "cloudtrain ls"),

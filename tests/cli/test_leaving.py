@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +72,39 @@ def test_ctrl_c_when_the_command_is_done_changes_nothing(tmp_path):
     done = run(tmp_path, "--version", more="import signal\natexit.register(lambda: signal.raise_signal(signal.SIGINT))")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "handler").read_text() == "ran"
+
+
+EARLY = """
+import os, signal, sys
+class Moment:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Moment())
+sys.argv = ["cloudtrain", "--version"]
+from cloudtrain.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_silently(tmp_path):
+    done = subprocess.run([sys.executable, "-c", EARLY], cwd=tmp_path, capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_in_nobodys_way(tmp_path, closed):
+    """A command goes on, and no file of its own gets a closed stream's number, into which others would write."""
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "job.yaml").write_text("name: closed\nentrypoint: train.py\n")
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(tmp_path / "home")}
+    for words in ("plan job.yaml", "ls", "ls --json", "--help", "submit job.yaml --follow", "logs", "show"):
+        command = f"exec {sys.executable} -m cloudtrain {words} {closed}"
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        assert b"should not have happened" not in done.stderr, words
+        if ">&-" not in closed.split() and words == "submit job.yaml --follow":
+            assert b"hello" in done.stdout
+    assert Path(tmp_path / "home" / "history.sqlite3").read_bytes()[:15] == b"SQLite format 3"
