@@ -38,6 +38,7 @@ def of_rank(lines: Sequence[LogLine]) -> Finding | None:
     label, at = found
     if label == "vague":
         label = _plain(texts[at])
+    label, at = _explained(texts, label, at)
     if label == "opaque":
         return None
     return Finding(label, lines[at], label in rules.LATE or label == "consequence")
@@ -61,8 +62,10 @@ def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
     return found
 
 
-# A parent's word for a worker that ended: why, the worker itself may have said before.
-_GONE = re.compile(r"DataLoader worker .* exited unexpectedly")
+# A parent's word for a worker or rank that ended: why, that one may have said before.
+_GONE = re.compile(
+    r"DataLoader worker .* exited unexpectedly|ChildFailedError|ProcessExitedException|CalledProcessError"
+)
 
 
 def _of_chain(texts: Sequence[str], raised: list[Raised]) -> tuple[str, int] | None:
@@ -103,6 +106,8 @@ def raised_label(texts: Sequence[str], one: Raised) -> str:
         below = texts[one.at + 1 : one.at + 12]
         return "consequence" if any(rules.CONSEQUENCES.search(line) for line in below) else "vague"
     here = one.innermost
+    if here.file.endswith("torch/nn/modules/module.py") and "object has no attribute" in text and len(one.frames) > 1:
+        here = one.frames[-2]  # a module's own look-up: who asked is what counts
     raising = here.is_mine and here.code.startswith(("raise ", "raise(", "assert "))
     if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in here.code and here.is_mine:
         label = None
@@ -132,7 +137,7 @@ def _standing(texts: Sequence[str], at: int | None) -> tuple[str, int] | None:
     inside = {number for one in tracebacks.find(texts) for number in (one.at,) if number != at} if at is None else set()
     for number in range(begin, len(texts)):
         text = texts[number]
-        if number == at or number in inside or not stands(text):
+        if number == at or number in inside or not stands(text) or _is_call(texts, number):
             continue
         label = rules.first_match(SIGNS, text)
         if label and label not in _IN_TRACEBACKS:
@@ -142,6 +147,25 @@ def _standing(texts: Sequence[str], at: int | None) -> tuple[str, int] | None:
     return None
 
 
+def _is_call(texts: Sequence[str], number: int) -> bool:
+    """Return whether a line is the text of a call in a traceback."""
+    return number > 0 and texts[number][:1].isspace() and bool(tracebacks.FRAME.match(texts[number - 1]))
+
+
+def _explained(texts: Sequence[str], label: str, at: int) -> tuple[str, int]:
+    """Return class and line of what tells more of a GPU than its error does: why there is none, or that it is gone."""
+    explains = _EXPLAINS.get(label)
+    for number, text in enumerate(texts) if explains else ():
+        if explains and explains.search(text) and (sign := rules.first_match(SIGNS, text)) in _OF_GPUS:
+            return sign or label, number
+    return label, at
+
+
+_OF_GPUS = ("gpu-hardware", "cuda-version", "no-gpu")
+_EXPLAINS = {
+    "no-gpu": re.compile(r"Warning: CUDA initialization: "),
+    "cuda-error": re.compile(r"^Unable to determine the device handle for GPU"),
+}
 # What may stand for itself: not a frame, not a warning that was survived.
 _QUIET = re.compile(
     r"\b(warn(ing)?|retry(ing)?|skipp?ing|fallback|falling back|ignored?|attempt \d+|deprecat)", re.IGNORECASE

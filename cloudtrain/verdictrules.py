@@ -129,6 +129,7 @@ def table_of(*pairs: tuple[str, str]) -> list[Rule]:
 # What a scheduler, a kernel or a container engine writes beside the job; it decides wherever it stands.
 PLATFORM = table_of(
     ("spot-loss", r"^(slurmstepd|srun|scancel).*DUE TO (PREEMPTION|JOB REQUEUE|NODE PREEMPTION)"),
+    ("spot-loss", r"[Mm]etadata [Ss]ervice says (termination|preemption) is imminent"),
     ("timeout", r"^(slurmstepd|srun).*(DUE TO TIME LIMIT|CANCELLED.*TIME LIMIT)"),
     ("lost-node", r"^(slurmstepd|srun).*(DUE TO NODE (FAILURE|FAIL)|NODE_FAIL)|^srun: error: Node failure on"),
     ("platform-fault", r"^srun: error: (Task|Application) launch .*failed"),
@@ -219,7 +220,7 @@ REASONS = table_of(
     ),
     (
         "bad-request",
-        r"admission webhook .* denied the request|ValidationException|(?i:INVALID_ARGUMENT|invalid argument)"
+        r"admission webhook .* denied the request|ValidationException|(?i:INVALID_ARGUMENT|invalid ?argument)"
         r"|Requested (time limit|partition|.*) is invalid|(?i:sbatch: error: .*(invalid|unrecognized) )"
         r"|is invalid: (spec|metadata)|unknown field|strict decoding|BadRequest|(?i:unsupported value)"
         r"|InvalidParameter|(?i:invalid (generic|feature|qos|partition|account|job|trackable)\b.*specif)"

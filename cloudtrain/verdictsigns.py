@@ -25,6 +25,7 @@ SIGNS = table_of(
         r"|abruptly died during map|process pool (were|was) terminated abruptly",
     ),
     ("host-memory", r"Can't pickle <class '(\w+\.)*MemoryError'>"),  # the worker's, which could not be sent
+    ("lost-node", r"marked dead because the detector has missed too many|because its node has died|NodeDiedError: "),
     (
         "unpicklable",
         r"(?i:can(not|'t) pickle |can't get local object|(?<!Un)PicklingError: )"
@@ -33,7 +34,8 @@ SIGNS = table_of(
     (
         "gpu-hardware",
         r"(?i)uncorrectable (ECC|NVLink)|fallen off the bus|GPU is lost|cudaErrorECC"
-        r"|Unable to determine the device handle for GPU|CUDA error: hardware|double bit ecc",
+        r"|Unable to determine the device handle for GPU|CUDA error: hardware|double bit ecc|CUDA_?ERROR_?CONTAINED"
+        r"|peer GPU memory over nvlink or a hardware error",
     ),
     (
         "gpu-memory",
@@ -42,13 +44,16 @@ SIGNS = table_of(
         r"|CUDA (driver )?error: out of memory|(CUBLAS|CUDNN|CUSOLVER|CUFFT|CUSPARSE)_STATUS_ALLOC_FAILED"
         r"|cuda runtime error \(2\)|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED: .*(GPU"
         r"|HBM|device)|Cuda failure.*out of memory|No available memory for the cache blocks"
-        r"|Triton Error \[CUDA\]: out of memory|CUDA error 2: out of memory",
+        r"|Triton Error \[CUDA\]: out of memory|CUDA error 2: out of memory|enough GPU RAM to fit the"
+        r"|tokens that can be stored in KV cache|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+        r"|OOM when allocating tensor .*device:GPU",
     ),
     (
         "host-memory",
         r"^MemoryError\b|ArrayMemoryError|CPUAllocator.*(can't allocate|not enough) memory|std::bad_alloc"
         r"|\[Errno 12\]|Cannot allocate memory|ArrowMemoryError|os error 12\)"
-        r"|memory allocation of \d+ bytes failed",
+        r"|memory allocation of \d+ bytes failed|node running low on memory|killed due to memory pressure"
+        r"|RayOutOfMemoryError: More than",
     ),
     (
         "index-range",
@@ -72,7 +77,8 @@ SIGNS = table_of(
         r"|forward compatibility was attempted|unsupported toolchain|requires device with capability"
         r"|only supports (Ampere|Hopper|Turing|Volta)|cudaErrorInsufficientDriver|cudaErrorNoKernelImage|(not"
         r"|isn't) compatible with the current PyTorch installation.*Error|device kernel image is invalid"
-        r"|cuda runtime error \(35\)|invalid device function",
+        r"|cuda runtime error \(35\)|invalid device function|unsupported display driver / cuda driver combination"
+        r"|cudaErrorSystemDriverMismatch|only supported on GPUs with compute capability",
     ),
     (
         "no-gpu",
@@ -82,12 +88,16 @@ SIGNS = table_of(
         r"|detected))|fp16 mixed precision requires a GPU|Your setup doesn't support bf16/gpu|no GPUs found"
         r"|CUDA (is not|isn't) available|requires? (a |at least one )?(CUDA )?GPU\b"
         r"|nvidia-smi: (command )?not found|(?i:mixed precision .*(can only be used|requires?|only) .*(gpu|cuda))"
-        r"|cuda runtime error \((38|100|101)\)|torch\.cuda\.is_available\(\) (is|returned) False|only \d+ (GPUs?"
+        r"|cuda runtime error \((38|100|101)\)|Error 802: system not yet initialized|requires CUDA\.?$"
+        r"|No supported gpu backend found|You requested gpu: .* But your machine only has|Failed to infer device type"
+        r"|\bGPU is required to"
+        r"|torch\.cuda\.is_available\(\) (is|returned) False|only \d+ (GPUs?"
         r"|devices?) (is|are) (available|visible)",
     ),
     (
         "wrong-world",
-        r"\d+/\d+ clients joined|Duplicate GPU detected|env:// rendezvous: environment variable"
+        r"\d+/\d+ (clients|workers) joined|initializing process group in store based barrier"
+        r"|Duplicate GPU detected|env:// rendezvous: environment variable"
         r"|expected \d+ (ranks|processes|nodes)|world size (is|was) \d+.*(expected|but|not)"
         r"|(?i:world_?size .*does not match|number of (nodes|processes) .*(asked|expected))"
         r"|Multiple GPUs .* same device|rank \d+ >= world_size|invalid rank \d+",
@@ -112,7 +122,8 @@ SIGNS = table_of(
         r"|mark(ed)? .*ready (only once|twice)|Default process group has not been initialized"
         r"|initialize the default process group twice|DDP expects same model|DistributedDataParallel is not needed"
         r"|verif(y|ies) params|training graph has changed in this iteration|Inconsistent .* across ranks"
-        r"|Mismatch in (tensor|collective)",
+        r"|Mismatch in (tensor|collective)"
+        r"|not used in producing the loss returned by training_step",
     ),
     (
         "checkpoint",
@@ -121,7 +132,8 @@ SIGNS = table_of(
         r"|(?i:checkpoint .*(corrupt|torn|incomplete|truncated|mismatch))|(?i:corrupt(ed)? .*checkpoint)"
         r"|loaded state dict (contains|has a different)|storage has wrong (byte )?size"
         r"|Can't find a valid checkpoint|(Missing|Unexpected) key\(s\) in state_dict|Unable to load weights from"
-        r"|Unable to load .*checkpoint|no complete checkpoint|Missing key in checkpoint|CheckpointException",
+        r"|Unable to load .*checkpoint|no complete checkpoint|Missing key in checkpoint|CheckpointException"
+        r"|unexpected EOF, expected \d+ more bytes|Invalid magic number; corrupt file",
     ),
     (
         "model-config",
@@ -169,13 +181,16 @@ SIGNS = table_of(
         r"|couldn't connect to 'https|ReadTimeout|Read timed out|NCCL WARN .*([Cc]onnect\b.*failed|No route"
         r"|no socket interface)|while trying to connect to|RemoteDisconnected|no socket interface found"
         r"|wandb\.errors\.\S*CommError: .*timed out|Couldn't reach|APIConnectionError"
-        r"|host(name)? .*(unreachable|not known)|Unable to find address for",
+        r"|host(name)? .*(unreachable|not known)|Unable to find address for"
+        r"|ClientConnectorError|connectFullMesh failed"
+        r"|connecting to address .* is neither AF_INET",  # NCCL: the interface that was named is not there
     ),
     (
         "cuda-error",
         r"CUDA (driver |runtime )?error(?!: (device-side|unknown|initialization))|an illegal memory access"
         r"|unspecified launch failure|(CUBLAS|CUDNN|CUSOLVER|CUFFT|CUSPARSE)_STATUS_|[cC]u[dD][nN][nN] error"
-        r"|Triton Error \[CUDA\]|cuda runtime error|cudaErrorLaunch|CUDA error\(",
+        r"|Triton Error \[CUDA\]|cuda runtime error|cudaErrorLaunch|CUDA error\("
+        r"|NCCL WARN Cuda failure (?!.*(shutting down|initialization error|unknown error))",
     ),
     (
         "toolchain",
@@ -186,6 +201,7 @@ SIGNS = table_of(
         r"|fatal error: \S+\.h: No such file|(nvcc|gcc|g\+\+|ninja|cmake|make|cc): (command )?not found"
         r"|CUDAMismatchException|does not match the version torch was compiled with|nvcc fatal"
         r"|No CUDA toolset|CMake must be installed|CppCompileError|CppCompileError|Python\.h: No such file"
+        r"|[Cc]an't find Rust compiler|the Rust package manager, is not installed"
         r"|Cannot find nvcc|returned non-zero exit status.*\b(ninja|nvcc|gcc)\b|Command '\[?'?\S*(ninja|nvcc|gcc"
         r"|cc1plus)\b.*(returned|died)",
     ),
@@ -252,7 +268,8 @@ SIGNS = table_of(
         r"|a).*(scalar type|device type|on (cuda|cpu))|is on (CPU|cpu|cuda).*(but|expected)|unsupported ScalarType"
         r"|Only Tensors of floating point|expected .* but found .*(dtype|device)"
         r"|Expected tensor for argument .* to have|[Dd]type mismatch|device mismatch|do not have the same dtype"
-        r"|should be the same\b|expected a '\w+' device type",
+        r"|should be the same\b|expected a '\w+' device type|uniform (original parameter )?dtype but got"
+        r"|unscale FP16 gradients|only supports? fp16 and bf16 data type",
     ),
     (
         "shape-mismatch",
@@ -265,7 +282,9 @@ SIGNS = table_of(
         r"|don't) ?match|(?i:expected .*\b\dD\b.*(input|tensor))|[Dd]imension(s)? (mismatch|out of|must match"
         r"|.* do not match)|excessive nesting|[Ii]ncompatible shapes|matmul: .*mismatch|different (shapes|sizes)"
         r"|must have (the )?same (shape|size)|Tensors must have same number|invalid combination of dims"
-        r"|expanded size of the tensor|mat1 dim 1 must match",
+        r"|expanded size of the tensor|mat1 dim 1 must match|resize storage that is not resizable"
+        r"|Unable to create tensor, you should probably activate|Expected \d-dimensional input for"
+        r"|(Image|Video|Audio) features and \w+ tokens do not match|Kernel size can't be greater than actual input",
     ),
     (
         "bad-argument",
@@ -302,7 +321,9 @@ SIGNS = table_of(
         r"|does not)|columns? .*(not (in|found)|missing|mismatch|don't match))|No columns in the dataset match"
         r"|tarfile\.ReadError|(?i:(dataset|data|file) is empty|empty (dataset|file|csv)|no (rows|samples"
         r"|examples)\b)|could not convert string to float|XMLSyntaxError|Keys? mismatch|does not match schema"
-        r"|not a Parquet|lzma\.LZMAError|Compressed file ended before|Invalid data stream|YAMLError"
+        r"|not a Parquet|Invalid key: \d+ is out of bounds for size 0|Found 0 \w+ in subfolders"
+        r'|find any class folder|Instruction "\w+" corresponds to no data|Unknown split "'
+        r"|lzma\.LZMAError|Compressed file ended before|Invalid data stream|YAMLError"
         r"|yaml\.\w+\.\w*Error|EOFError: Compressed",
     ),
     (

@@ -118,10 +118,29 @@ def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured
 
 def test_what_was_fresh_is_understood_and_nothing_wrong_is_certain():
     """Threads whose last lines mislead: labelled before any verdict was given, then read while the rules were changed."""
-    found = score(load("fresh"))
-    assert found.certain_wrong == () and found.certain >= 9, str(found)
+    found = score([entry for entry in load("fresh") if not entry.id.startswith("b-")])
+    assert found.certain_wrong == () and found.certain >= 2, str(found)
     assert found.right >= 57 and found.precision >= 0.91, f"{found}: {found.wrong}"
     assert found.lines >= 47 and found.ranks >= 71, str(found)
+
+
+# Of the second batch: what is answered otherwise than its label says, and may be.
+OPEN = {
+    "b-layer-no-space": "an image that was not pulled, as the platform says; that the node's disk is full is its reason",
+    "b-max-seq-length": "an unknown keyword is a slip as often as it is another version's name",
+    "b-rendezvous-timeout": "it tells that the others did not come, not that too few were started",
+    "b-zero-world-size": "another number of processes than the checkpoint's is both",
+}
+
+
+def test_the_second_batch_of_fresh_ones_is_understood_but_for_what_is_open():
+    """Threads of every kind, labelled before any verdict was given, then read while the rules were changed."""
+    batch = [entry for entry in load("fresh") if entry.id.startswith("b-")]
+    found = score(batch)
+    missed = {entry.id for entry in batch if verdict_on(entry).label != entry.name}
+    assert missed <= set(OPEN), missed - set(OPEN)
+    assert found.certain_wrong == () and found.certain >= 7 and found.precision >= 0.968, str(found)
+    assert found.lines >= 85 and found.ranks >= 97, str(found)
 
 
 def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_doubt(monkeypatch: pytest.MonkeyPatch):
