@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain import attempts, config, spawn
 from cloudtrain.backend import FETCHABLE, LogLine
-from cloudtrain.errors import BadRequest, RunFailed
+from cloudtrain.errors import BackendError, BadRequest, RunFailed
 from cloudtrain.events import MARK
 from cloudtrain.process import Process
 from cloudtrain.records import AttemptRecord, MetricRow, RunRecord
@@ -59,8 +59,11 @@ class Run:
         """The state now; asks the platform when nobody watches."""
         return self.refresh().state
 
-    def refresh(self) -> Status:
-        """Return the true status now, taking over from a watcher that has died; blocks for one look at the platform."""
+    def refresh(self, complain: Callable[[BackendError], None] | None = None) -> Status:
+        """Return the true status now, taking over from a watcher that has died; blocks for one look at the platform.
+
+        Where that cannot be asked it is the last known one, and `complain` is called (None: standard error is told).
+        """
         record = self.record
         if record.status.state.final or self.store.watched(self.run_id):
             return record.status
@@ -71,7 +74,7 @@ class Run:
             return self.record.status
         from cloudtrain.watch import Watcher  # who finds a living watcher needs none
 
-        Watcher(self.store, self.run_id).run(until=lambda: True)
+        Watcher(self.store, self.run_id, complain=complain).run(until=lambda: True)
         newest = self.attempts[-1]
         owner = Process.parse(newest.owner)
         if self.watch and not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):

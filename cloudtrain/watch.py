@@ -45,7 +45,14 @@ CAPACITY_S, CAPACITY_MAX_S = 60.0, 1800.0  # before the next attempt where there
 class Watcher:
     """Watches one run until it is final."""
 
-    def __init__(self, store: Store, run_id: str, me: Process | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        me: Process | None = None,
+        complain: Callable[[BackendError], None] | None = None,
+    ) -> None:
+        self._complain = complain or self._write  # what is done where a platform cannot be asked
         self.store = store
         self.run_id = run_id
         self.me = me or Process.here()
@@ -71,7 +78,7 @@ class Watcher:
                 moved = self.step(run, attempt, backend)
             except BackendError as error:
                 moved, self._asked = False, None  # somebody may renew what it signs in with
-                print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+                self._complain(error)
             if moved:
                 continue
             if until():
@@ -79,6 +86,9 @@ class Watcher:
                 return run.status
             time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
         return None
+
+    def _write(self, error: BackendError) -> None:
+        print(f"{now()} {self.run_id}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def take_over(self) -> None:
         """Wait, for seconds at the most, until nobody else holds the lease; then readers start no watcher any more."""

@@ -60,15 +60,33 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
 
 
 def _look(store: Store, limit: int, name: str | None) -> None:
-    """Bring the runs up to date that nobody watches any more; what cannot be reached stays as it was."""
+    """Bring the runs up to date that nobody watches any more; what cannot be reached stays as it was.
+
+    A place that did not answer is not asked again: each time may take seconds.
+    """
     from cloudtrain.run import Run
 
     live = [state for state in State if not state.final]
+    silent: dict[tuple[str, str], list[str]] = {}  # backend and target -> runs there that were not asked
     for record in store.runs(limit=limit, states=live, name=name):
+        place = (record.backend, record.target)
+        if place in silent:
+            silent[place].append(record.run_id)
+            continue
+
+        def complain(error: CloudtrainError, run_id: str = record.run_id, place: tuple[str, str] = place) -> None:
+            silent[place] = []
+            terminal.note(f"warning: {run_id} as last known: {error.message}")
+
         try:
-            Run(record.run_id, store).refresh()
+            Run(record.run_id, store).refresh(complain)
         except CloudtrainError as error:
             terminal.note(f"warning: {record.run_id}: {error.message}")
+    for (_, target), others in silent.items():
+        if others:
+            terminal.note(
+                f"  {len(others)} more at {target} were not asked: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
+            )
 
 
 def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:

@@ -379,3 +379,30 @@ def test_fetch_of_nothing_says_so(cli, ids, tmp_path):
 
 def test_python_of_the_tests_is_that_of_the_commands():
     assert CLI[0] == sys.executable
+
+
+def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypatch):
+    """Each question may take seconds, and runs of years ago may stand there."""
+    from cloudtrain import Submitter, registry, spawn
+    from cloudtrain.errors import BackendError
+    from cloudtrain.testing.memory import MemoryBackend
+
+    asked, started = [], []
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+        MemoryBackend.install()
+        ids = [Submitter("memory", home=home, watch=False).submit({"entrypoint": "train.py", "name": f"far-{n}"}, new=True).run_id
+               for n in range(3)]  # fmt: skip
+
+        def status(self, handle):
+            asked.append(handle)
+            raise BackendError("nobody answers")
+
+        patch.setattr(MemoryBackend, "status", status)
+        patch.setattr(spawn, "watcher", lambda *_, **__: started.append(1))
+        shown = cli("ls")
+    assert shown.code == 0 and all(run_id in shown.out for run_id in ids)
+    assert len(asked) == 1, asked
+    assert shown.err.splitlines() == [
+        f"warning: {ids[2]} as last known: nobody answers", f"  2 more at memory were not asked: {ids[1]}, {ids[0]}"
+    ]  # fmt: skip
