@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.document import Document
-from cloudtrain.errors import UnknownBackend
+from cloudtrain.errors import BadJob, Problem, UnknownBackend
 
 if TYPE_CHECKING:
     from cloudtrain.configfile import Target
@@ -81,7 +81,10 @@ def resolve(
         if place or wanted not in known:
             break
         place = known[wanted]  # now with its options below those of the job file
-    made = Job.from_document(whole, folder)
+    try:
+        made = Job.from_document(whole, folder)
+    except BadJob as error:
+        raise BadJob([*error.problems, *_absent(whole, folder)]) from None
     backend = place.backend if place else made.target
     if backends and backend not in backends:
         raise _unknown(made.target, backend, sorted(backends), known)
@@ -113,6 +116,22 @@ def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) 
     if target is not None:
         whole.put(("target",), Document.of(target, "--target"))
     return whole
+
+
+def _absent(whole: Document, folder: Path) -> list[Problem]:
+    """Return what is not there of the source that a wrong job names: else packaging would say so next, and only then."""
+    from cloudtrain.problems import located
+
+    source, script = whole.value.get("source", "."), whole.value.get("entrypoint")
+    if not isinstance(source, str) or not source or source.startswith("git+"):
+        return []
+    root = folder / Path(source).expanduser()
+    if not root.is_dir():
+        what = "is not a directory" if root.exists() else "does not exist"
+        return [located(Problem(f"{root} {what}", "source", "it names the directory to package"), whole)]
+    if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
+        return [located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)]
+    return []
 
 
 def _unknown(target: str, backend: str, backends: Sequence[str], known: Mapping[str, Target]) -> UnknownBackend:

@@ -230,3 +230,21 @@ def test_importing_the_configuration_costs_little():
     code = f"import cloudtrain.config, sys; cloudtrain.config.home(); print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("source: ./nope\nnum_nodes: two\n", ("source", 1, "does not exist")),
+        ("num_nodes: two\nentrypoint: trian.py\n", ("entrypoint", 2, "trian.py is not in")),
+        ("num_nodes: two\nsource: job.yaml\n", ("source", 2, "is not a directory")),
+    ],
+)
+def test_a_wrong_job_over_a_source_that_is_not_there_is_told_of_both(tmp_path, lines, told):
+    (tmp_path / "job.yaml").write_text(lines)
+    with pytest.raises(BadJob) as caught:
+        config.resolve(tmp_path / "job.yaml")
+    found = {problem.path: problem for problem in caught.value.problems}
+    path, line, said = told
+    assert set(found) == {"num_nodes", path}
+    assert found[path].line == line and said in found[path].message
