@@ -187,5 +187,13 @@ def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str) -> list
     try:
         model.model_validate(options)
     except ValidationError as error:
-        return problems.explain(error, model, prefix=("options", name))
+        found = problems.explain(error, model, prefix=("options", name))
+        missing = "is missing"  # pydantic's word, as problems.explain puts it
+        return [replace(one, hint=_where(one.path, name)) if one.message == missing else one for one in found]
     return []
+
+
+def _where(path: str, name: str) -> str:
+    """Return where an option is written: once for all jobs, or for this one."""
+    option = path.removeprefix(f"options.{name}.")
+    return f"{option} = ... below [targets.{name}] of cloudtrain.toml, or --set {path}=..."

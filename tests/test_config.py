@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import config
+from cloudtrain import Submitter, config
 from cloudtrain.errors import BadJob, BadRequest, UnknownBackend
 from cloudtrain.job import Job
 
@@ -248,3 +248,11 @@ def test_a_wrong_job_over_a_source_that_is_not_there_is_told_of_both(tmp_path, l
     path, line, said = told
     assert set(found) == {"num_nodes", path}
     assert found[path].line == line and said in found[path].message
+
+
+def test_a_missing_option_says_where_it_is_written(project):
+    with pytest.raises(BadJob) as caught:
+        Submitter("slurm").plan({"source": str(project), "entrypoint": "train.py"})
+    [problem] = caught.value.problems
+    assert (problem.path, problem.message) == ("options.slurm.folder", "is missing")
+    assert problem.hint == "folder = ... below [targets.slurm] of cloudtrain.toml, or --set options.slurm.folder=..."

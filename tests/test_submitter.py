@@ -565,7 +565,10 @@ def test_events_are_no_lines_unless_raw(submitter, job):
 def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path):
     first, second = submitter.submit(job), submitter.submit(job, new=True)
     out = tmp_path / "out"
+    assert second.fetch(out) == out and [path.name for path in out.iterdir()] == [".gitignore"], "it left nothing"
+    MemoryBackend.say(newest(first), "hello")
     assert first.fetch(out) == first.fetch(out) == out
+    assert (out / "outputs" / "said").read_text() == "hello"
     with pytest.raises(BadRequest, match=f"holds what was fetched from {first.run_id}"):
         second.fetch(out)
     (tmp_path / "mine" / "model").mkdir(parents=True)

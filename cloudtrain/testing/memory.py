@@ -119,7 +119,10 @@ class MemoryBackend:
                 self.finish(handle, State.CANCELLED)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        into.mkdir(parents=True, exist_ok=True)
+        """Bring what the attempt said home as outputs/said; nothing where it said nothing."""
+        (into / "outputs").mkdir(parents=True, exist_ok=True)
+        if "outputs" in what and (lines := self.attempts[handle].lines):
+            (into / "outputs" / "said").write_text("\n".join(line.text for line in lines))
         return into
 
     def check(self) -> list[Problem]:
