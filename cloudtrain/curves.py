@@ -196,6 +196,13 @@ class Curves:
                     yield Point(block.attempt, step, finite, finite, finite, 1, at)
 
 
+def share(value: float, low: float, high: float) -> float:
+    """Return where a value stands between two others, 0 to 1 (0 where they are equal); finite numbers of any size."""
+    if math.isinf(high - low):  # the distance is no number any more, half of it is
+        value, low, high = value / 2, low / 2, high / 2
+    return (value - low) / (high - low) if high > low else 0.0
+
+
 def _point(block: _Block) -> Point:
     mean = block.total / block.finite if block.finite else math.nan
     lowest, highest = _number(block.lowest), _number(block.highest)

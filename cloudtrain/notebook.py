@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
+from cloudtrain.curves import share
+
 if TYPE_CHECKING:
     from cloudtrain.run import Run
 
@@ -129,7 +131,8 @@ def _svg(values: Sequence[float]) -> str:
         return ""
     width, height = CURVE
     low, high = min(finite), max(finite)
-    across, up = width / (len(finite) - 1), (height - 2) / (high - low) if high > low else 0.0
-    points = " ".join(f"{n * across:.1f},{height - 1 - (value - low) * up:.1f}" for n, value in enumerate(finite))
+    across, up = width / (len(finite) - 1), height - 2
+    heights = [height - 1 - share(value, low, high) * up for value in finite]
+    points = " ".join(f"{n * across:.1f},{at:.1f}" for n, at in enumerate(heights))
     line = f'<polyline points="{points}" fill="none" stroke="#00639b" stroke-width="1.2"/>'
     return f'<svg width="{width}" height="{height}" style="vertical-align:middle">{line}</svg>'

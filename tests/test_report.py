@@ -134,6 +134,14 @@ def test_figures_of_curves(run):
     assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]
 
 
+def test_a_card_stands_numbers_of_any_size(run):
+    values = [1.7e308, -1.7e308, float("nan"), 5e-324]
+    rows = [(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
+    run.store.record("tiny-1-a1", metrics=rows)
+    card = run._repr_html_()
+    assert "huge" in card and 'points="0.0,1.0 80.0,31.0 160.0,16.0"' in card
+
+
 def test_a_run_and_runs_in_a_notebook(run, home):
     card = run._repr_html_()
     assert "FAILED" in card and "<svg" in card and "2 at step 2999" in card.replace("2.001", "2")

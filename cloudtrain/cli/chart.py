@@ -6,6 +6,8 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
+from cloudtrain.curves import share
+
 COLOURS = ("cyan", "yellow", "green", "red")
 _MARKS = "*o+x#@"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -23,8 +25,7 @@ def spark(values: Sequence[float], width: int, unicode: bool | None = None) -> s
         return ""
     bars = _BARS if _unicode(unicode) else _PLAIN_BARS
     low, high = min(finite), max(finite)
-    scale = (len(bars) - 1) / (high - low) if high - low > 0 else 0.0
-    return "".join(bars[min(len(bars) - 1, int((value - low) * scale + 0.5))] for value in finite)
+    return "".join(bars[int(share(value, low, high) * (len(bars) - 1) + 0.5)] for value in finite)
 
 
 def chart(
@@ -42,7 +43,8 @@ def chart(
         return ["no finite values"]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
-    labels = [short(high - (high - low) * row / max(height - 1, 1)) if high > low else "" for row in range(height)]
+    downs = [row / max(height - 1, 1) for row in range(height)]
+    labels = [short(high * (1 - down) + low * down) if high > low else "" for down in downs]
     labels[height // 2] = labels[height // 2] or short(high)
     margin = max(map(len, labels))
     columns = max(width - margin - 2, 10)
@@ -78,14 +80,13 @@ def _cells(
     """Return (curve, bits) of every cell that something is drawn in; a later curve lies over an earlier one."""
     left, right, low, high = box
     wide, tall = (2, 4) if dots else (1, 1)
-    across = (columns * wide - 1) / (right - left) if right > left else 0.0
-    up = (rows * tall - 1) / (high - low) if high > low else 0.0
-    middle = 0 if high > low else rows * tall // 2
+    across, down = columns * wide - 1, rows * tall - 1
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for number, curve in enumerate(drawn.values()):
         before: tuple[int, int] | None = None
         for x, y in curve:
-            here = int((x - left) * across + 0.5), int((high - y) * up + 0.5) + middle
+            deep = int((1 - share(y, low, high)) * down + 0.5) if high > low else rows * tall // 2
+            here = int(share(x, left, right) * across + 0.5), deep
             for column, row in _line(before or here, here):
                 cell = (row // tall, column // wide)
                 owner, bits = found.get(cell, (number, 0))

@@ -10,9 +10,10 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import events
+from cloudtrain import events, usage
 from cloudtrain.cli import chart, runs, terminal
 from cloudtrain.cli.terminal import Lines, clean
 from cloudtrain.curves import LOSSES
@@ -30,7 +31,7 @@ ROOM = 10  # lines that a terminal must have
 SPEEDS = ("tokens_per_s", "samples_per_s", "train_samples_per_second", "steps_per_s")
 _BAR = re.compile(r"\d+%\|.*\| *\d\S*/\d\S* \[|\d+it \[\d+:\d+, ")  # what tqdm writes, again and again
 _DONE = re.compile(r"\b100%\|")
-_STEP = re.compile(r"\bstep (\d+)/(\d+)")
+_STEP = re.compile(r"\bstep (\d+)/(\d{1,15})(?!\d)")
 _ERASE = "\r\x1b[J"
 
 
@@ -43,12 +44,16 @@ def wanted() -> bool:
 
 
 class Live(Lines):
-    """Lines of a log with a panel below them; a progress bar's lines go into the panel until it is full."""
+    """Lines of a log with a panel below them; a progress bar's lines go into the panel until it is full.
+
+    A panel that fails is given up: the log goes on without it, and at its end one sentence says so.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self._panel = Panel(run.run_id, run.store)
         self._drawn: list[str] = []
+        self._failure = ""  # why there is no panel any more
         self._asked = 0.0
         self._full = False  # the last bar was, and it is often written twice
 
@@ -68,6 +73,8 @@ class Live(Lines):
         super().__exit__(*exception)
         self._out.write(_ERASE)
         self._out.flush()
+        if self._failure:
+            terminal.note(f"the view below the log was given up: {self._failure}")
 
     def _serve(self) -> None:
         pause = self._pause
@@ -78,7 +85,7 @@ class Live(Lines):
             if self._closed:
                 return
             if time.monotonic() - self._asked >= EVERY_S:
-                self._drawn = self._panel.lines(terminal.width())
+                self._ask()
                 self._asked = time.monotonic()
             try:
                 self.flush()
@@ -87,8 +94,22 @@ class Live(Lines):
                 self._error = error
                 return
 
+    def _ask(self) -> None:
+        with self._spared():
+            self._drawn = [] if self._failure else self._panel.lines(terminal.width())
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Spare the log what goes wrong in the panel."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            self._drawn = []
+
     def _write(self, lines: list[str]) -> None:
-        self._panel.hear(lines[-20:])
+        with self._spared():
+            self._panel.hear(lines[-20:])
         self._out.write(_ERASE + "\n".join(lines) + "\n" + self._below())
 
     def _draw(self) -> None:
@@ -99,10 +120,11 @@ class Live(Lines):
 
     def _below(self) -> str:
         """Return what draws the panel and leaves the cursor at its first line."""
-        if not self._drawn or self._closed:
+        drawn = self._drawn  # another thread may put other lines there
+        if not drawn or self._closed:
             return ""
-        up = len(self._drawn) - 1
-        return "\n".join(self._drawn) + (f"\x1b[{up}A\r" if up else "\r")
+        up = len(drawn) - 1
+        return "\n".join(drawn) + (f"\x1b[{up}A\r" if up else "\r")
 
 
 class Panel:
@@ -159,7 +181,7 @@ class Panel:
     def _asked_for(self, job: Mapping[str, Any]) -> int:
         """Return how many steps the hyperparameters name, 0 where they do not."""
         text = str((job.get("hyperparameters") or {}).get("max_steps", ""))
-        return int(text) if text.isdigit() else 0
+        return int(text) if text.isdecimal() and len(text) <= 15 else 0
 
     def _speed(self) -> str:
         assert self._store is not None
@@ -183,21 +205,19 @@ class Panel:
         count = int(attempt.plan.manifest.get("nodes") or 1)
         for node in range(min(count, NODES)):
             event = self._store.latest(attempt.attempt_id, node, "usage")
-            if event is not None:
-                yield f"node {node}  {used(event.data)}"
+            if event is not None and (told := usage.read(event.data)):
+                yield f"node {node}  {used(told)}"
         if count > NODES:
             yield f"and {count - NODES} nodes more"
 
 
-def used(data: Mapping[str, Any]) -> str:
+def used(told: usage.Usage) -> str:
     """Return what a usage event says, in words."""
-    parts = [
-        f"cpu {float(data.get('cpu_percent') or 0):.0f}%",
-        f"memory {runs.size(float(data.get('rss_bytes') or 0))}",
-    ]
-    for gpu in data.get("gpus") or ():
-        memory, total = gpu.get("memory_bytes") or 0, gpu.get("memory_total_bytes") or 0
-        parts.append(
-            f"gpu{gpu.get('index')} {float(gpu.get('percent') or 0):.0f}% {memory / 1e9:.0f}/{total / 1e9:.0f} GB"
-        )
+    parts = [] if told.cpu_percent is None else [f"cpu {told.cpu_percent:.0f}%"]
+    parts += [] if told.rss_bytes is None else [f"memory {runs.size(told.rss_bytes)}"]
+    for gpu in told.gpus:
+        busy = "" if gpu.percent is None else f" {gpu.percent:.0f}%"
+        memory = "" if gpu.memory_bytes is None else f" {gpu.memory_bytes / 1e9:.0f}"
+        total = "" if gpu.memory_total_bytes is None else f"/{gpu.memory_total_bytes / 1e9:.0f}"
+        parts.append(f"gpu{gpu.index}{busy}" + (f"{memory}{total} GB" if memory else ""))
     return "  ".join(parts)

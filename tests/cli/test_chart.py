@@ -51,6 +51,27 @@ def test_what_is_no_number_is_left_out():
     assert "1e" not in "".join(chart({"a": [(0, 1.0), (1, math.inf), (2, 2.0)]}, 40, 5))
 
 
+# what a loss can be when it explodes: a distance that is no number, one that is nearly none, and none at all
+EXTREMES = [
+    [1.7e308, -1.7e308] * 3,
+    [5e-324, 0.0, 5e-324],
+    [1.7e308, math.nan, math.inf, -math.inf, 1.7e308, 1.0],
+    [-1.7e308, -1.6e308],
+]
+
+
+@pytest.mark.parametrize("values", EXTREMES)
+def test_numbers_of_any_size_are_drawn(values):
+    assert set(spark(values, 9, unicode=True)) <= set("▁▂▃▄▅▆▇█") and spark(values, 9)
+    for unicode in (False, True):
+        lines = chart({"a": list(enumerate(values)), "b": [(0, 1.0)]}, 40, 5, unicode=unicode)
+        assert max(map(len, lines)) <= 40 and "nan" not in "".join(lines) and "inf" not in "".join(lines)
+    assert spark(EXTREMES[0], 9, unicode=True) == "█▁█▁█▁"
+    drawn = chart({"a": list(enumerate(EXTREMES[0]))}, 40, 5, unicode=False)
+    assert "1.70e+308 |*" in drawn[0] and "-1.70e+308 |" in drawn[4] and "*" in drawn[4]
+    assert len(chart({"a": [(-1.7e308, 0), (1.7e308, 1)]}, 40, 5, unicode=False)) == 6
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.031, "0.031"), (2.5, "2.5"), (0, "0"), (12_000, "12k"), (1_200_000, "1.2M"), (3.1e-5, "3.1e-05")],

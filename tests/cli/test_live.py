@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import struct
 import subprocess
+import sys
 import termios
 
 import pytest
 
+from cloudtrain import usage
 from cloudtrain.backend import Plan
-from cloudtrain.cli.live import Panel, used
+from cloudtrain.cli.live import Live, Panel, used
 from cloudtrain.cli.terminal import clean
 from cloudtrain.events import Event
 from cloudtrain.process import Process
+from cloudtrain.run import Run
 from cloudtrain.state import State, Status
 from cloudtrain.store import Store
 from tests.cli.conftest import CLI
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 
 # Progress as tqdm writes it, with carriage returns, events behind the bar, and ordinary lines in between.
 SCRIPT = """\
@@ -121,4 +125,31 @@ def test_the_panel_says_what_the_history_knows(store, monkeypatch):
 
 
 def test_use_of_a_node_that_says_little():
-    assert used({}) == "cpu 0%  memory 0 B"
+    assert used(usage.read({})) == ""
+    assert used(usage.read({"cpu_percent": 3, "gpus": [{"percent": 7}]})) == "cpu 3%  gpu0 7%"
+
+
+def test_the_panel_stands_what_ranks_print(store):
+    for n in range(40):
+        record(store, n, n, loss=1.7e308 * (-1) ** n, tokens_per_s=1.7e308, mfu=float("nan"))
+    odd = [{"cpu_percent": 10**400}, {"gpus": [{"percent": "x"}]}, {"gpus": [5], "rss_bytes": 2e9}, {"gpus": 5}]
+    events = [Event("tiny-1-a1", node, 1000, "t", "usage", data) for node, data in enumerate(odd)]
+    store.record("tiny-1-a1", events=events)
+    panel = Panel("tiny-1", store)
+    lines = panel.lines(100)
+    assert [line for line in lines if line.startswith("node")] == ["node 2  memory 2.0 GB"]
+    assert any(line.startswith("loss -1.7e+308  ") for line in lines)
+    panel.hear(["step 1/" + "9" * 5000])
+    assert "step 39/400" in panel.lines(100)[1]
+
+
+def test_the_log_goes_on_without_a_panel(store, monkeypatch, capsys):
+    """A history that has lost the run takes the panel, and no line of the log."""
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    with Live(Run("lost-1", store, watch=False)) as live:
+        for line in ("one", "two"):
+            live.add(line)
+            wait_for(lambda line=line: line in out.getvalue(), f"the line {line!r}")
+        assert capsys.readouterr().err == ""
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("the view below the log was given up: ") and "IndexError" in told
