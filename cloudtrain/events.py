@@ -21,7 +21,10 @@ KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "
 # What tqdm writes when it is told of values: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`
 _BAR_LINE = re.compile(r"\d%\|.*\| *(\d+)/(\d+) \[[^\]]*?(?:it/s|s/it)((?:, [^=,\]]+=[^,\]]+)+)\]")
 _BEHIND_BAR = "]" + MARK
-_TRAINER_LINE = re.compile(r"^\s*(\{'.*\})\s*$")  # what transformers' Trainer prints: {'loss': 2.1, 'epoch': 0.5}
+_BAR_END = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, [^\[\]]*/[^\[\]]*\]$")  # of any bar, whether it tells values or not
+
+# What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 
 # In such a line what Python prints and does not read: {'loss': nan}, {'loss': np.float64(2.1)}
 _NUMPY = re.compile(r"\bnp\.float\d+\(([^()]*)\)")
@@ -43,8 +46,13 @@ class Event:
 def parse(text: str) -> tuple[str, dict[str, Any]] | None:
     """Return (kind, data) of a marked line, or None when the line is ordinary text.
 
-    A progress bar does not end its line: what comes right behind its closing bracket is a marked line too.
+    A progress bar does not end its line: what comes right behind its closing bracket is a marked line too, whatever moves
+    the cursor in between.
     """
+    if MARK not in text:
+        return None
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
     if _BEHIND_BAR in text:
         text = text[text.index(_BEHIND_BAR) + 1 :]
     if not text.startswith(MARK) or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
@@ -79,17 +87,33 @@ class MetricParser:
         self._bars: dict[str, tuple[int, int, int]] = {}  # done and size of the newest bar, steps of those before it
 
     def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
-        """Yield (step, name, value) for every metric in one line of a rank's log."""
-        if "{'" in text and (found := _TRAINER_LINE.match(text)):
-            yield from self._trainer(found[1], rank)
-        if "%|" in text and (found := _BAR_LINE.search(text)):
-            yield from self._bar(int(found[1]), int(found[2]), found[3], rank)
+        """Return (step, name, value) for every metric in one line of a rank's log."""
+        if self._patterns or "{'" in text or "%|" in text:
+            return self._found(text, rank)
+        return iter(())  # most lines: what they cost is what following a log costs
+
+    def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        if "\x1b" in text:
+            text = _ESCAPE.sub("", text)
+        if "{'" in text or "%|" in text:
+            for piece in text.split("\r"):
+                if "{'" in piece or "%|" in piece:
+                    yield from self._progress(piece, rank)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):
                 groups = match.groupdict()
                 value = _number(groups["value"] if "value" in groups else _first(match, pattern))
                 if value is not None and self._heard(name, rank):
                     yield self._step(name, groups.get("step")), name, value
+
+    def _progress(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        """Yield what a progress bar says, and a dictionary that begins the line or stands right behind a bar."""
+        head, brace, rest = text.partition("{'")
+        if found := _BAR_LINE.search(head):
+            yield from self._bar(int(found[1]), int(found[2]), found[3], rank)
+        head, rest = head.strip(), rest.rstrip()
+        if rest.endswith("}") and (not head or _BAR_END.search(head)):  # what transformers' Trainer prints
+            yield from self._trainer(brace + rest, rank)
 
     def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
         row = _literal(literal) or _literal(_BARE.sub(r"'\1'", _NUMPY.sub(r"\1", literal)))

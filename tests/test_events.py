@@ -120,6 +120,32 @@ def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
     assert found == [(1, "loss", "1.5"), (1, "lr", "0.001"), (2, "loss", "1.25"), (3, "loss", "nan")]
 
 
+UP = "\x1b[A"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        UP + "{'eval_loss': '0.738', 'eval_runtime': '0.0052', 'epoch': '1'}",  # transformers 5.23, two bars at once
+        f"{UP}\r          \r{UP}  " + "{'eval_loss': '0.738', 'eval_runtime': '0.0052', 'epoch': '1'}\r",
+        f"100%|###| 2/2 [00:00<00:00, 1266.97it/s]{UP}\r     \r" + "{'eval_loss': 0.738, 'eval_runtime': 0.0052}",
+        "  0%|          | 0/8 [00:00<?, ?it/s]{'eval_loss': 0.738, 'eval_runtime': 0.0052}",
+        "\x1b[1;32m{'eval_loss': 0.738, 'eval_runtime': 0.0052}\x1b[0m",
+    ],
+)
+def test_a_dictionary_beside_a_progress_bar_is_heard(line):
+    assert metrics(line) == [(1, "eval_loss", 0.738), (1, "eval_runtime", 0.0052)]
+
+
+def test_what_moves_the_cursor_hides_neither_bar_nor_event_nor_the_users_expression():
+    bar = f"{UP} 50%|\x1b[32m#####     \x1b[0m| 1/2 [00:00<00:00, 9.90it/s, loss=1.5]{UP}"
+    assert metrics(bar) == [(1, "loss", 1.5)]
+    said = events.format("metric", {"step": 1, "loss": 2.0})
+    assert events.parse(UP + said) == events.parse(bar + said) == ("metric", {"step": 1, "loss": 2.0})
+    assert metrics("\x1b[33mloss 2.5\x1b[0m", loss=r"^loss (\S+)$") == [(1, "loss", 2.5)]
+    assert metrics("\x1b", "\x1b[", "\x1b]0;title", f"see [1, a/b] {UP}" + "{'loss': 1}") == []
+
+
 def test_what_python_prints_and_does_not_read_is_heard():
     found = metrics(
         "{'loss': nan, 'grad_norm': -inf, 'epoch': 0.5, 'step': 3}", "{'loss': np.float64(2.5), 'note': 'a: nan,'}"
