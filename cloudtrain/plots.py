@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from cloudtrain import usage
 from cloudtrain.curves import MOST
 from cloudtrain.errors import BadRequest
 
@@ -92,24 +93,25 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 def use(run: Run) -> Any:
     """Return a plotly figure of what the nodes used over time, None where nothing was told; raises BadRequest without
     plotly."""
-    events = run.store.events(run.run_id, "usage")
+    events = [(event.node, event.at, usage.read(event.data)) for event in run.store.events(run.run_id, "usage")]
+    events = [(node, at, told) for node, at, told in events if told]
     if not events:
         return None
-    gpus = any(event.data.get("gpus") for event in events)
+    gpus = any(told.gpus for _, _, told in events)
     titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
     figure = _grid(titles)
-    for node in sorted({event.node for event in events}):
-        told = [event for event in events if event.node == node]
+    for node in sorted({node for node, _, _ in events}):
+        of_node = [(moment, told) for which, moment, told in events if which == node]
         colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
         for at, (field, _, factor) in enumerate(_FIELDS):
             figure.add_scatter(
-                x=[event.at for event in told], y=[_scaled(event.data, field, factor) for event in told],
-                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(told), line=colour,
+                x=[moment for moment, _ in of_node], y=[_scaled(told, field, factor) for _, told in of_node],
+                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(of_node), line=colour,
                 row=1, col=at + 1,
             )  # fmt: skip
-        for index in sorted({gpu.get("index", 0) for event in told for gpu in event.data.get("gpus") or ()}):
+        for index in sorted({gpu.index for _, told in of_node for gpu in told.gpus}):
+            seen = [(moment, gpu) for moment, told in of_node for gpu in told.gpus if gpu.index == index]
             for at, (field, factor) in enumerate((("percent", 1.0), ("memory_bytes", 1e-9))):
-                seen = [(event.at, gpu) for event in told for gpu in event.data["gpus"] if gpu.get("index", 0) == index]
                 figure.add_scatter(
                     x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
                     name=f"node {node}, GPU {index}", showlegend=False, mode=_mode(seen), line=colour, row=2, col=at + 1,
@@ -150,9 +152,9 @@ def _drawn(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _scaled(data: Mapping[str, Any], field: str, factor: float) -> float | None:
-    value = data.get(field)
-    return value * factor if isinstance(value, int | float) else None
+def _scaled(told: usage.Usage | usage.Gpu, field: str, factor: float) -> float | None:
+    value = getattr(told, field)
+    return None if value is None else value * factor
 
 
 def _faint(colour: str) -> str:

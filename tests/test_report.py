@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from cloudtrain import notebook, plots, report
 from cloudtrain.backend import LogLine, Plan
+from cloudtrain.console.charts import _use
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event
 from cloudtrain.process import Process
@@ -132,6 +134,34 @@ def test_figures_of_curves(run):
     assert "loss" in error.value.hint
     both = plots.curves([run, run], ["loss"])
     assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]
+
+
+def test_use_that_does_not_fit_is_left_out(run):
+    odd = [
+        {"cpu_percent": "abc", "rss_bytes": {"a": 1}, "gpus": 5},
+        {"gpus": [{"percent": "x"}, 7]},
+        {"cpu_percent": 1e400},
+    ]
+    later = [Event("tiny-1-a1", 2, n, "t", "usage", data) for n, data in enumerate(odd)]
+    run.store.record(
+        "tiny-1-a1", events=[*later, Event("tiny-1-a1", 1, 9500, "t", "usage", {"rss_bytes": 3e9, **odd[1]})]
+    )
+    figure = plots.use(run)
+    assert {trace.name for trace in figure.data} == {"node 0", "node 1", "node 0, GPU 0", "node 1, GPU 0"}
+    seen = {(trace.name, trace.xaxis): list(trace.y) for trace in figure.data}
+    assert seen["node 1", "x"] == [100.0, 101.0, 102.0, None]
+    assert seen["node 1", "x2"] == pytest.approx([1.073741824] * 3 + [3.0])
+    assert seen["node 1, GPU 0", "x3"] == [50.0] * 3
+    assert "node 1, GPU 0" in report.page(run)
+
+
+def test_use_of_which_nothing_fits_is_none(run, home):
+    plan = run.attempts[-1].plan
+    assert run.store.intend(replace(plan, run_id="odd-1"), identity="j", owner=Process.here())
+    run.store.record("odd-1-a1", events=[Event("odd-1-a1", 0, 1, "t", "usage", {"gpus": 5})])
+    odd = Run("odd-1", run.store, watch=False)
+    assert plots.use(odd) is None and "nothing was told of it" in report.page(odd)
+    assert _use(odd, -1) == (1, None)
 
 
 def test_a_card_stands_numbers_of_any_size(run):

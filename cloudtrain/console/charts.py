@@ -171,7 +171,10 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
     count = len(run.store.events(run.run_id, "usage"))
     if count in (0, known):
         return count, None
-    figure = plain(plots.use(run))
+    drawn = plots.use(run)
+    if drawn is None:  # what was told is no use of a node
+        return count, None
+    figure = plain(drawn)
     figure["layout"]["showlegend"] = len({trace.get("name") for trace in figure["data"]}) > 1
     figure["layout"]["height"] = 250 * (2 if "xaxis3" in figure["layout"] else 1) + 20
     return count, figure
