@@ -26,6 +26,19 @@ def pad(text: str, width: int, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
+def cut(text: str, width: int) -> str:
+    """Return the beginning of a line, at most so many columns of a terminal; a tab is one blank."""
+    text = text.replace("\t", " ")
+    if text.isascii():
+        return text[: max(width, 0)]
+    taken = 0
+    for at, char in enumerate(text):
+        taken += cells(char)
+        if taken > width:
+            return text[:at]
+    return text
+
+
 def fold(text: str, width: int) -> list[str]:
     """Return a text in lines of at most so many columns, broken at blanks where there are any."""
     if cells(text) <= width:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import events, usage
-from cloudtrain.cli import chart, runs, terminal
+from cloudtrain.cli import chart, columns, runs, terminal
 from cloudtrain.cli.terminal import Lines, clean
 from cloudtrain.curves import LOSSES
 
@@ -153,7 +153,7 @@ class Panel:
         attempt = self._store.attempts(self._run_id)[-1]
         found = ["-" * (width - 1), self._state(attempt), self._speed(), *self._nodes(attempt), self.bar]
         colour = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}.get(runs.STYLES.get(attempt.status.state.value, ""))
-        cut = [clean(line)[: width - 1] for line in found if line]
+        cut = [columns.cut(clean(line), width - 1) for line in found if line]
         if colour and terminal.colours():
             cut[1] = f"\x1b[{colour}m{cut[1]}\x1b[0m"
         return cut

@@ -15,6 +15,7 @@ import pytest
 
 from cloudtrain import usage
 from cloudtrain.backend import Plan
+from cloudtrain.cli.columns import cells
 from cloudtrain.cli.live import Live, Panel, used
 from cloudtrain.cli.terminal import clean
 from cloudtrain.events import Event
@@ -141,6 +142,14 @@ def test_the_panel_stands_what_ranks_print(store):
     assert any(line.startswith("loss -1.7e+308  ") for line in lines)
     panel.hear(["step 1/" + "9" * 5000])
     assert "step 39/400" in panel.lines(100)[1]
+
+
+def test_the_panel_is_cut_where_the_terminal_ends(store):
+    panel = Panel("tiny-1", store)
+    panel.bar = "学習\t" * 20
+    assert panel.lines(40)[-1] == "学習 " * 7 + "学習"  # 39 columns: a wide character takes two
+    panel.bar = "é" * 50 + "e\u0301" * 50  # a combining accent takes none
+    assert cells(panel.lines(81)[-1]) == 80 and panel.lines(81)[-1].endswith("\u0301")
 
 
 def test_the_log_goes_on_without_a_panel(store, monkeypatch, capsys):
