@@ -26,9 +26,14 @@ _BAR_END = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, [^\[\]]*/[^\[\]]*\]$")  # of 
 # What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 
-# In such a line what Python prints and does not read: {'loss': nan}, {'loss': np.float64(2.1)}
-_NUMPY = re.compile(r"\bnp\.float\d+\(([^()]*)\)")
-_BARE = re.compile(r"(?<=': )(-?(?:nan|inf))(?=\s*[,}])")
+# A dictionary of which Python cannot read all is read piece by piece; a string or object without an end goes to the last.
+MAX_ROW = 8192  # characters of such a dictionary
+_PIECE = re.compile(r"""[()\[\]{},]|'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|[^()\[\]{},'"]+""", re.DOTALL)
+_ENTRY = re.compile(r"\s*'([^'\\]+)':\s*(\S.*)", re.DOTALL)
+_WRAPPED = re.compile(  # tensor(1.2, device='cuda:0', grad_fn=<...>), np.float64(1.2), Array(1.2, dtype=float32)
+    r"(?:(?:np|numpy|torch)\.)?(?:tensor|[aA]rray|b?float\d*|longdouble|u?int\d+)"
+    r"\(\s*([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\s*[,)]"
+)
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,7 @@ class MetricParser:
             yield from self._trainer(brace + rest, rank)
 
     def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
-        row = _literal(literal) or _literal(_BARE.sub(r"'\1'", _NUMPY.sub(r"\1", literal)))
-        if row is None:
-            return
+        row = _literal(literal) or _readable(literal[:MAX_ROW])
         step = row.get("step", row.get("global_step"))
         for name, raw in row.items():
             value = _number(raw)
@@ -161,6 +164,22 @@ def _literal(text: str) -> dict[Any, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+def _readable(text: str) -> dict[Any, Any]:
+    """Return the text of every value of a printed dictionary that stands by itself between two commas."""
+    row, depth, parts = {}, 0, list[str]()
+    for piece in _PIECE.findall(text):
+        depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
+        if depth == 0 or (depth == 1 and piece == ","):
+            if found := _ENTRY.fullmatch("".join(parts)):
+                row[found[1]] = found[2].strip().strip("'\"")
+            parts = []
+            if depth == 0:
+                break
+        elif depth > 1 or piece != "{" or parts:
+            parts.append(piece)
+    return row
+
+
 def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:
     """Return the first group that is not the step, or the whole match where there is none."""
     step = pattern.groupindex.get("step")
@@ -169,11 +188,12 @@ def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:
 
 
 def _number(raw: Any) -> float | None:
-    """Return a finite or non-finite float, or None where the text is no number (transformers 5 prints strings)."""
+    """Return a finite or non-finite float, or None where there is no number (transformers 5 prints strings)."""
     if isinstance(raw, bool):
         return None
     try:
         value = float(raw)
-    except (TypeError, ValueError):
-        return None
+    except (TypeError, ValueError, OverflowError):
+        wrapped = _WRAPPED.match(raw) if isinstance(raw, str) else None
+        return _number(wrapped[1]) if wrapped else None
     return value if not math.isnan(value) else math.nan

@@ -153,3 +153,44 @@ def test_what_python_prints_and_does_not_read_is_heard():
     assert [(step, name, str(value)) for step, name, value in found] == [
         (3, "loss", "nan"), (3, "grad_norm", "-inf"), (4, "loss", "2.5")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["tensor(1.25)", "tensor(1.25, device='cuda:0', grad_fn=<NllLossBackward0>)", "'tensor(1.25)'", "np.float32(1.25)"]
+    + [
+        "tensor(1.2500e+00, dtype=torch.bfloat16)",
+        "Array(1.25, dtype=float32, weak_type=True)",
+        "torch.tensor( 1.25 )",
+    ],
+)
+def test_the_number_of_a_tensor_is_heard(value):
+    line = "{'loss': " + value + ", 'lr': 0.5, 'step': 7}"
+    assert metrics(line) == [(7, "loss", 1.25), (7, "lr", 0.5)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["<Accuracy object at 0x7f>", "tensor([1., 2.])", "(1, <x>)", "{'lr': <x>, 'b': 2}", "lambda: 0", "datetime(20, 1)"]
+    + [
+        "'it said: , \\'lr\\': 3', 'object': <x>",
+        "\"it's, 'lr': 3\", 'x': <x>",
+        "1" * 400 + "j, 'x': <x>",
+        "True, 'y': <y>",
+    ],
+)
+def test_one_value_that_cannot_be_read_does_not_hide_the_others(value):
+    line = "{'loss': 1.25, 'other': " + value + ", 'lr': 0.5}"
+    assert metrics(line) == [(1, "loss", 1.25), (1, "lr", 0.5)]
+
+
+@pytest.mark.parametrize(
+    "text", ["(", "'\\", "\\", "'", '"', "{'", "a,", "tensor(", "'a': 1, b", "1" * 99 + "e", "\x1b["]
+)
+def test_what_a_hostile_dictionary_costs_is_bounded(text, monkeypatch):
+    taken = []
+    findall = events._PIECE.findall
+    monkeypatch.setattr(events, "_PIECE", type("", (), {"findall": lambda text: taken.append(text) or findall(text)}))
+    assert len(metrics("{'loss': 1.25, 'x': <" + text * (60_000 // len(text)) + "}")) <= 2
+    assert all(len(text) <= events.MAX_ROW for text in taken)
+    assert len(findall("{" + text * 10)) <= 10 * len(text) + 1  # every character once
