@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.cli import runs, summary, terminal
+from cloudtrain.cli import columns, runs, summary, terminal
 from cloudtrain.cli.failures import INTERRUPTED
 from cloudtrain.cli.log import Memory, Screen, print_log
 from cloudtrain.state import State, Status
@@ -84,7 +84,7 @@ def to_the_end(run: Run, *, follow: bool, as_json: bool = False, after: str | No
 
 def quietly(run: Run, timeout_s: float | None = None) -> Status:
     """Wait for a run's end; on a terminal a line on standard error shows that it lives. Raises TimeoutError."""
-    if not terminal.is_terminal(sys.stderr):
+    if not terminal.obeys(sys.stderr):
         return run.wait(timeout_s)
     shown = 0.0
 
@@ -93,7 +93,7 @@ def quietly(run: Run, timeout_s: float | None = None) -> Status:
         if (moment := time.monotonic()) - shown > 0.5:
             shown = moment
             line = f"{record.run_id}  {record.status.state}  {runs.between(record.created_at)}"
-            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.write(f"\r\x1b[K{columns.cut(line, terminal.width(sys.stderr) - 1)}")
             sys.stderr.flush()
 
     try:

@@ -37,10 +37,9 @@ _ERASE = "\r\x1b[J"
 
 def wanted() -> bool:
     """Return whether standard output is a terminal that a panel can be drawn on."""
-    import os
     import shutil
 
-    return terminal.is_terminal() and os.environ.get("TERM") != "dumb" and shutil.get_terminal_size().lines >= ROOM
+    return terminal.obeys() and shutil.get_terminal_size().lines >= ROOM
 
 
 class Live(Lines):

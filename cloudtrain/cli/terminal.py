@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from cloudtrain.cli import columns
@@ -28,6 +29,13 @@ def is_terminal(stream: TextIO | None = None) -> bool:
     return (stream or sys.stdout).isatty()
 
 
+def obeys(stream: TextIO | None = None) -> bool:
+    """Return whether this is a terminal that obeys escape sequences."""
+    import os
+
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
 def say(*lines: str, style: str = "") -> None:
     """Print lines of our own to standard output; `style` (bold, green, red, ...) is seen on a terminal only."""
     begin, end = _codes(sys.stdout, style)
@@ -44,13 +52,17 @@ def colours(stream: TextIO | None = None) -> bool:
     """Return whether colours are shown: not on a pipe, a dumb terminal, or under NO_COLOR."""
     import os
 
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return obeys(stream) and not os.environ.get("NO_COLOR")
 
 
-def width() -> int:
-    """Return how many columns there are; 80 where nobody says."""
+def width(stream: TextIO | None = None) -> int:
+    """Return how many columns a stream's terminal has, standard output's where none is named; 80 where nobody says."""
+    import os
     import shutil
 
+    if stream:
+        with suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
     return shutil.get_terminal_size().columns
 
 

@@ -39,12 +39,12 @@ for n in range(41):
 """
 
 
-def on_a_terminal(*words, columns=70, **settings) -> str:
+def on_a_terminal(*words, columns=70, term="xterm", **settings) -> str:
     """Return everything that a command writes to a terminal."""
     main, worker = pty.openpty()
     fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     told = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    env = {**told, "TERM": "xterm", "PYTHONUTF8": "1"}
+    env = {**told, "TERM": term, "PYTHONUTF8": "1"}
     process = subprocess.Popen([*CLI, *words], stdout=worker, stderr=worker, env=env, **settings)
     os.close(worker)
     written = b""
@@ -83,6 +83,19 @@ def test_a_followed_run_on_a_terminal_and_in_a_pipe(project, shell, census):
 
     piped = shell("logs", "-f")
     assert "\x1b[A" not in piped.out and "-----" not in piped.out and piped.out.count("it/s") == 41
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_silent_wait_keeps_to_one_line_of_a_narrow_terminal(project, census, term):
+    (project / "short.py").write_text("print('done')\n")
+    written = on_a_terminal("submit", "short.py", "--wait", columns=20, term=term)
+    assert "SUCCEEDED" in written.partition("submitted")[2]
+    if term == "dumb":
+        assert "\x1b" not in written and "\rshort-" not in written
+    else:
+        _, *ticks = written.split("\r\x1b[K")
+        assert any(tick.startswith("short-") for tick in ticks), "it was seen to live"
+        assert all(len(tick) <= 19 for tick in ticks[:-1]), ticks
 
 
 @pytest.fixture
