@@ -76,6 +76,7 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "dirty": bool(plan.bundle.get("dirty")),
         "source_sha256": plan.bundle.get("source_sha256"),
         "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
+        "left out of the patch": list(origin.get("left_out") or ()) or None,
         "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
     }
     status = record.status

@@ -108,6 +108,7 @@ def test_the_value_of_a_secret_and_files_that_are_not_packaged_stay_out(tree, ho
     (tree / ".cloudtrainignore").write_text("data.txt\n")
     (tree / "data.txt").write_text("a private note\n")
     (tree / "train.py").write_text("print('was: open sesame')\n")
+    git("add", ".cloudtrainignore", cwd=tree)
     git("commit", "-qam", "second", cwd=tree)
     (tree / "train.py").write_text("print(3)\n")
     (tree / "data.txt").write_text("another private note\n")
@@ -161,3 +162,59 @@ def test_a_rerun_has_the_same_origin(tree, home, census):
     store = Store(home)
     one, other = store.provenance(first.run_id), store.provenance(second.run_id)
     assert one["text"] == other["text"] != "" and one["bundle"] == other["bundle"]
+
+
+def test_untracked_files_are_made_by_the_patch(tree, tmp_path, census):
+    new = {
+        "model.py": b"print(2)\n", "no end.txt": b"one\ntwo", "empty": b"", 'dir/\u00e4 "b\\.txt': b"\n",
+        "windows.txt": b"a\r\nb\r\n", "latin.txt": b"\xe9\x0c\n\n", "run.sh": b"#!/bin/sh\n",
+    }  # fmt: skip
+    (tree / "dir").mkdir()
+    for name, content in new.items():
+        (tree / name).write_bytes(content)
+    (tree / "run.sh").chmod(0o755)
+    (tree / "link").symlink_to("model.py")
+    (tree / "staged.py").write_text("print(4)\n")
+    git("add", "staged.py", cwd=tree)
+    git("rm", "-q", "--cached", "data.txt", cwd=tree)  # forgotten by git, and packaged still
+    (tree / "train.py").write_text("import model\n")
+    origin = kept(tree)
+    assert origin["left_out"] == []
+    git("clone", "-q", str(tree), str(tmp_path / "clone"), cwd=tmp_path)
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "apply"], cwd=clone, check=True, input=origin["text"].encode("utf-8", "surrogateescape"))
+    for name in (*new, "train.py", "staged.py", "data.txt"):
+        assert (clone / name).read_bytes() == (tree / name).read_bytes(), name
+    assert os.readlink(clone / "link") == "model.py" and os.access(clone / "run.sh", os.X_OK)
+
+
+def test_what_is_not_in_the_patch_is_said(tree, home, monkeypatch, census):
+    (tree / "data.txt").unlink()
+    (tree / "notes.txt").write_text("was: open sesame\n")
+    (tree / "picture").write_bytes(b"\0" * 100)
+    (tree / "token.txt").write_text(f"token = {TOKEN}\n")
+    (tree / "big.txt").write_text("x" * 5000)
+    monkeypatch.setattr(provenance, "MAX_BYTES", 4096)
+    packaged = {"train.py", "notes.txt", "picture", "token.txt", "big.txt"}
+    patch = provenance.changes(tree, packaged, ["open sesame"])
+    assert patch.text == "" and list(patch.left_out) == [
+        "data.txt: that it was removed",
+        "big.txt: it is untracked, and the patch would be longer than 4 KiB",
+        "notes.txt: it is untracked, and it holds the value of a secret",
+        "picture: it is untracked, and it is no text",
+        "token.txt: it is untracked, and it holds what looks like a credential (Hugging Face token)",
+    ]
+    monkeypatch.setattr(provenance, "MAX_NAMED", 1)
+    monkeypatch.setattr(provenance, "MAX_FILES", 2)
+    assert provenance.changes(tree, packaged, ["open sesame"]).left_out[1:] == (
+        patch.left_out[1], "and 3 more untracked files"
+    )  # fmt: skip
+
+
+def test_a_submodule_that_has_changed_is_named(tree, tmp_path):
+    git("clone", "-q", str(tree), str(tmp_path / "library"), cwd=tmp_path)
+    git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "lib", cwd=tree)
+    git("commit", "-qm", "second", cwd=tree)
+    (tree / "lib" / "train.py").write_text("print(2)\n")
+    patch = provenance.changes(tree, {"train.py", "data.txt", ".gitmodules", "lib/train.py", "lib/data.txt"})
+    assert (patch.text, patch.left_out) == ("", ("lib: what a submodule has changed",))

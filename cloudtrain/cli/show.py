@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @options.command()
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
-@click.option("--patch", is_flag=True, help="Print the patch of the tree that was submitted, for git apply.")
+@click.option(
+    "--patch",
+    is_flag=True,
+    help="Print the patch of the tree that was submitted, for git apply; what it lacks is noted.",
+)
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
 @options.target_option
 @options.sets_option

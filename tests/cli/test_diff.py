@@ -22,6 +22,7 @@ def two(shell, project, census):
     one = shell("submit", "train.py", "--wait", "--json", "--set", "hyperparameters.lr=1e-3").json["run_id"]
     text = (project / "train.py").read_text()
     (project / "train.py").write_text(text.replace("2.0 - step / 2", "4.0 - step"))
+    (project / "weights").write_bytes(b"\0")
     words = (
         "--set",
         "hyperparameters.lr=3e-4",
@@ -46,6 +47,8 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two):
     assert found["spec", "processes_per_node"][1] == 2 and found["spec", "limits.max_runtime"] == ("24h", "2h")
     assert found["source", "dirty"] == (False, True) and ("source", "commit") not in found
     assert found["source", "patch"][0] is None
+    lacks = "weights: it is untracked, and it is no text"
+    assert found["source", "left out of the patch"] == (None, [lacks])
     assert found["results", "state"] == ("SUCCEEDED", "FAILED") and found["results", "exit_code"] == (0, 3)
     assert found["results", "loss"] == (1.0, 2.0)
     assert "++    print" in data["patch"] and "4.0 - step" in data["patch"]
@@ -57,7 +60,7 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two):
     assert cli("diff", two[0], "no-such").code == 2
 
     shown = cli("show", two[1]).out
-    assert "with changes" in shown and "1 file, " in shown and "node 0: " in shown
+    assert "with changes" in shown and "1 file, " in shown and "node 0: " in shown and lacks in shown
     assert cli("show", two[1], "--json").json["provenance"]["dirty"] is True
     patch = shell("show", two[1], "--patch").out
     git("stash", cwd=project)
