@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0  # how often the history is asked
 DELAY_S = 0.1  # how long a line may wait for others, with which it is drawn at once
-NODES = 8  # that are shown
+NODES = 8  # that are shown at most
 CURVE = 24  # columns
 ROOM = 10  # lines that a terminal must have
+LOG = 4  # of them that are left to the log
 SPEEDS = ("tokens_per_s", "samples_per_s", "train_samples_per_second", "steps_per_s")
 _BAR = re.compile(r"\d+%\|.*\| *\d\S*/\d\S* \[|\d+it \[\d+:\d+, ")  # what tqdm writes, again and again
 _DONE = re.compile(r"\b100%\|")
@@ -37,9 +38,7 @@ _ERASE = "\r\x1b[J"
 
 def wanted() -> bool:
     """Return whether standard output is a terminal that a panel can be drawn on."""
-    import shutil
-
-    return terminal.obeys() and shutil.get_terminal_size().lines >= ROOM
+    return terminal.obeys() and terminal.height() >= ROOM
 
 
 class Live(Lines):
@@ -95,7 +94,7 @@ class Live(Lines):
 
     def _ask(self) -> None:
         with self._spared():
-            self._drawn = [] if self._failure else self._panel.lines(terminal.width())
+            self._drawn = [] if self._failure else self._panel.lines(terminal.width(), terminal.height() - LOG)
 
     @contextmanager
     def _spared(self) -> Iterator[None]:
@@ -143,17 +142,19 @@ class Panel:
                 self._total = int(found[2])
                 return
 
-    def lines(self, width: int) -> list[str]:
-        """Return the panel's lines, none longer than the terminal; asks the history."""
+    def lines(self, width: int, height: int) -> list[str]:
+        """Return the panel's lines, at most `height` and none longer than the terminal; asks the history."""
         if self._store is None:
             from cloudtrain.store import Store
 
             self._store = Store(self._home)
         attempt = self._store.attempts(self._run_id)[-1]
-        found = ["-" * (width - 1), self._state(attempt), self._speed(), *self._nodes(attempt), self.bar]
+        above = [line for line in ("-" * (width - 1), self._state(attempt), self._speed()) if line]
+        below = [self.bar] if self.bar else []
+        found = [*above, *self._nodes(attempt, height - len(above) - len(below)), *below][: max(height, 1)]
         colour = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}.get(runs.STYLES.get(attempt.status.state.value, ""))
-        cut = [columns.cut(clean(line), width - 1) for line in found if line]
-        if colour and terminal.colours():
+        cut = [columns.cut(clean(line), width - 1) for line in found]
+        if colour and terminal.colours() and len(cut) > 1:
             cut[1] = f"\x1b[{colour}m{cut[1]}\x1b[0m"
         return cut
 
@@ -198,16 +199,20 @@ class Panel:
             parts.append(f"MFU {known['mfu'].last:.0%}")
         return "   ".join(parts)
 
-    def _nodes(self, attempt: AttemptRecord) -> Iterator[str]:
-        """Yield the use of every node, as it was last told."""
+    def _nodes(self, attempt: AttemptRecord, most: int) -> list[str]:
+        """Return the use of the nodes, as it was last told, in at most so many lines."""
         assert self._store is not None
         count = int(attempt.plan.manifest.get("nodes") or 1)
-        for node in range(min(count, NODES)):
+        shown = count if count <= min(NODES, most) else max(0, min(NODES, most - 1))
+        found = []
+        for node in range(shown):
             event = self._store.latest(attempt.attempt_id, node, "usage")
             if event is not None and (told := usage.read(event.data)):
-                yield f"node {node}  {used(told)}"
-        if count > NODES:
-            yield f"and {count - NODES} nodes more"
+                found.append(f"node {node}  {used(told)}")
+        if found and count > shown:
+            more = count - shown
+            found.append(f"... and {more} more node{'s' if more > 1 else ''}")
+        return found
 
 
 def used(told: usage.Usage) -> str:

@@ -66,6 +66,13 @@ def width(stream: TextIO | None = None) -> int:
     return shutil.get_terminal_size().columns
 
 
+def height() -> int:
+    """Return how many lines standard output's terminal has; 24 where nobody says."""
+    import shutil
+
+    return shutil.get_terminal_size().lines
+
+
 def _codes(stream: TextIO, style: str) -> tuple[str, str]:
     """Return what switches a style on and off; nothing where colours are not shown."""
     if not style or not colours(stream):

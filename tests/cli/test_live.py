@@ -16,7 +16,7 @@ import pytest
 from cloudtrain import usage
 from cloudtrain.backend import Plan
 from cloudtrain.cli.columns import cells
-from cloudtrain.cli.live import Live, Panel, used
+from cloudtrain.cli.live import LOG, ROOM, Live, Panel, used
 from cloudtrain.cli.terminal import clean
 from cloudtrain.events import Event
 from cloudtrain.process import Process
@@ -117,25 +117,31 @@ def record(store, seq, step, node=0, **values):
 
 def test_the_panel_says_what_the_history_knows(store, monkeypatch):
     panel = Panel("tiny-1", store)
-    first = panel.lines(100)
-    assert len(first) == 3 and "RUNNING" in first[1] and "step" not in first[1]
+    first = panel.lines(100, 20)
+    assert len(first) == 2 and "RUNNING" in first[1] and "step" not in first[1]
     for n in range(50):
         record(store, n, n * 2, loss=5 - n / 10, tokens_per_s=12345.6, mfu=0.4127)
     gpus = [{"index": 0, "percent": 87.0, "memory_bytes": 40 << 30, "memory_total_bytes": 80 << 30}]
     usage = {"cpu_percent": 250.4, "rss_bytes": 12_300_000_000, "gpus": gpus}
     store.record("tiny-1-a1", events=[Event("tiny-1-a1", node, 1000, "t", "usage", usage) for node in range(10)])
     store.record("tiny-1-a1", events=[Event("tiny-1-a1", 0, 1001, "t", "usage", {"cpu_percent": 10, "rss_bytes": 1})])
-    lines = panel.lines(100)
+    lines = panel.lines(100, 20)
     assert "step 98/400 (24%)" in lines[1] and "ETA" not in lines[1]  # nothing to estimate from yet
     assert lines[2].startswith("loss 0.1 ") and lines[2].endswith("12,346 tokens/s   MFU 41%")
     assert lines[3] == "node 0  cpu 10%  memory 1 B"
     assert lines[4] == "node 1  cpu 250%  memory 12 GB  gpu0 87% 43/86 GB"
-    assert lines[-1] == "and 2 nodes more" and len(lines) == 3 + 8 + 1
+    assert lines[-1] == "... and 2 more nodes" and len(lines) == 3 + 8 + 1
+    panel.bar = "a bar"
+    low = panel.lines(100, ROOM - LOG)
+    assert len(low) == ROOM - LOG and low[3].startswith("node 0  cpu") and low[4:] == ["... and 9 more nodes", "a bar"]
+    for height in range(1, 20):
+        assert len(panel.lines(100, height)) <= height
+    panel.bar = ""
     record(store, 60, 198, loss=0.05)
     panel.hear(["anything", "step 198/200  loss 3"])
-    assert "step 198/200 (99%)" in panel.lines(100)[1] and "ETA" in panel.lines(100)[1]
+    assert "step 198/200 (99%)" in panel.lines(100, 20)[1] and "ETA" in panel.lines(100, 20)[1]
     panel.bar = "x" * 300
-    assert all(len(line) < 40 for line in map(clean, panel.lines(40)))
+    assert all(len(line) < 40 for line in map(clean, panel.lines(40, 20)))
 
 
 def test_use_of_a_node_that_says_little():
@@ -150,19 +156,19 @@ def test_the_panel_stands_what_ranks_print(store):
     events = [Event("tiny-1-a1", node, 1000, "t", "usage", data) for node, data in enumerate(odd)]
     store.record("tiny-1-a1", events=events)
     panel = Panel("tiny-1", store)
-    lines = panel.lines(100)
+    lines = panel.lines(100, 20)
     assert [line for line in lines if line.startswith("node")] == ["node 2  memory 2.0 GB"]
     assert any(line.startswith("loss -1.7e+308  ") for line in lines)
     panel.hear(["step 1/" + "9" * 5000])
-    assert "step 39/400" in panel.lines(100)[1]
+    assert "step 39/400" in panel.lines(100, 20)[1]
 
 
 def test_the_panel_is_cut_where_the_terminal_ends(store):
     panel = Panel("tiny-1", store)
     panel.bar = "学習\t" * 20
-    assert panel.lines(40)[-1] == "学習 " * 7 + "学習"  # 39 columns: a wide character takes two
+    assert panel.lines(40, 20)[-1] == "学習 " * 7 + "学習"  # 39 columns: a wide character takes two
     panel.bar = "é" * 50 + "e\u0301" * 50  # a combining accent takes none
-    assert cells(panel.lines(81)[-1]) == 80 and panel.lines(81)[-1].endswith("\u0301")
+    assert cells(panel.lines(81, 20)[-1]) == 80 and panel.lines(81, 20)[-1].endswith("\u0301")
 
 
 def test_the_log_goes_on_without_a_panel(store, monkeypatch, capsys):
