@@ -18,10 +18,15 @@ MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result"})
 
-# What tqdm writes when it is told of values: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`
-_BAR_LINE = re.compile(r"\d%\|.*\| *(\d+)/(\d+) \[[^\]]*?(?:it/s|s/it)((?:, [^=,\]]+=[^,\]]+)+)\]")
+# What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
+_SPEED = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, ([^,\[\]]{3,80})(?=[,\]])")
+_TOLD = re.compile(r", ([^=,\[\](){}]*)(?:=((?:[^,\[\](){}]|\([^()]*\)|\[[^\[\]]*\])*))?")
+_COUNT = re.compile(r"(?:^|[\s|])([\d.]+)([kMGTPEZY]?)(?:/([\d.]+)([kMGTPEZY]?)|/\?)?$")
+_SCALED = re.compile(
+    r"(?:\d\.\d\d|\d\d\.\d|\d{3})[kMGTPEZY] ?([^\s\d].*)/s$"
+)  # a speed with `unit_scale`; others have two decimals
+_SCALES = {letter: 1000.0**power for power, letter in enumerate(" kMGTPEZY") if power}
 _BEHIND_BAR = "]" + MARK
-_BAR_END = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, [^\[\]]*/[^\[\]]*\]$")  # of any bar, whether it tells values or not
 
 # What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
@@ -93,17 +98,16 @@ class MetricParser:
 
     def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
         """Return (step, name, value) for every metric in one line of a rank's log."""
-        if self._patterns or "{'" in text or "%|" in text:
+        if self._patterns or "{'" in text or ("[" in text and "/" in text and _SPEED.search(text)):
             return self._found(text, rank)
         return iter(())  # most lines: what they cost is what following a log costs
 
     def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
         if "\x1b" in text:
             text = _ESCAPE.sub("", text)
-        if "{'" in text or "%|" in text:
+        if "{'" in text or "[" in text:
             for piece in text.split("\r"):
-                if "{'" in piece or "%|" in piece:
-                    yield from self._progress(piece, rank)
+                yield from self._progress(piece, rank)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):
                 groups = match.groupdict()
@@ -114,10 +118,11 @@ class MetricParser:
     def _progress(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
         """Yield what a progress bar says, and a dictionary that begins the line or stands right behind a bar."""
         head, brace, rest = text.partition("{'")
-        if found := _BAR_LINE.search(head):
-            yield from self._bar(int(found[1]), int(found[2]), found[3], rank)
+        speed = _SPEED.search(head) if "[" in head else None
+        if speed and (count := _count(head[: speed.start()], speed[1])):
+            yield from self._bar(*count, _told(head, speed.end()), rank)
         head, rest = head.strip(), rest.rstrip()
-        if rest.endswith("}") and (not head or _BAR_END.search(head)):  # what transformers' Trainer prints
+        if rest.endswith("}") and (not head or (speed and head[-1] == "]")):  # what transformers' Trainer prints
             yield from self._trainer(brace + rest, rank)
 
     def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
@@ -129,17 +134,16 @@ class MetricParser:
             if named and value is not None and self._heard(name, rank):
                 yield self._step(name, step), name, value
 
-    def _bar(self, done: int, total: int, told: str, rank: int) -> Iterator[tuple[int, str, float]]:
+    def _bar(self, done: int, total: int, told: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
         """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
-        for part in told.removeprefix(", ").split(", "):
-            name, _, raw = part.partition("=")
+        for name, raw in told:
             value = _number(raw)
             if value is None or not self._heard(name, rank):
                 continue
             at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
             if done == at:
                 continue  # drawn again
-            before += size if done < at else 0
+            before += max(size, at) if done < at else 0
             self._bars[name] = (done, total, before)
             self._seen[name] = before + done
             yield before + done, name, value
@@ -154,6 +158,35 @@ class MetricParser:
         else:
             self._seen[name] = self._seen.get(name, 0) + 1
         return self._seen[name]
+
+
+def _count(text: str, speed: str) -> tuple[int, int] | None:
+    """Return how far a bar is and its size, 0 where it has none, from what stands before its brackets; None for no bar.
+
+    What tqdm has rounded (`unit_scale`) is a rounded step; the letters are powers of 1000, which is tqdm's own choice.
+    """
+    text = text[-80:].rstrip()
+    found = _COUNT.search(text)
+    if not found or "/" not in found[0]:  # no size: the unit stands behind, the one that the speed is in
+        scaled = _SCALED.match(speed)
+        unit = scaled[1] if scaled else speed.lstrip("?. 0123456789").removesuffix("/s").removeprefix("s/")
+        found = _COUNT.search(text.removesuffix(unit).rstrip()) if unit and text.endswith(unit) else None
+    if not found:
+        return None
+    try:
+        done = float(found[1]) * _SCALES.get(found[2], 1.0)
+        return round(done), round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _told(text: str, at: int) -> list[tuple[str, str]]:
+    """Return the names and values in a bar from behind its speed to its closing bracket; none where that is not there."""
+    told = []
+    while found := _TOLD.match(text, at):
+        at = found.end()
+        told.append((found[1], found[2] or ""))
+    return told if text[at : at + 1] == "]" else []
 
 
 def _literal(text: str) -> dict[Any, Any] | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
@@ -194,3 +195,70 @@ def test_what_a_hostile_dictionary_costs_is_bounded(text, monkeypatch):
     assert len(metrics("{'loss': 1.25, 'x': <" + text * (60_000 // len(text)) + "}")) <= 2
     assert all(len(text) <= events.MAX_ROW for text in taken)
     assert len(findall("{" + text * 10)) <= 10 * len(text) + 1  # every character once
+
+
+def drawn(*, steps=3, by=1, told="loss=1.25, lr=1e-5", **options):
+    """What a parser hears of the lines that tqdm itself draws."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    out = io.StringIO()
+    with tqdm(file=out, mininterval=0, miniters=0, **options) as bar:
+        for _ in range(steps):
+            bar.set_postfix_str(told, refresh=False)
+            bar.update(by)
+    return metrics(*out.getvalue().replace("\r", "\n").split("\n"))
+
+
+@pytest.mark.parametrize("unit", ["it", "batch", " ex", "B", "Epoch", "kimg", "images/gpu", "sample(s)", "s"])
+@pytest.mark.parametrize(
+    "more", [{"total": 4}, {}, {"total": 4, "desc": "epoch 1"}, {"desc": "epoch 1: 2/9"}, {"total": 2}]
+)
+def test_bars_of_every_unit_with_and_without_a_size(unit, more):
+    found = drawn(unit=unit, **more)
+    assert found == [(step, name, value) for step in (1, 2, 3) for name, value in (("loss", 1.25), ("lr", 1e-5))]
+
+
+@pytest.mark.parametrize("more", [{"total": 2_000_000}, {}, {"total": 2_000_000, "ascii": True, "ncols": 0}])
+@pytest.mark.parametrize("unit", ["it", "tok", " tokens", "B"])
+def test_bars_that_are_scaled(unit, more):
+    assert [step for step, name, _ in drawn(unit=unit, unit_scale=True, by=700, told="loss=1", **more)] == [
+        700,
+        1400,
+        2100,
+    ]
+    steps = [step for step, *_ in drawn(unit=unit, unit_scale=True, by=123_456, told="loss=1", **more)]
+    assert steps == [123_000, 247_000, 370_000]
+    assert drawn(unit=unit, unit_scale=True, by=1_500_000, steps=1, told="loss=1", **more) == [(1_500_000, "loss", 1.0)]
+
+
+def test_slow_bars_tensors_in_bars_and_the_next_epoch_of_a_bar_without_a_size():
+    lines = [
+        "12batch [00:30,  2.50s/batch, loss=tensor(1.5, device='cuda:0'), seen=tensor([1., 2.]), lr=0.1]",
+        "1batch [00:02, 2.50s/batch, loss=tensor(1.25), why=no idea, epoch two, lr=0.1]",
+        "Epoch 0: |          | 2/? [00:05<?,  0.40batch/s, loss=1.0]",
+    ]
+    assert metrics(*lines) == [
+        (12, "loss", 1.5),
+        (12, "lr", 0.1),
+        (13, "loss", 1.25),
+        (13, "lr", 0.1),
+        (14, "loss", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[00:03, 4.0it/s, loss=1.2]",
+        "it [00:03, 4.0it/s, loss=1.2]",
+        "12it [00:03, 4.0ex/s, loss=1.2]",
+        "12it [00:03, 4.0it/s]",
+    ]
+    + [
+        "12it [00:03, 4.0it/s, loss=1.2",
+        "1.2.3/4 [00:03, 4.0it/s, loss=1.2]",
+        "3 [12:03, a/b, x=1]",
+        "12it [00:03, /s, loss=1]",
+    ],
+)
+def test_what_only_looks_like_a_bar_tells_nothing(line):
+    assert metrics(line) == []
