@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +94,29 @@ def settings(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def send(given: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """Say it in every configured way, each tried again where it fails; return what did not work. Blocking, for minutes."""
+    """Say it in every configured way at once, each tried again where it fails; return what did not work.
+
+    Blocking, for minutes.
+    """
     if data["event"] not in (given.get("on") or EVENTS):
         return []
-    problems = []
-    for kind, way in (("command", _run), ("webhook", _post)):
-        if given.get(kind):
-            for pause_s in PAUSES_S:
-                time.sleep(pause_s)
-                problem = way(str(given[kind]), data)
-                if not problem:
-                    break
-            else:
-                problems.append(f"the {kind} failed {len(PAUSES_S)} times: {problem}")
-    return problems
+    from concurrent.futures import ThreadPoolExecutor
+
+    ways = [(kind, way) for kind, way in (("command", _run), ("webhook", _post)) if given.get(kind)]
+    with ThreadPoolExecutor(len(ways) or 1) as pool:  # none waits for another, which may fail for minutes
+        told = [pool.submit(_tried, kind, way, str(given[kind]), data) for kind, way in ways]
+    return [problem for one in told if (problem := one.result())]
+
+
+def _tried(kind: str, way: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
+    """Say it in one way until it works; return what went wrong, or an empty string. Blocking, for minutes."""
+    problem = ""
+    for pause_s in PAUSES_S:
+        time.sleep(pause_s)
+        problem = way(where, data)
+        if not problem:
+            return ""
+    return f"the {kind} failed {len(PAUSES_S)} times: {problem}"
 
 
 def _run(command: str, data: Mapping[str, Any]) -> str:

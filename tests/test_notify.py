@@ -94,6 +94,24 @@ def test_each_way_is_tried_again_and_its_failure_is_said(monkeypatch, tmp_path):
     assert notify.send({"webhook": "env:NOT_THERE"}, data) == ["the webhook failed 3 times: there is no http address"]
 
 
+def test_a_way_that_fails_holds_up_no_other(receiver, monkeypatch, tmp_path):
+    address, heard = receiver
+    monkeypatch.setattr(notify, "PAUSES_S", (0.0, 0.0))  # the receiver refuses what it hears first
+    heard_of = tmp_path / "heard of"
+    monkeypatch.setattr(notify, "TIMEOUT_S", WAIT_S)
+    fails = f"while ! test -e '{heard_of}'; do sleep 0.05; done; exit 4"  # until the other one has succeeded
+    sender = threading.Thread(
+        target=lambda: problems.extend(notify.send({"command": fails, "webhook": address}, {"event": "end"})),
+        daemon=True,
+    )
+    problems: list[str] = []
+    sender.start()
+    wait_for(lambda: len(heard) == 2, "the webhook, beside a command that does not end")
+    heard_of.touch()
+    sender.join(WAIT_S)
+    assert problems == ["the command failed 2 times: it ended with 4"]
+
+
 def test_a_reason_that_holds_a_credential_is_left_out(home, tmp_path, census):
     (tmp_path / "train.py").write_text("print(1)\n")
     run = Submitter("local", watch=False).submit({"source": str(tmp_path), "entrypoint": "train.py", "name": "x"})
