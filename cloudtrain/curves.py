@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cloudtrain.database import Database
 from cloudtrain.migrations import BLOCK
@@ -57,6 +57,7 @@ class _Block:
     lowest: float | None
     highest: float | None
     step: int
+    first_step: int
     at: str = ""
 
 
@@ -149,20 +150,24 @@ class Curves:
 
     def points(self, run_id: str, name: str, most: int = MOST) -> list[Point]:
         """Return a curve in at most `most` points (a few more where attempts meet), each with its lowest and highest
-        value; the last one's step is the curve's last."""
+        value; the first one's step is the curve's first, that of every other one the last of those it stands for."""
         blocks = self._blocks(run_id, name)
         count = sum(block.points for block in blocks)
         if count <= 2 * most or len(blocks) <= most // 8:  # blocks alone would be too coarse
-            return list(_thinned(self._raw(blocks, name), most))
-        return list(_thinned((_point(block) for block in blocks), most))
+            points = list(_thinned(self._raw(blocks, name), most))
+        else:
+            points = list(_thinned((_point(block) for block in blocks), most))
+        if len(points) > 1 and points[0].points > 1:
+            points[0] = replace(points[0], step=blocks[0].first_step)
+        return points
 
     def tail(self, run_id: str, name: str, most: int) -> list[float]:
         """Return the end of a curve in about `most` values, the oldest first: means of neighbours where it is longer than
         that, and of blocks where it is far longer."""
         query = (
             "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
-            " c.last_step FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND c.name = ?"
-            " ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT ?"
+            " c.last_step, c.first_step FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND"
+            " c.name = ? ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT ?"
         )
         with self._database.read() as db:
             blocks = [_Block(*row) for row in db.execute(query, (run_id, name, most))][::-1]
@@ -175,8 +180,8 @@ class Curves:
     def _blocks(self, run_id: str, name: str) -> list[_Block]:
         query = (
             "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
-            " c.last_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND c.name = ?"
-            " ORDER BY a.number, c.node, c.block"
+            " c.last_step, c.first_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND"
+            " c.name = ? ORDER BY a.number, c.node, c.block"
         )
         with self._database.read() as db:
             return [_Block(*row) for row in db.execute(query, (run_id, name))]

@@ -140,8 +140,8 @@ def _mode(points: Sequence[object]) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a name as plotly shows it: it takes tags and entities of HTML in every text."""
-    return html.escape("".join(letter if letter.isprintable() else "?" for letter in name))
+    """Return a name as plotly shows it: it takes tags of HTML in every text, and entities, but none for a quote."""
+    return html.escape("".join(letter if letter.isprintable() else "?" for letter in name), quote=False)
 
 
 def _seconds(at: str) -> float:

@@ -53,7 +53,7 @@ def page(run: Run) -> str:
         "try": verdict.advice if verdict else "",
         "exit code": status.exit_code,
         "backend": f"{record.backend}, target {record.target}",
-        "world": f"{plan.manifest.get('nodes')} nodes x {plan.manifest.get('processes_per_node')} processes",
+        "world": _world(plan.manifest),
         "runs": " ".join(map(str, plan.manifest.get("argv") or ())),
         "created": record.created_at,
         "started": status.started_at,
@@ -142,6 +142,11 @@ def _text(value: object) -> str:
             letter if letter in "\n\t" or (letter.isprintable() or letter == " ") else "�" for letter in text
         )
     return escape(text)
+
+
+def _world(manifest: Mapping[str, Any]) -> str:
+    nodes, processes = manifest.get("nodes"), manifest.get("processes_per_node")
+    return f"{nodes} node{'' if nodes == 1 else 's'} x {processes} process{'' if processes == 1 else 'es'}"
 
 
 def _pairs(rows: Mapping[str, object]) -> str:

@@ -99,6 +99,7 @@ def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
     ):
         assert words in page.text, words
     assert f"{HOSTILE[:40]}" in page.text
+    assert "2 nodes x 1 process" in page.text and "1 processes" not in page.text
 
 
 def test_the_page_asks_nobody_for_anything(run):
@@ -162,6 +163,15 @@ def test_use_of_which_nothing_fits_is_none(run, home):
     odd = Run("odd-1", run.store, watch=False)
     assert plots.use(odd) is None and "nothing was told of it" in report.page(odd)
     assert _use(odd, -1) == (1, None)
+
+
+def test_a_name_with_quotes_is_shown_with_quotes(run):
+    """plotly knows entities for tags and none for a quote: it would show its letters."""
+    name = """a "b" <i>'c' & d"""
+    event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
+    run.store.record("tiny-1-a1", metrics=[(event, 1, name, 1.0)])
+    (title,) = run.plot(name).layout.annotations
+    assert title.text == """a "b" &lt;i&gt;'c' &amp; d"""
 
 
 def test_a_card_stands_numbers_of_any_size(run):

@@ -65,13 +65,13 @@ def chart(
 
 def short(value: float) -> str:
     """Return a number in few characters: 0.031, 2.5, 12k, 1.2M, 3.1e-05."""
-    size = abs(value)
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if factor * 10 <= size < factor * 1e4 or (factor <= size < factor * 10 and unit != "k"):
+    if abs(float(f"{value:.4g}")) < 1e4 or not math.isfinite(value):
+        return f"{value:.4g}"
+    size = abs(float(f"{value:.3g}"))  # as it will be shown: 999,999 is 1M and not 1000k
+    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if factor <= size < factor * 1e3:
             return f"{value / factor:.3g}{unit}"
-    if size >= 1e13:
-        return f"{value:.2e}"
-    return f"{value:.4g}"
+    return f"{value:.2e}"
 
 
 def _cells(

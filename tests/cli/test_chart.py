@@ -74,7 +74,12 @@ def test_numbers_of_any_size_are_drawn(values):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.031, "0.031"), (2.5, "2.5"), (0, "0"), (12_000, "12k"), (1_200_000, "1.2M"), (3.1e-5, "3.1e-05")],
-)
+    [
+        (0.031, "0.031"), (2.5, "2.5"), (0, "0"), (12_000, "12k"), (1_200_000, "1.2M"), (3.1e-5, "3.1e-05"),
+        (9999, "9999"), (9999.4, "9999"), (9999.6, "10k"), (999_499, "999k"), (999_500, "1M"), (999_999, "1M"),
+        (5_000_000, "5M"), (999_999_999, "1G"), (5e12, "5T"), (9.999e14, "1.00e+15"), (1.7e308, "1.70e+308"),
+        (math.inf, "inf"), (math.nan, "nan"),
+    ],
+)  # fmt: skip
 def test_numbers_are_short(value, text):
-    assert short(value) == text
+    assert short(value) == text and (not math.isfinite(value) or short(-value) == "-" * (value != 0) + text)
