@@ -124,6 +124,32 @@ def test_a_reason_that_holds_a_credential_is_left_out(home, tmp_path, census):
     assert TOKEN not in json.dumps(told) and told["text"] == f"{run.run_id} CANCELLED"
 
 
+def test_any_way_to_write_the_table_asks_for_it(home, tmp_path, monkeypatch, census):
+    file = tmp_path / "cloudtrain.toml"
+    file.touch()
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    run = Submitter("local", watch=False).submit({"source": str(tmp_path), "entrypoint": "train.py"})
+    run.cancel(60)
+    started: list[list[str]] = []
+    monkeypatch.setattr(notify, "detach", lambda command, **_: started.append(command))
+
+    def asks(number: int) -> bool:
+        notify.start(run.store, run.run_id, f"{run.run_id}-a{number}", "end")
+        return len(started) > number
+
+    asking = (
+        "[notify]\ncommand = 'x'", "[ notify ]\ncommand = 'x'", "notify.command = 'x'", "notify = {command = 'x'}",
+        "['notify']\ncommand = 'x'", "[notify]\ncommand = x", "[notify]\nwebhok = 'x'", "[notify]\ncommand = '\xe9'",
+    )  # fmt: skip
+    for number, text in enumerate(asking):
+        file.write_text(text, "latin-1")  # the last ones are wrong, which notify.log is to say
+        assert asks(number), text
+    for text in ("[defaults]\nname = 'notify'", "# [notify]", "[notify]", ""):
+        file.write_text(text)
+        assert not asks(len(asking)), text
+
+
 def test_a_wrong_table_is_one_sentence(tmp_path):
     (tmp_path / "cloudtrain.toml").write_text('[notify]\nwebhok = "x"\n')
     with pytest.raises(BadJob, match=r"notify.webhok"):
