@@ -152,9 +152,6 @@ def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]
         rank,
     ):
         return False
-    if end.exit_code == EXIT_REFUSED and rules.first_match(rules.OURS, texts[at]) == found.label:
-        fits = proof.fits(found.label, texts[at], rules.OURS) and proof.fits(found.label, texts[at], SIGNS)
-        return fits and not any(text.strip() for text in texts[at + 1 :])
     raised = {one.at for one in tracebacks.find(texts)}
     for number, text in enumerate(texts[max(0, at - BEFORE) :], max(0, at - BEFORE)):
         sign = rules.first_match(SIGNS, text) if stands(text) else None

@@ -1,8 +1,8 @@
 """The sentences that prove a cause (verdictproof.py): whole, as one library, scheduler or platform writes them.
 
-A row is a class and the wordings of one sentence. It stands here only where evidence bears it out: two independent failures of
-the corpus are decided by it with the right class, each wording by one, and it decides none of another class. A test counts
-(tests/verdicts/test_sentences.py). What is not here is found all the same, and said with "probably".
+A row is a class and the wordings of its sentences. One stands here where a failure of the corpus was decided by it, with the
+right class, and two readers of every failure that it decides saw that class and no other that could be defended; a test holds
+it to that (tests/verdicts/test_sentences.py). What is not here is found all the same, and said with "probably".
 """
 
 from __future__ import annotations
@@ -18,12 +18,28 @@ def _rows(*rows: tuple[str, ...]) -> list[Rule]:
 
 # The last line of a traceback from the type on, or of a program that has none.
 SENTENCES = _rows(
-    ("unpicklable", r"^(AttributeError|_pickle\.PicklingError): Can't (pickle|get) local object '?[\w.<>]+"),
+    (
+        "gpu-memory",
+        r"^(torch\.(cuda\.)?OutOfMemoryError|RuntimeError): CUDA out of memory\. Tried to allocate [\d.]+ [KMG]iB\b",
+    ),
+    (
+        "host-memory",
+        r"^(numpy\.[\w.]+\._Array)?MemoryError: Unable to allocate [\d.]+ [KMGT]iB for an array with shape",
+        r"^RuntimeError: (?!.*allocate \d{14,} bytes)\[enforce fail at \w*[Aa]lloc\w*\.cpp:\d+\] "
+        r".*DefaultCPUAllocator: can't allocate memory: you",
+    ),
+    (
+        "unpicklable",
+        r"^(AttributeError|_pickle\.PicklingError): Can't (pickle|get) local object '?[\w.<>]+",
+        r"^TypeError: cannot pickle '[\w.]+' object$",
+    ),
     (
         "index-range",
         r"^IndexError: index out of range in self$",
         r"^IndexError: Target -?\d+ is out of bounds\.$",
+        r"\.cu:\d+: .*block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion .* failed\.?$",
     ),
+    ("gpu-hardware", r"^RuntimeError: CUDA error: uncorrectable ECC error encountered$"),
     (
         "cuda-version",
         r"^RuntimeError: The NVIDIA driver on your system is too old \(found version \d+\)",
@@ -34,8 +50,10 @@ SENTENCES = _rows(
         r"^RuntimeError: Found no NVIDIA driver on your system\.",
         r"^RuntimeError: No CUDA GPUs are available$",
     ),
+    ("wrong-world", r"^Duplicate GPU detected : rank \d+ and rank \d+ both"),
     (
         "port-in-use",
+        r"^OSError: \[Errno 98\] Address already in use$",
         r"^(RuntimeError|torch\.distributed\.DistNetworkError): The server socket has failed to listen on any local network"
         r" address\..*(EADDRINUSE|Address already in use)",
     ),
@@ -44,20 +62,29 @@ SENTENCES = _rows(
         r"^RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one\.",
         r"^RuntimeError: Expected to mark a variable ready only once\.",
         r"^RuntimeError: Detected mismatch between collectives on ranks\. Rank \d+ is running",
-        r"^RuntimeError: (DDP expects same model|\[\d+\]: params\[\d+\] in this process with sizes)",
     ),
     (
         "checkpoint",
+        r"^RuntimeError: PytorchStreamReader failed reading zip archive:",
         r"^(safetensors\.\w+\.|safetensors_rust\.)SafetensorError: Error while deserializing header: ",
     ),
-    ("hub-access", r"^huggingface_hub\.(errors|utils\._errors)\.GatedRepoError: 40[13] Client Error\b"),
+    ("model-config", r"^OSError: It looks like the config file at '.+' is not a valid JSON file\.$"),
     (
-        "store-access",
-        r"^botocore\.\w+\.\w+: An error occurred \((AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch)\)"
-        r" when calling the (Get|Put|Head|List|Copy|Delete|Create|Upload|Complete)\w*(Object|Bucket|Part|MultipartUpload)\w*"
-        r" operation",
+        "hub-access",
+        r"^(requests\.exceptions|huggingface_hub\.\w+)\.\w*HTTPError: 429 Client Error: Too Many Requests for url:"
+        r" https://huggingface\.co/",
     ),
-    ("toolchain", r"^\s*([\w.]+\.)?(MissingCUDAException|AssertionError): CUDA_HOME does not exist, unable"),
+    ("missing-secret", r"^KeyError: '(\w*_)?(TOKEN|API_?KEY|SECRET|PASSWORD|ACCESS_KEY)'$"),
+    (
+        "network",
+        r"^(requests|urllib3)\.exceptions\.\w+: .*HTTPS?ConnectionPool\(host='[^']+', port=\d+\): Max retries exceeded"
+        r" with url: .*NewConnectionError",
+    ),
+    (
+        "toolchain",
+        r"InvalidCxxCompiler: No working C\+\+ compiler found in ",
+        r"^RuntimeError: Failed to find C compiler\. Please specify via CC environment",
+    ),
     (
         "requirements-conflict",
         r"^ERROR: Cannot install .+ because these package versions have conflicting dependencies\.$",
@@ -65,44 +92,94 @@ SENTENCES = _rows(
     ),
     (
         "binary-mismatch",
-        r"^ImportError: \S+: undefined symbol: \w+",
         r"^ImportError: \S+: version `(GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found \(required by .+\)",
     ),
-    (
-        "parallel-config",
-        r"^AssertionError: Check batch related parameters\. train_batch_size is not equal to micro_batch_per_gpu"
-        r" \* gradient_acc_step",
-        r"^AssertionError: Micro batch size per gpu: \d+ has to be greater than 0",
-    ),
+    ("missing-module", r"^ModuleNotFoundError: No module named '[a-zA-Z]\w*'$"),
     (
         "device-or-dtype",
         r"^RuntimeError: Expected all tensors to be on the same device, but found at least two devices, (?!cuda:\d+ and cuda:)",
         r"^RuntimeError: mat1 and mat2 must have the same dtype, but got \w+ and \w+$",
-        r"^RuntimeError: expected (scalar type|target dtype to be) .+ but (found|got) \w+$",
+        r"^RuntimeError: expected target dtype to be .+ but (found|got) \w+$",
     ),
     (
         "bad-argument",
         r"^[\w./ -]+: error: the following arguments are required: (?!.*(rank|world|master))",
         r"^[\w./ -]+: error: unrecognized arguments: (?!.*--local[-_]rank)",
+        r"^Error: No such option:? ",
+        r"^ValueError: Some specified arguments are not used by the HfArgumentParser: \[",
+    ),
+    (
+        "disk-full",
+        r"^OSError: \[Errno 28\] No space left on device(: '.+')?$",
+        r"^OSError: \[Errno 122\] Disk quota exceeded(: '.+')?$",
+    ),
+    (
+        "permission",
+        r"^PermissionError: \[Errno 13\] Permission denied: '.+'$",
+        r"^\S+: line \d+: \S+: Permission denied$",
+    ),
+    (
+        "missing-file",
+        r"^FileNotFoundError: \[Errno 2\] No such file or directory: '.+'$",
+        r"^FileNotFoundError: Unable to find '.+'$",
     ),
     (
         "nan-loss",
+        r"^RuntimeError: Function '\w+' returned nan values in its \d+th output\.$",
         r"^Exception: Current loss scale already at minimum - cannot decrease scale anymore\. Exiting run\.$",
+        r"^RuntimeError: probability tensor contains either `inf`, `nan` or element < 0$",
+        r"^Loss is nan, stopping training$",
     ),
+    ("syntax-error", r"^SyntaxError: '[(\[{]' was never closed"),
 )
 
 # What the system and its schedulers write beside the job.
 BESIDE = _rows(
-    ("host-memory", r"^slurmstepd: error: Detected \d+ oom[-_ ]kill event"),
-    ("timeout", r"^slurmstepd: .*\*\*\* (JOB|STEP) \S+ .*DUE TO TIME LIMIT"),
+    (
+        "host-memory",
+        r"^slurmstepd: error: Detected \d+ oom[-_ ]kill event",
+        r"\b[Oo]ut of memory: Killed process \d+ \((python[\d.]*|pt_\w+|torchrun|train\w*)\)",
+    ),
+    ("gpu-hardware", r"NVRM: Xid \(PCI:[\w:.]+\): 79, "),
+    ("spot-loss", r"^slurmstepd: .*\*\*\* (JOB|STEP) \S+ .*DUE TO PREEMPTION"),
 )
 
-# A platform's own word for the end: a code of its own, not a word that may stand anywhere.
+# A platform's or our launcher's own word for the end: a code or a sentence of its own, not a word that may stand anywhere.
 CODES = _rows(
-    ("quota", r"\(ResourceLimitExceeded\) when calling"),
+    ("missing-secret", r"^the secret \S+ was not found"),
+    ("missing-file", r"^the source has no file "),
+    ("disk-full", r"The node was low on resource: ephemeral-storage"),
+    (
+        "timeout",
+        r"^max_runtime \(",
+        r"(?<!code = )\bDeadlineExceeded\b",
+        r"\bMaxRuntimeExceeded\b",
+    ),
+    (
+        "host-memory",
+        r"\bOOMKilled\b",
+        r"The node was low on resource: memory\b",
+        r"^The replica \S+ ran out-of-memory and exited with a non-zero status of 9\(SIGKILL\)",
+    ),
+    (
+        "quota",
+        r"\(ResourceLimitExceeded\) when calling",
+        r": exceeded quota: \S+, requested: ",
+        r"\bQOSMax(?!Wall)\w+",
+        r"The following quota metrics exceed quota limits: ",
+    ),
+    (
+        "capacity",
+        r"^CapacityError: ",
+        r"^Resources are insufficient in region: ",
+        r"\bInsufficientInstanceCapacity\b",
+    ),
     (
         "lost-node",
         r"^(?!.*([Ss]pot|[Pp]reempt)).*\bNODE_FAIL\b",
         r"^(?!.*([Ss]pot|[Pp]reempt)).*\bNodeLost: Node \S+ which was running pod",
     ),
 )
+
+# What a reason says where a state alone is no proof: a job is requeued, and waits too long, for several causes.
+STATES = _rows(("timeout", r"(?i)max_?run_?time"), ("spot-loss", r"(?i)preempt"))

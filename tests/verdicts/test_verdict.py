@@ -30,7 +30,7 @@ def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
 def test_what_is_known_is_understood():
     found = score(load("known"))
     assert found.wrong == ()
-    assert found.certain >= 42, "of so many a sentence is proof"
+    assert found.certain >= 70, "of so many a sentence is proof"
     assert found.recall >= 0.98, str(found)
     assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
 
@@ -111,15 +111,15 @@ def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured
     precision, recall = round(found.precision, 3), round(found.recall, 3)
     assert precision >= 0.924, f"{precision} after 0.924"
     assert recall >= 0.879, f"{recall} after 0.880"
-    assert len(found.certain_wrong) <= 1 and found.certain >= 13, (
-        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 13"
+    assert len(found.certain_wrong) <= 1 and found.certain >= 23, (
+        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 23"
     )
 
 
 def test_what_was_fresh_is_understood_and_nothing_wrong_is_certain():
     """Threads whose last lines mislead: labelled before any verdict was given, then read while the rules were changed."""
     found = score([entry for entry in load("fresh") if not entry.id.startswith("b-")])
-    assert found.certain_wrong == () and found.certain >= 2, str(found)
+    assert found.certain_wrong == () and found.certain >= 6, str(found)
     assert found.right >= 57 and found.precision >= 0.91, f"{found}: {found.wrong}"
     assert found.lines >= 47 and found.ranks >= 71, str(found)
 
@@ -139,7 +139,7 @@ def test_the_second_batch_of_fresh_ones_is_understood_but_for_what_is_open():
     found = score(batch)
     missed = {entry.id for entry in batch if verdict_on(entry).label != entry.name}
     assert missed <= set(OPEN), missed - set(OPEN)
-    assert found.certain_wrong == () and found.certain >= 7 and found.precision >= 0.968, str(found)
+    assert found.certain_wrong == () and found.certain >= 15 and found.precision >= 0.968, str(found)
     assert found.lines >= 85 and found.ranks >= 97, str(found)
 
 
