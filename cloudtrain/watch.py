@@ -210,10 +210,12 @@ class Watcher:
             self._tell(attempt, status, final=False)
         if not run.cancel_requested and self._may_retry(attempt, status):
             reason = "" if status.event == "capacity" else in_vain(self.store, self.run_id, attempt.number)
-            if not reason and self._retry(attempt, status, backend):
+            if missing := missing_secrets(attempt.plan):
+                reason = f"no new attempt: {', '.join(missing)} is not in the watcher's environment"
+            if not reason:
+                self._retry(attempt, status, backend)
                 return True
-            if reason:
-                status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
+            status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
         self._judge(attempt, status, backend)
         self.store.set_status(self.run_id, status)
         self._tell(attempt, status, final=True)
@@ -271,21 +273,13 @@ class Watcher:
         except (CloudtrainError, OSError) as error:
             print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
-    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
-        """Start the next attempt; True when the run's state was taken care of."""
-        missing = missing_secrets(attempt.plan)
-        if missing:
-            reason = (
-                f"{status.reason}; no new attempt: {', '.join(missing)} is not in the watcher's environment".lstrip(
-                    "; "
-                )
-            )
-            self.store.set_status(self.run_id, Status(status.state, status.exit_code, reason, ended_at=status.ended_at))
-            return True
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+        """Start the next attempt."""
         plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
+        if status.state is State.LOST and status.event != "capacity":  # then it was never there to be lost
+            self._tell(attempt, status, final=False)
         if self.store.next_attempt(plan, owner=self.me):
             self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
-        return True
 
     def _settle(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Finish a submit that was begun by a process that has died, or of an attempt whose machines were not there."""

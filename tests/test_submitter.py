@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import events, registry
+from cloudtrain import events, notify, registry
 from cloudtrain.errors import BackendError, BadJob, BadRequest, RunFailed, UnknownBackend
 from cloudtrain.job import Job
 from cloudtrain.planner import run_id
@@ -288,6 +288,34 @@ def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
     MemoryBackend.finish(newest(run), state, 75)
     watch(run)
     assert run.state is state and len(run.attempts) == 2, "two were allowed"
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[tuple[str, str]]:
+    """(attempt, event) of every notification."""
+    heard: list[tuple[str, str]] = []
+    monkeypatch.setattr(notify, "start", lambda store, run, attempt, event, hidden: heard.append((attempt[-2:], event)))
+    return heard
+
+
+@pytest.mark.parametrize(("state", "last"), [(State.PREEMPTED, "preemption"), (State.LOST, "failure")])
+def test_an_attempt_that_is_lost_is_told_where_another_follows(submitter, job, told, state, last):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert told == [("a1", "preemption")] and newest(run)[-2:] == "a2"
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert set(told[1:]) == {("a2", last)} and run.state is state
+
+
+def test_an_attempt_that_cannot_be_made_again_is_a_failure(submitter, job, told, monkeypatch):
+    monkeypatch.setenv("T", "geheim")
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}, secrets={"T": "env:T"}))
+    monkeypatch.delenv("T")
+    MemoryBackend.finish(newest(run), State.LOST, 75)
+    watch(run)
+    assert told == [("a1", "failure")] and run.verdict() is not None
 
 
 CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
