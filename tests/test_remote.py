@@ -131,7 +131,9 @@ def test_without_asyncssh_there_is_one_sentence(host):
         "except MissingExtra as error: print(error, '|', error.hint)\n"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert shown.stdout == "SSH needs the extra ssh, which is not installed | pip install 'cloudtrain[ssh]'\n", shown.stderr
+    assert shown.stdout == "SSH needs the extra ssh, which is not installed | pip install 'cloudtrain[ssh]'\n", (
+        shown.stderr
+    )
 
 
 def test_a_cut_link_is_noticed_and_healed(lab, host, there):
