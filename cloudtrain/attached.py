@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Home and URI -> name -> bytes that this process has read: a run that goes on is looked at every few seconds.
 _KNOWN: dict[tuple[str, str], dict[str, int]] = {}
+_FOLDERS: dict[tuple[str, str], dict[str, foreign.Folders]] = {}  # of their event files, by attempt
 
 
 def attach(uri: str, home: Path | None = None) -> Run:
@@ -40,7 +41,8 @@ def attach(uri: str, home: Path | None = None) -> Run:
         return Run(run_id, store)
     if known is not None and known.attached != shared.uri:
         raise BadRequest(f"{run_id} is attached from {known.attached} already", "it is shown from there")
-    _KNOWN.pop((str(store.home), shared.uri), None)
+    for kept in (_KNOWN, _FOLDERS):
+        kept.pop((str(store.home), shared.uri), None)
     _bring(store, shared, attempts)
     return Run(run_id, store)
 
@@ -75,14 +77,18 @@ def _bring_tools(store: Store, shared: SharedRun, run_id: str) -> None:
     attempts = store.attempts(run_id)
     heard = {attempt.attempt_id: store.curves.heard(attempt.attempt_id, foreign.FIRST_SEQ) for attempt in attempts}
     known = _KNOWN.setdefault((str(store.home), shared.uri), {})
-    for name, data in shared.tools(known):
+    folders = _FOLDERS.setdefault((str(store.home), shared.uri), {})
+    for name, place, data in shared.tools(known):
         rows: dict[str, list[tuple[Event, int, str, float]]] = {}
-        for point in foreign.read_whole(name, data):
+        prefix: str | None = None
+        for point in foreign.read_whole(name, data, place):
             begun = [attempt.attempt_id for attempt in attempts if attempt.created_at <= point.at]
             attempt_id = begun[-1] if begun else attempts[0].attempt_id
-            if point.name not in heard[attempt_id]:
+            if prefix is None:
+                prefix = folders.setdefault(attempt_id, foreign.Folders()).prefix(name)
+            if (said := prefix + point.name) not in heard[attempt_id]:
                 event = Event(attempt_id, 0, point.seq, point.at, "metric")
-                rows.setdefault(attempt_id, []).append((event, point.step, point.name, point.value))
+                rows.setdefault(attempt_id, []).append((event, point.step, said, point.value))
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)
         known[name] = len(data)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-FIRST_SEQ = 1 << 52  # numbers of such points: behind those of any log, the same whenever a file is read again
+FIRST_SEQ = 1 << 62  # numbers of such points: behind those of any log, the same whenever a file is read again
 MOST_RECORDS = 1 << 20  # of one file
 MOST_BYTES = 64 << 20  # of one record
 FILES = 200
 _BLOCK = 32 << 10  # of a W&B file, which is a LevelDB log
+_BEGUN = re.compile(  # seconds since 1970, and which one it is of its process; W&B tells a day and a time
+    r"tfevents\.(\d{1,10})(?:\..*?(\d{1,9})(?:\.v2)?)?$|offline-run-(\d{8}_\d{6})"
+)
 _WANDB = b":W&B\xe1\xbe"
 
 
@@ -34,12 +38,20 @@ class Point(NamedTuple):
     value: float
 
 
+class Place(NamedTuple):
+    """A file's place among the others: what its points' numbers begin with, and what stands before its tags."""
+
+    seq: int
+    prefix: str = ""
+
+
 def files(outputs: Path, since: float) -> list[Path]:
     """Return the files below a folder that were written since a moment (seconds since 1970), at most FILES."""
     if not outputs.is_dir():
         return []
     found = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
-    return sorted(path for path in found if path.is_file() and path.stat().st_mtime >= since)[:FILES]
+    found = [path for path in found if path.is_file() and path.stat().st_mtime >= since]
+    return sorted(found, key=lambda path: order(path.relative_to(outputs).as_posix()))[:FILES]
 
 
 def is_one(name: str) -> bool:
@@ -47,17 +59,74 @@ def is_one(name: str) -> bool:
     return re.search(r"(^|/)(events\.out\.tfevents\.[^/]+|offline-run-[^/]+/run-[^/]+\.wandb)$", name) is not None
 
 
-def read_whole(name: str, data: bytes) -> list[Point]:
-    """Return the points of a file that was read elsewhere, with the numbers that Reader gives them."""
-    return Reader(Path(name), name).take(data)
+def order(name: str) -> tuple[int, int, str]:
+    """Return the key by which files, named from the outputs on, stand in the order in which they were begun."""
+    found = _BEGUN.search(name)
+    if found is None:
+        return 0, 0, name
+    if found[3]:
+        try:
+            return int(datetime.strptime(found[3] + "+0000", "%Y%m%d_%H%M%S%z").timestamp()), 0, name
+        except ValueError:
+            return 0, 0, name
+    return int(found[1]), int(found[2] or 0), name
+
+
+class Folders:
+    """The folders in which one attempt wrote event files, asked for in the order of their files.
+
+    The first keeps its tags; those of a later one get its name, as TensorBoard shows it. So a folder that appears later
+    changes no name that is in use.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def prefix(self, name: str) -> str:
+        """Return what stands before the tags of a file, which has its name from the outputs on."""
+        if name.endswith(".wandb"):
+            return ""
+        folder = name.rpartition("/")[0]
+        if folder not in self._known:
+            self._known[folder] = _prefix(folder, self._known)
+        return self._known[folder]
+
+
+def places(names: Iterable[str]) -> dict[str, Place]:
+    """Return the place of every file of an attempt, by its name from the outputs on, in the order of their beginnings."""
+    found: dict[str, Place] = {}
+    taken: set[int] = set()
+    folders = Folders()
+    for name in sorted(names, key=order):
+        began, number, _ = order(name)
+        slot = began % (1 << 32) << 10 | (number % 32) << 5 | zlib.crc32(name.encode("utf-8", "surrogateescape")) % 32
+        while slot in taken:
+            slot += 1
+        taken.add(slot)
+        found[name] = Place(FIRST_SEQ + (slot % (1 << 42) << 20), folders.prefix(name))
+    return found
+
+
+def _prefix(folder: str, known: dict[str, str]) -> str:
+    """Return what tells a folder from the ones before it: its path from where it and the first one part."""
+    if not known:
+        return ""
+    first = next(iter(known))
+    shared = posixpath.commonpath([first or ".", folder or "."]) if first and folder else ""
+    short = posixpath.relpath(folder or ".", shared or ".")
+    return f"{folder or '.'}/" if f"{short}/" in known.values() else f"{short}/"
+
+
+def read_whole(name: str, data: bytes, place: Place) -> list[Point]:
+    """Return the points of a file that was read elsewhere, with the numbers that Reader gives them, under plain tags."""
+    return Reader(Path(name), place._replace(prefix="")).take(data)
 
 
 class Reader:
     """Reads one file, again and again: `read` returns what is new. Blocking; a damaged file ends where it is damaged."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self._path = path
-        self._seq = FIRST_SEQ | (zlib.crc32(name.encode("utf-8", "surrogateescape")) << 20)
+    def __init__(self, path: Path, place: Place) -> None:
+        self._path, self._place = path, place
         self._records, self._offset, self._broken = 0, 0, False
 
     def read(self) -> list[Point]:
@@ -83,7 +152,7 @@ class Reader:
                 if self._records >= MOST_RECORDS:
                     raise ValueError("too many records")
                 for at, step, name, value in (_history if wandb else _scalars)(record):
-                    found.append(Point(self._seq + self._records, at, step, name, value))
+                    found.append(Point(self._place.seq + self._records, at, step, self._place.prefix + name, value))
         except (ValueError, struct.error, IndexError):
             self._broken = True
         return found

@@ -109,14 +109,15 @@ class SharedRun:
             words[node] = f"{node}/{start}@{offset}"
             yield LogLine(at, node, rank, seq, text, ",".join(words.values()))
 
-    def tools(self, known: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of the files of TensorBoard and W&B in the outputs whose size is not known yet."""
+    def tools(self, known: Mapping[str, int]) -> Iterator[tuple[str, foreign.Place, bytes]]:
+        """Yield name, place and bytes of the files of TensorBoard and W&B in the outputs whose size is not known yet."""
         left = MOST_TOOLS
         names = {name: size for name, size in self.files.sizes("outputs").items() if foreign.is_one(name)}
-        for name, size in sorted(names.items())[: foreign.FILES]:
+        for name, place in foreign.places(sorted(names, key=foreign.order)[: foreign.FILES]).items():
+            size = names[name]
             left -= size
             if known.get(name) != size and size <= foreign.MOST_BYTES and left >= 0:
-                yield name, self.files.read(f"outputs/{name}", foreign.MOST_BYTES) or b""
+                yield name, place, self.files.read(f"outputs/{name}", foreign.MOST_BYTES) or b""
 
     def bring(self, attempt_id: str, into: Path, what: tuple[str, ...]) -> None:
         """Copy the run's folders below a folder."""

@@ -170,9 +170,10 @@ class Watcher:
         output = str(attempt.plan.job.get("output") or "")
         bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
-            for path in foreign.files(outputs, since):
-                name = str(path.relative_to(outputs))
-                reader = self._readers.setdefault((attempt.attempt_id, path), foreign.Reader(path, name))
+            names = {path.relative_to(outputs).as_posix(): path for path in foreign.files(outputs, since)}
+            for name, place in foreign.places(names).items():
+                path = names[name]
+                reader = self._readers.setdefault((attempt.attempt_id, path), foreign.Reader(path, place))
                 while points := reader.read():
                     heard = self.store.curves.heard(attempt.attempt_id, foreign.FIRST_SEQ)
                     rows = [

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cloudtrain import foreign
+from cloudtrain import foreign, watch
 from cloudtrain.submitter import Submitter
 from tests.conftest import WAIT_S
 
@@ -23,7 +23,7 @@ run.finish()
 
 
 def read(path, name="x"):
-    return foreign.Reader(path, name).read()
+    return foreign.Reader(path, foreign.places([name])[name]).read()
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_file_that_grows_is_read_on_and_a_damaged_one_ends_there(board, tmp_pa
     data = board.read_bytes()
     copy = tmp_path / board.name
     copy.write_bytes(b"")
-    reader = foreign.Reader(copy, "x")
+    reader = foreign.Reader(copy, foreign.places(["x"])["x"])
     found = []
     for end in (0, 5, 100, 101, 333, len(data) - 1, len(data)):
         copy.write_bytes(data[:end])
@@ -96,3 +96,72 @@ def test_files_in_the_outputs_of_a_local_run_are_its_metrics(board, tmp_path, ce
     assert run.wait(WAIT_S).exit_code == 0
     told = {row.name: row for row in run.store.curves.summary(run.run_id)}
     assert (told["train/loss"].points, told["train/loss"].step) == (20, 190) and told["loss"].points == 1
+
+
+def test_folders_of_one_tag_are_told_apart_and_the_first_keeps_its_names():
+    def prefixes(*names):
+        return [place.prefix for place in foreign.places(names).values()]
+
+    tail = "/events.out.tfevents.17000000"
+    keras = [f"tb/train{tail}01.host.7.0.v2", f"tb/validation{tail}09.host.7.1.v2"]
+    assert prefixes(*reversed(keras)) == ["", "validation/"]
+    scalars = [f"runs/x{tail}01.host.7.{n}" for n in (0, 9)] + [f"runs/x/loss_{n}{tail}01.host.7.{n}" for n in (10, 11)]
+    assert [foreign.places(scalars)[name].prefix for name in scalars] == ["", "", "loss_10/", "loss_11/"]
+    for some in (scalars[:1], scalars[:2], scalars[:3]):  # what appears later changes nothing
+        assert foreign.places(some).items() <= foreign.places(scalars).items()
+    odd = [f"a/t{tail}01", f"a/v{tail}02", f"a/t/v{tail}03", f"b{tail}04", tail[1:] + "05"]
+    assert prefixes(*odd) == ["", "v/", "a/t/v/", "b/", "./"]
+    assert prefixes("w/offline-run-20261122_101500-a/run-a.wandb", "w/offline-run-20261122_101501-b/run-b.wandb") == [
+        "",
+        "",
+    ]
+
+
+def test_files_of_one_folder_are_numbered_in_the_order_in_which_they_were_begun():
+    base = "tb/events.out.tfevents.17000000"
+    names = [f"{base}{second:02d}.host.7.{number}" for number, second in enumerate((0, 1, 1, 1, 2, 9, 10, 11))]
+    names += [f"{base}20.host.{process}.0" for process in range(40)]  # every rank of a node, in one second
+    found = [foreign.places(reversed(names))[name].seq for name in names]
+    assert found[:8] == sorted(found[:8]) and max(found[:8]) < min(found[8:])
+    assert len(set(found)) == len(names) and all(
+        foreign.FIRST_SEQ <= seq < 2**63 - foreign.MOST_RECORDS for seq in found
+    )
+    wandb = [
+        f"wandb/offline-run-2026112{day}_101500-{word}/run-{word}.wandb" for day, word in ((1, "z"), (2, "b"), (3, "a"))
+    ]
+    assert list(foreign.places(reversed(wandb))) == wandb
+    assert (
+        len(
+            foreign.places(
+                ["events.out.tfevents.x", "events.out.tfevents.9999999999", "offline-run-99999999_000000-a/run-a.wandb"]
+            )
+        )
+        == 3
+    )
+
+
+def test_a_writer_that_is_opened_again_has_its_points_in_order_and_once(tmp_path, census):
+    """Two folders, a writer opened again for every epoch, and a watcher that starts anew."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(
+        "import os\n"
+        "from tensorboard.compat.proto.event_pb2 import Event\n"
+        "from tensorboard.compat.proto.summary_pb2 import Summary\n"
+        "from tensorboard.summary.writer.event_file_writer import EventFileWriter\n"
+        "for epoch in range(6):\n"
+        "    for sign, name in ((1, 'train'), (-1, 'validation')):\n"
+        "        writer = EventFileWriter(os.path.join(os.environ['CLOUDTRAIN_OUTPUT_DIR'], 'tb', name))\n"
+        "        value = Summary.Value(tag='epoch_loss', simple_value=sign * (10 - epoch))\n"
+        "        writer.add_event(Event(wall_time=1.7e9 + epoch, step=epoch, summary=Summary(value=[value])))\n"
+        "        writer.close()\n"
+    )
+    run = Submitter("local").submit({"source": str(source), "entrypoint": "train.py", "name": "x"})
+    assert run.wait(WAIT_S).exit_code == 0
+    for _ in range(2):
+        told = {row.name: row for row in run.store.curves.summary(run.run_id)}
+        assert {name: (row.points, row.first, row.last, row.step) for name, row in told.items()} == {
+            "epoch_loss": (6, 10, 5, 5),
+            "validation/epoch_loss": (6, -10, -5, 5),
+        }
+        watch.Watcher(run.store, run.run_id)._read_files(run.attempts[-1], at_once=True)
