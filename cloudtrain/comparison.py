@@ -1,20 +1,22 @@
-"""What two runs differ in: their job, hyperparameters, native request, source and results."""
+"""What two runs differ in: their job, hyperparameters, native request, source, installed packages and results."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
 
+from cloudtrain.installed import requirements
 from cloudtrain.run import Run
 
-SECTIONS = ("spec", "hyperparameters", "request", "source", "results")
+SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "results")
 _ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
 _PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
 _ABSENT = object()
+_UNKNOWN = ("requirements",)  # sections of which a run may have nothing, because nothing was told
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ def among(runs: Sequence[Run]) -> list[Row]:
     """Return in what some runs differ, section by section, as `between` does for two."""
     found = []
     for section, *sides in zip(SECTIONS, *map(_sides, runs), strict=True):
+        if section in _UNKNOWN and not all(sides):
+            continue
         for path in dict.fromkeys(path for side in sides for path in side):
             values = [side.get(path, _ABSENT) for side in sides]
-            if any(value != values[0] for value in values):
+            if any(value != values[0] and not _are_nan(value, values[0]) for value in values):
                 found.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
     return found
 
@@ -79,14 +83,24 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "left out of the patch": list(origin.get("left_out") or ()) or None,
         "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
     }
+    yield dict(line.split("==", 1) for line in requirements(run.store.events(run.run_id, "requirements")))
     status = record.status
-    yield {
+    results = {
         "state": status.state.value,
         "exit_code": status.exit_code,
         "reason": _named(status.reason, run.run_id) or None,
         "attempts": len(attempts),
-        **{row.name: row.last for row in run.store.curves.summary(run.run_id) if math.isfinite(row.last)},
     }
+    yield results | named(results, {row.name: row.last for row in run.store.curves.summary(run.run_id)})
+
+
+def named(results: Container[str], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics by the names that they have beside a run's results: `metrics.state` where that is a result too."""
+    return {f"metrics.{name}" if name in results else name: value for name, value in metrics.items()}
+
+
+def _are_nan(*values: Any) -> bool:
+    return all(isinstance(value, float) and math.isnan(value) for value in values)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
-KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result"})
+KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements"})
 
 # What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
 _SPEED = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, ([^,\[\]]{3,80})(?=[,\]])")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain import plots
 from cloudtrain.events import MARK, parse
+from cloudtrain.installed import requirements
 
 if TYPE_CHECKING:
     from cloudtrain.run import Run
@@ -44,6 +45,7 @@ def page(run: Run) -> str:
     origin = run.store.provenance(run.run_id)
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
+    packages = requirements(run.store.events(run.run_id, "requirements"))
     verdict = run.verdict()
     facts = {
         "reason": status.reason,
@@ -79,6 +81,7 @@ def page(run: Run) -> str:
         _folded("timeline", _timeline(run)),
         "<h2>Provenance</h2>" + _pairs(provenance),
         _folded("patch", patch.splitlines()) if patch else "",
+        _folded(f"packages ({len(packages)})", packages) if packages else "",
         "<h2>Job and plan</h2>",
         _folded("job", [json.dumps(dict(record.job), indent=2, ensure_ascii=False)]),
         _folded("request, as it was sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),

@@ -63,6 +63,7 @@ def run(home, monkeypatch) -> Run:
               {"cpu_percent": 100.0 + n, "rss_bytes": 1 << 30, "gpus": [{"index": 0, "percent": 50, "memory_bytes": 1 << 30}]})
         for node in range(2) for n in range(3)
     ]  # fmt: skip
+    usage.append(Event("tiny-1-a1", 0, 9998, "t", "requirements", {"part": 0, "packages": ["torch==2.0", HOSTILE, 1]}))
     store.record(
         "tiny-1-a1", metrics=rows, events=[*usage, Event("tiny-1-a1", 0, 9999, "t", "alarm", {"reason": HOSTILE})]
     )
@@ -99,6 +100,7 @@ def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
     ):
         assert words in page.text, words
     assert f"{HOSTILE[:40]}" in page.text
+    assert "packages (1)torch==2.0" in page.text
     assert "2 nodes x 1 process" in page.text and "1 processes" not in page.text
 
 

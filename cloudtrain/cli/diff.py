@@ -22,8 +22,9 @@ LINES = 40  # of the patches' difference
 def command(first: str, second: str, as_json: bool) -> int:
     """Show what two runs differ in.
 
-    The job's values, hyperparameters, the native request, the source (commit, and the patch of a tree with changes) and
-    the results: state, exit code and the last value of every metric. What names a run itself counts as equal.
+    The job's values, hyperparameters, the native request, the source (commit, and the patch of a tree with changes), the
+    versions of installed packages and the results: state, exit code and the last value of every metric. What names a run
+    itself counts as equal.
 
     \b
     cloudtrain diff tiny-lm-26 tiny-lm-27

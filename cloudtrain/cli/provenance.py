@@ -1,4 +1,4 @@
-"""Where a run came from, as `show` tells it: commit and patch, the machine that submitted it, the machines it ran on."""
+"""Where a run came from, as `show` tells it: commit and patch, the machine that submitted it, what it ran on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli import terminal
+from cloudtrain.installed import requirements
 
 if TYPE_CHECKING:
     from cloudtrain.run import Run
@@ -29,6 +30,7 @@ def tell(run: Run) -> None:
             ("bundle", f"sha256 {str(origin.get('bundle'))[:16]}"),
             ("submitted", f"on {client.get('host')}, {client.get('system')}" if client else _submitter(run)),
             ("by", f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else ""),
+            ("packages", _packages(run)),
             *((("ran on" if not number else ""), text) for number, text in enumerate(_machines(run))),
         ]
     )
@@ -48,6 +50,18 @@ def print_patch(run: Run) -> int:
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()
     return 0
+
+
+def print_requirements(run: Run) -> int:
+    """Print the packages that a run's ranks had, as `pip freeze` does; 1 when none are known."""
+    found = requirements(run.store.events(run.run_id, "requirements"))
+    terminal.say(*found) if found else terminal.note(f"{run.run_id} has told of no packages")
+    return 0 if found else 1
+
+
+def _packages(run: Run) -> str:
+    found = requirements(run.store.events(run.run_id, "requirements"))
+    return f"{len(found)} (cloudtrain show {run.run_id} --requirements)" if found else ""
 
 
 def _submitter(run: Run) -> str:

@@ -68,6 +68,8 @@ def submitted_json(run: Run) -> dict[str, Any]:
 
 def shown_json(run: Run) -> dict[str, Any]:
     """Return what `show --json` prints: as `submit`, and all that the history knows."""
+    from cloudtrain.installed import requirements
+
     record = run.record
     attempts = run.attempts
     return {
@@ -88,6 +90,7 @@ def shown_json(run: Run) -> dict[str, Any]:
             if event.kind in ("state", "world", "checkpoint", "alarm", "result")
         ],
         "provenance": run.store.provenance(run.run_id),
+        "requirements": requirements(run.store.events(run.run_id, "requirements")),
         "job": dict(record.job),
     }
 

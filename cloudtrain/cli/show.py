@@ -22,12 +22,21 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print the patch of the tree that was submitted, for git apply; what it lacks is noted.",
 )
+@click.option(
+    "--requirements", is_flag=True, help="Print the packages that the ranks of node 0 had, as pip freeze does."
+)
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
 @options.target_option
 @options.sets_option
 @options.json_option
 def command(
-    run: str | None, patch: bool, origin: bool, target: str | None, sets: tuple[str, ...], as_json: bool
+    run: str | None,
+    patch: bool,
+    requirements: bool,
+    origin: bool,
+    target: str | None,
+    sets: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
@@ -48,6 +57,8 @@ def command(
     if patch:
         return provenance.print_patch(found)
     found.refresh()
+    if requirements:
+        return provenance.print_requirements(found)
     if as_json:
         terminal.print_json(runs.shown_json(found), indent=2)
     else:

@@ -274,6 +274,10 @@ class Supervisor:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
         self.log.event("state", state="RUNNING")
+        if world.node_rank == 0:
+            from . import installed  # only now: no rank waits for it
+
+            installed.tell(prepared.python, self.log)
 
     def _rank_ended(self, rank: int, code: int, at: float) -> None:
         if self._verdict is not None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from importlib import metadata
 
 import pytest
+
+from cloudtrain.events import Event
+from cloudtrain.store import Store
 
 
 def git(*words, cwd):
@@ -38,7 +42,7 @@ def two(shell, project, census):
     return one, other
 
 
-def test_diff_and_the_origin_in_show(cli, shell, project, two):
+def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     data = cli("diff", *two, "--json").json
     assert data["runs"] == list(two)
     found = {(row["section"], row["path"]): (row["first"], row["second"]) for row in data["differences"]}
@@ -58,6 +62,19 @@ def test_diff_and_the_origin_in_show(cli, shell, project, two):
     assert shown.startswith(f"{two[0]}  ->  {two[1]}") and "\nhyperparameters\n" in shown and "3e-4" in shown
     assert cli("diff", two[0], two[0]).out.splitlines()[1] == "nothing differs"
     assert cli("diff", two[0], "no-such").code == 2
+
+    packages = cli("show", two[1], "--json").json["requirements"]
+    assert f"pytest=={pytest.__version__}" in packages and "requirements" not in {section for section, _ in found}
+    assert cli("show", two[1], "--requirements").out.splitlines() == packages
+    assert f"{len(packages)} (cloudtrain show {two[1]} --requirements)" in cli("show", two[1]).out
+    told = [line.replace(f"=={pytest.__version__}", "==0.1") for line in packages if not line.startswith("click==")]
+    Store(home).record(
+        f"{two[1]}-a1", events=[Event(f"{two[1]}-a1", 0, 1 << 40, "9", "requirements", {"part": 0, "packages": told})]
+    )
+    rows = [row for row in cli("diff", *two, "--json").json["differences"] if row["section"] == "requirements"]
+    assert [(row["path"], row["first"], row["second"]) for row in rows] == [
+        ("click", metadata.version("click"), None), ("pytest", pytest.__version__, "0.1")
+    ]  # fmt: skip
 
     shown = cli("show", two[1]).out
     assert "with changes" in shown and "1 file, " in shown and "node 0: " in shown and lacks in shown

@@ -67,6 +67,8 @@ def test_a_layer_is_made_once_and_sees_what_is_below(tmp_path: Path):
             import torch
 
             assert attempt.texts(0) == [f"{version} True {torch.__file__}"]
+            told = [line for event in attempt.events("requirements") for line in event["packages"]]
+            assert f"spam-of-a-test=={version}" in told and f"torch=={metadata.version('torch')}" in told
             installed = any("Successfully installed" in text for text in attempt.texts(-1))
             assert installed == (number != 1)
     assert len(list((tmp_path / "cache" / "layers").glob("*/COMPLETE"))) == 2
