@@ -51,7 +51,7 @@ def among(runs: Sequence[Run]) -> list[Row]:
             continue
         for path in dict.fromkeys(path for side in sides for path in side):
             values = [side.get(path, _ABSENT) for side in sides]
-            if any(value != values[0] and not _are_nan(value, values[0]) for value in values):
+            if any(value != values[0] for value in values):
                 found.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
     return found
 
@@ -91,16 +91,14 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "reason": _named(status.reason, run.run_id) or None,
         "attempts": len(attempts),
     }
-    yield results | named(results, {row.name: row.last for row in run.store.curves.summary(run.run_id)})
+    last = {row.name: row.last for row in run.store.curves.summary(run.run_id)}
+    shown = {name: value if math.isfinite(value) else str(value) for name, value in last.items()}  # JSON has no NaN
+    yield results | beside(results, shown)
 
 
-def named(results: Container[str], metrics: Mapping[str, float]) -> dict[str, float]:
+def beside(results: Container[str], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics by the names that they have beside a run's results: `metrics.state` where that is a result too."""
     return {f"metrics.{name}" if name in results else name: value for name, value in metrics.items()}
-
-
-def _are_nan(*values: Any) -> bool:
-    return all(isinstance(value, float) and math.isnan(value) for value in values)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

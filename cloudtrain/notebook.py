@@ -41,7 +41,7 @@ class Runs(Sequence["Run"]):
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value of
-        every metric. Raises BadRequest without pandas."""
+        every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
         try:
             import pandas
         except ImportError:
@@ -98,10 +98,12 @@ def card(run: Run) -> str:
 
 
 def _row(run: Run) -> dict[str, Any]:
+    from cloudtrain.comparison import beside
+
     record = run.record
     status = record.status
     given = record.job.get("hyperparameters") or {}
-    return {
+    row = {
         "run_id": run.run_id,
         "name": record.name,
         "state": status.state.value,
@@ -113,8 +115,8 @@ def _row(run: Run) -> dict[str, Any]:
         "started_at": status.started_at,
         "ended_at": status.ended_at,
         **{f"hp.{name}": value for name, value in given.items()},
-        **{row.name: row.last for row in run.store.curves.summary(run.run_id)},
     }
+    return row | beside(row, {curve.name: curve.last for curve in run.store.curves.summary(run.run_id)})
 
 
 def _took(begin: str | None, end: str | None) -> str:

@@ -194,4 +194,9 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     frame = found.to_pandas()
     row = frame.iloc[0]
     assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")
+    event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
+    run.store.record("tiny-1-a1", metrics=[(event, 1, "state", 7.0), (event, 1, "hp.lr", 8.0)])
+    again = notebook.runs().to_pandas().iloc[0]
+    assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
+    assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)
     assert row["loss"] == pytest.approx(2.001) and str(frame["started_at"].dtype).startswith("datetime64")

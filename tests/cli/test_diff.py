@@ -42,6 +42,25 @@ def two(shell, project, census):
     return one, other
 
 
+def test_a_metric_with_a_results_name_and_one_that_is_not_a_number(cli, two, home):
+    """The result stays a result, a metric that ended at nan is there, and two of them are equal."""
+    store = Store(home)
+    nan, inf = float("nan"), float("inf")
+    for run_id, told in (
+        (two[0], {"state": 1.0, "reason": 2.0, "ended": nan, "same": nan}),
+        (two[1], {"state": 3.0, "reason": 2.0, "ended": inf, "same": nan}),
+    ):
+        row = Event(store.attempts(run_id)[-1].attempt_id, 0, 1 << 40, "2026-11-22T10:00:00Z", "metric")
+        store.record(row.attempt, metrics=[(row, 1, name, value) for name, value in told.items()])
+    shown = cli("diff", *two, "--json")
+    found = {
+        row["path"]: (row["first"], row["second"]) for row in shown.json["differences"] if row["section"] == "results"
+    }
+    assert found["state"] == ("SUCCEEDED", "FAILED") and found["metrics.state"] == (1.0, 3.0)
+    assert found["ended"] == ("nan", "inf") and not {"same", "metrics.reason"} & set(found)
+    assert "nan" in cli("diff", *two).out.split("ended")[1].splitlines()[0]
+
+
 def test_diff_and_the_origin_in_show(cli, shell, project, two, home):
     data = cli("diff", *two, "--json").json
     assert data["runs"] == list(two)
