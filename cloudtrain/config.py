@@ -84,7 +84,8 @@ def resolve(
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:
-        raise BadJob([*error.problems, *_absent(whole, folder)]) from None
+        told = {problem.path for problem in error.problems}
+        raise BadJob([*error.problems, *(one for one in _absent(whole, folder) if one.path not in told)]) from None
     backend = place.backend if place else made.target
     if backends and backend not in backends:
         raise _unknown(made.target, backend, sorted(backends), known)
@@ -125,12 +126,17 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
     source, script = whole.value.get("source", "."), whole.value.get("entrypoint")
     if not isinstance(source, str) or not source or source.startswith("git+"):
         return []
-    root = folder / Path(source).expanduser()
-    if not root.is_dir():
-        what = "is not a directory" if root.exists() else "does not exist"
-        return [located(Problem(f"{root} {what}", "source", "it names the directory to package"), whole)]
-    if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
-        return [located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)]
+    try:
+        root = folder / Path(source).expanduser()
+        if not root.is_dir():
+            what = "is not a directory" if root.exists() else "does not exist"
+            return [located(Problem(f"{root} {what}", "source", "it names the directory to package"), whole)]
+        if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
+            return [
+                located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)
+            ]
+    except (OSError, RuntimeError, ValueError):
+        pass  # no name at all, or nobody's home: packaging will say so
     return []
 
 

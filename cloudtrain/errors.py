@@ -32,8 +32,8 @@ class CloudtrainError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(f"hint: {hint}")  # a traceback of somebody's own script ends with it
+        if hint and hasattr(self, "add_note"):  # Python 3.11: a traceback of somebody's own script ends with it
+            self.add_note(f"hint: {hint}")
 
 
 class BadRequest(CloudtrainError):

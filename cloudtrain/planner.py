@@ -61,7 +61,7 @@ class Planner:
             found = config.resolve(job, sets, target=self.target, backends=registry.Names())
             kind = registry.backend_class(found.backend)
             options = {**found.options, **self.overrides}
-            problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend)]
+            problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend, found.target)]
         if problems:
             raise BadJob(found.job.located(problems))
         ready = found.job.model_copy(update={"options": {found.backend: options}, "target": found.target})
@@ -177,7 +177,7 @@ def _instead(feature: Feature, kind: type[Backend]) -> str:
     return ""
 
 
-def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str) -> list[Problem]:
+def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target: str) -> list[Problem]:
     """Return what the backend's own model finds wrong with its options."""
     from pydantic import ValidationError
 
@@ -189,11 +189,12 @@ def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str) -> list
     except ValidationError as error:
         found = problems.explain(error, model, prefix=("options", name))
         missing = "is missing"  # pydantic's word, as problems.explain puts it
-        return [replace(one, hint=_where(one.path, name)) if one.message == missing else one for one in found]
+        return [replace(one, hint=_where(one.path, name, target)) if one.message == missing else one for one in found]
     return []
 
 
-def _where(path: str, name: str) -> str:
+def _where(path: str, name: str, target: str) -> str:
     """Return where an option is written: once for all jobs, or for this one."""
     option = path.removeprefix(f"options.{name}.")
-    return f"{option} = ... below [targets.{name}] of cloudtrain.toml, or --set {path}=..."
+    table = f"[targets.{target}]" + (f' and backend = "{name}"' if target == name else "")
+    return f"{option} = ... below {table} of cloudtrain.toml, or --set {path}=..."

@@ -150,7 +150,7 @@ def _problem(name: str, data: bytes, plain: bytes, secrets: Collection[str]) -> 
         return f"a file of this name holds a credential ({kind})"
     if found := guard.search(plain):
         return f"it holds what looks like a credential ({found[0][1]})"
-    if any(value.encode() in data for value in secrets if len(value) >= 4):
+    if any(line in plain for value in secrets for line in os.fsencode(value).splitlines() if len(line) >= 4):
         return "it holds the value of a secret"
     return "it is no text" if b"\0" in data else ""
 

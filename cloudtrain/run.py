@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,10 +283,11 @@ class Run:
 
 def _give_back(folder: Path) -> None:
     """Take the mark off a folder into which nothing came: another run may be fetched into it."""
-    if any(names for name in FETCHABLE for _, _, names in os.walk(folder / name)):
-        return
+    for name in FETCHABLE:
+        for at, folders, names in os.walk(folder / name):
+            if names or any((Path(at) / inner).is_symlink() for inner in folders):
+                return
     for name in FETCHABLE:
         for at, _, _ in os.walk(folder / name, topdown=False):
-            with suppress(OSError):  # a link to a folder is in it
-                os.rmdir(at)  # noqa: PTH106 - only what is empty
+            os.rmdir(at)  # noqa: PTH106 - only what is empty
     (folder / FETCHED).unlink(missing_ok=True)

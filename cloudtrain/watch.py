@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events, foreign
 from cloudtrain.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names, settle
-from cloudtrain.backend import Backend, LogLine
+from cloudtrain.backend import Backend, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
@@ -32,7 +32,7 @@ from cloudtrain.store import Store, now
 from cloudtrain.tail import Tail
 
 if TYPE_CHECKING:
-    pass
+    from cloudtrain.bundle import Bundle
 
 LEASE_S = 30.0
 PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
@@ -214,8 +214,13 @@ class Watcher:
             if missing := missing_secrets(attempt.plan):
                 reason = f"no new attempt: {', '.join(missing)} is not in the watcher's environment"
             if not reason:
-                self._retry(attempt, status, backend)
-                return True
+                try:
+                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
+                except BackendError as error:  # asked again it would be the same: its bundle is gone
+                    reason = f"no new attempt: {error.message}"
+                else:
+                    self._retry(attempt, status, backend, plan, bundle)
+                    return True
             status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
         self._judge(attempt, status, backend)
         self.store.set_status(self.run_id, status)
@@ -274,9 +279,8 @@ class Watcher:
         except (CloudtrainError, OSError) as error:
             print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
-    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
         """Start the next attempt."""
-        plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
         if status.state is State.LOST and status.event != "capacity":  # then it was never there to be lost
             self._tell(attempt, status, final=False)
         if self.store.next_attempt(plan, owner=self.me):

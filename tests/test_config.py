@@ -255,4 +255,21 @@ def test_a_missing_option_says_where_it_is_written(project):
         Submitter("slurm").plan({"source": str(project), "entrypoint": "train.py"})
     [problem] = caught.value.problems
     assert (problem.path, problem.message) == ("options.slurm.folder", "is missing")
-    assert problem.hint == "folder = ... below [targets.slurm] of cloudtrain.toml, or --set options.slurm.folder=..."
+    assert problem.hint == (
+        'folder = ... below [targets.slurm] and backend = "slurm" of cloudtrain.toml, or --set options.slurm.folder=...'
+    )
+    (project / "cloudtrain.toml").write_text('[targets.cluster]\nbackend = "slurm"\n')
+    with pytest.raises(BadJob) as caught:
+        Submitter("cluster").plan({"source": str(project), "entrypoint": "train.py"})
+    assert "below [targets.cluster] of cloudtrain.toml" in caught.value.problems[0].hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"source": "x" * 300}, {"source": "~nobodyhere/x"}, {"entrypoint": "y" * 300}, {"entrypoint": "a.py --lr 1"}],
+)
+def test_a_source_that_is_no_name_hides_no_other_problem(project, wrong):
+    with pytest.raises(BadJob) as caught:
+        config.resolve({"source": str(project), **wrong, "num_nodes": "two"})
+    paths = [problem.path for problem in caught.value.problems]
+    assert "num_nodes" in paths and len(paths) == len(set(paths))

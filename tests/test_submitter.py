@@ -318,6 +318,17 @@ def test_an_attempt_that_cannot_be_made_again_is_a_failure(submitter, job, told,
     assert told == [("a1", "failure")] and run.verdict() is not None
 
 
+def test_a_run_whose_bundle_is_gone_ends_instead_of_being_asked_for_ever(submitter, job, told):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    for path in (submitter.home / "bundles").glob("*.tar.gz"):
+        path.unlink()
+    MemoryBackend.finish(newest(run), State.LOST, 75)
+    watch(run)
+    status = run.record.status
+    assert status.state is State.LOST and "no new attempt: the bundle of" in status.reason
+    assert len(run.attempts) == 1 and told == [("a1", "failure")]
+
+
 CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
 
 
@@ -590,13 +601,22 @@ def test_events_are_no_lines_unless_raw(submitter, job):
     assert [line.text for line in run.logs(after=first.cursor)] == ["two"]
 
 
-def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path):
+def _a_link_to_a_folder(self, handle, into, what):
+    (into / "outputs").mkdir(parents=True)
+    (into / "outputs" / "latest").symlink_to(into, target_is_directory=True)
+
+
+def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):
     first, second = submitter.submit(job), submitter.submit(job, new=True)
     out = tmp_path / "out"
     assert second.fetch(out) == out and [path.name for path in out.iterdir()] == [".gitignore"], "it left nothing"
     MemoryBackend.say(newest(first), "hello")
     assert first.fetch(out) == first.fetch(out) == out
     assert (out / "outputs" / "said").read_text() == "hello"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBackend, "fetch", _a_link_to_a_folder)
+        second.fetch(tmp_path / "linked")
+    assert (tmp_path / "linked" / ".cloudtrain-run").exists(), "a link to a folder is something too"
     with pytest.raises(BadRequest, match=f"holds what was fetched from {first.run_id}"):
         second.fetch(out)
     (tmp_path / "mine" / "model").mkdir(parents=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.cli import options, runs, terminal
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import CloudtrainError, Unreachable
 from cloudtrain.state import State
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _look(store: Store, limit: int, name: str | None) -> None:
             continue
 
         def complain(error: CloudtrainError, run_id: str = record.run_id, place: tuple[str, str] = place) -> None:
-            silent[place] = []
+            if isinstance(error, Unreachable):
+                silent[place] = []
             terminal.note(f"warning: {run_id} as last known: {error.message}")
 
         try:

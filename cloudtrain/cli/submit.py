@@ -65,6 +65,8 @@ def command(
             return Begun(run, "submitted to")
         if run.record.acknowledged:
             return Begun(run, "was already submitted to")
+        if isinstance(found, Plan) or key:
+            return Begun(run, "is taken up again on")
         began = f"begun at {run.record.created_at[:19]}Z, its submit never told so"
         terminal.note(f"the same job as {run.run_id}, {began}: taken up, not started twice; --new starts another one")
         return Begun(run, "is taken up again on")
