@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain import config, foreign, watch
+from cloudtrain import config, events, foreign, watch
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event
 from cloudtrain.sharedrun import SharedAttempt, SharedBackend, SharedRun
@@ -86,9 +86,9 @@ def _bring_tools(store: Store, shared: SharedRun, run_id: str) -> None:
             attempt_id = begun[-1] if begun else attempts[0].attempt_id
             if prefix is None:
                 prefix = folders.setdefault(attempt_id, foreign.Folders()).prefix(name)
-            if (said := prefix + point.name) not in heard[attempt_id]:
-                event = Event(attempt_id, 0, point.seq, point.at, "metric")
-                rows.setdefault(attempt_id, []).append((event, point.step, said, point.value))
+            event = Event(attempt_id, 0, point.seq, point.at, "metric")
+            found = events.rows(event, [(point.step, prefix + point.name, point.value)])
+            rows.setdefault(attempt_id, []).extend(row for row in found if row[2] not in heard[attempt_id])
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)
         known[name] = len(data)

@@ -10,12 +10,14 @@ import json
 import math
 import re
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
+MAX_DEPTH = 64  # so is one whose values lie deeper in one another
+STEPS = 1 << 63  # what the history can hold: steps whose amount is below
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements"})
 
 # What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
@@ -69,12 +71,24 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
         return None
     try:
         body = json.loads(text[len(MARK) :])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(body, dict) or body.get("kind") not in KINDS:
+    if not isinstance(body, dict) or not _is_shallow(body):
         return None
-    kind = body.pop("kind")
-    return kind, body
+    if "\\u" in text or not text.isascii():  # half of a character is none that can be written down
+        body = json.loads(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+    kind = body.pop("kind", None)
+    return (kind, body) if isinstance(kind, str) and kind in KINDS else None
+
+
+def _is_shallow(body: Any) -> bool:
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        inner = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+        level = [value for value in inner if isinstance(value, (dict, list))]
+        if not level:
+            return True
+    return False
 
 
 def format(kind: str, data: Mapping[str, Any]) -> str:
@@ -82,12 +96,27 @@ def format(kind: str, data: Mapping[str, Any]) -> str:
     return MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False)
 
 
+def rows(event: Event, points: Iterable[tuple[float, str, float]]) -> list[tuple[Event, int, str, float]]:
+    """Return an event's (step, name, value) as the history can hold them, whoever has said them: a step that is no number
+    or too large is 0, what is no character of a name a question mark."""
+    return [
+        (
+            event,
+            int(step) if abs(step) < STEPS else 0,  # not so for NaN
+            name if name.isascii() else name.encode("utf-8", "replace").decode(),
+            value,
+        )
+        for step, name, value in points
+    ]
+
+
 class MetricParser:
     """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
 
     The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
     in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
-    several ranks print the same metric, the first one heard is listened to.
+    several ranks print the same metric, the first one heard is listened to. A name that has an expression is heard by that
+    alone.
     """
 
     def __init__(self, patterns: Mapping[str, str], seen: Mapping[str, int] | None = None) -> None:
@@ -130,14 +159,14 @@ class MetricParser:
         step = row.get("step", row.get("global_step"))
         for name, raw in row.items():
             value = _number(raw)
-            named = isinstance(name, str) and name not in ("epoch", "step", "global_step")
+            named = isinstance(name, str) and name not in ("epoch", "step", "global_step", *self._patterns)
             if named and value is not None and self._heard(name, rank):
                 yield self._step(name, step), name, value
 
     def _bar(self, done: int, total: int, told: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
         """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
         for name, raw in told:
-            value = _number(raw)
+            value = None if name in self._patterns else _number(raw)
             if value is None or not self._heard(name, rank):
                 continue
             at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
@@ -153,7 +182,7 @@ class MetricParser:
 
     def _step(self, name: str, said: Any) -> int:
         number = _number(said)
-        if number is not None and math.isfinite(number):
+        if number is not None and abs(number) < STEPS:
             self._seen[name] = int(number)
         else:
             self._seen[name] = self._seen.get(name, 0) + 1
@@ -174,10 +203,11 @@ def _count(text: str, speed: str) -> tuple[int, int] | None:
     if not found:
         return None
     try:
-        done = float(found[1]) * _SCALES.get(found[2], 1.0)
-        return round(done), round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
+        done = round(float(found[1]) * _SCALES.get(found[2], 1.0))
+        total = round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
     except (ValueError, OverflowError):
         return None
+    return (done, total) if max(done, total) < STEPS else None
 
 
 def _told(text: str, at: int) -> list[tuple[str, str]]:
@@ -192,7 +222,7 @@ def _told(text: str, at: int) -> list[tuple[str, str]]:
 def _literal(text: str) -> dict[Any, Any] | None:
     try:
         row = literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -92,19 +92,35 @@ class Folders:
         return self._known[folder]
 
 
-def places(names: Iterable[str]) -> dict[str, Place]:
-    """Return the place of every file of an attempt, by its name from the outputs on, in the order of their beginnings."""
-    found: dict[str, Place] = {}
-    taken: set[int] = set()
-    folders = Folders()
-    for name in sorted(names, key=order):
+class Places:
+    """The places of one attempt's files, found one after another: a place that was given is never another one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Place] = {}
+        self._taken: set[int] = set()
+        self._folders = Folders()
+
+    def of(self, names: Iterable[str]) -> dict[str, Place]:
+        """Return the place of every file, by its name from the outputs on, in the order of their beginnings; new ones get
+        theirs in that order too."""
+        named = sorted(names, key=order)
+        for name in named:
+            if name not in self._known:
+                self._known[name] = Place(FIRST_SEQ + (self._slot(name) << 20), self._folders.prefix(name))
+        return {name: self._known[name] for name in named}
+
+    def _slot(self, name: str) -> int:
         began, number, _ = order(name)
         slot = began % (1 << 32) << 10 | (number % 32) << 5 | zlib.crc32(name.encode("utf-8", "surrogateescape")) % 32
-        while slot in taken:
-            slot += 1
-        taken.add(slot)
-        found[name] = Place(FIRST_SEQ + (slot % (1 << 42) << 20), folders.prefix(name))
-    return found
+        while slot in self._taken:
+            slot = (slot + 1) % (1 << 42)
+        self._taken.add(slot)
+        return slot
+
+
+def places(names: Iterable[str]) -> dict[str, Place]:
+    """Return the place of every file of an attempt where none was given before."""
+    return Places().of(names)
 
 
 def _prefix(folder: str, known: dict[str, str]) -> str:
@@ -113,8 +129,17 @@ def _prefix(folder: str, known: dict[str, str]) -> str:
         return ""
     first = next(iter(known))
     shared = posixpath.commonpath([first or ".", folder or "."]) if first and folder else ""
-    short = posixpath.relpath(folder or ".", shared or ".")
-    return f"{folder or '.'}/" if f"{short}/" in known.values() else f"{short}/"
+    prefix = _written(f"{posixpath.relpath(folder or '.', shared or '.')}/")
+    if prefix in known.values():
+        prefix = _written(f"{folder or '.'}/")
+    while prefix in known.values():  # the same folder, said at greater length
+        prefix = f"./{prefix}"
+    return prefix
+
+
+def _written(name: str) -> str:
+    """Return the name of a file as the history can hold it, whatever its bytes are."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def read_whole(name: str, data: bytes, place: Place) -> list[Point]:
@@ -153,7 +178,7 @@ class Reader:
                     raise ValueError("too many records")
                 for at, step, name, value in (_history if wandb else _scalars)(record):
                     found.append(Point(self._place.seq + self._records, at, step, self._place.prefix + name, value))
-        except (ValueError, struct.error, IndexError):
+        except (ValueError, struct.error, IndexError, RecursionError, OverflowError):
             self._broken = True
         return found
 

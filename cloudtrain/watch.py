@@ -60,6 +60,7 @@ class Watcher:
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
         self._readers: dict[tuple[str, Path], foreign.Reader] = {}
+        self._places: dict[str, foreign.Places] = {}  # of an attempt's files: a curve keeps its name
         self._files_at = 0.0
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._asked: tuple[str, Backend] | None = None  # a client that is kept costs a look next to nothing
@@ -148,14 +149,13 @@ class Watcher:
         lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
         while batch := list(islice(lines, BATCH)):
             found = [event for line in batch if (event := self._event(attempt, line))]
-            points = [(e, s, n, v) for e in found if e.kind == "metric" for s, n, v in _points(e)]
+            points = [row for e in found if e.kind == "metric" for row in events.rows(e, _points(e))]
             for line in batch:
                 if not line.text.startswith(events.MARK):
                     if tail:
                         tail.add(line)
                     plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
-                    heard = self._parser(attempt).metrics(line.text, line.rank)
-                    points += [(plain, step, name, value) for step, name, value in heard]
+                    points += events.rows(plain, self._parser(attempt).metrics(line.text, line.rank))
             others = [event for event in found if event.kind != "metric"]
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
@@ -169,24 +169,19 @@ class Watcher:
         since = datetime.fromisoformat(attempt.created_at).timestamp()
         output = str(attempt.plan.job.get("output") or "")
         bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
+        places = self._places.setdefault(attempt.attempt_id, foreign.Places())
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
             names = {path.relative_to(outputs).as_posix(): path for path in foreign.files(outputs, since)}
-            for name, place in foreign.places(names).items():
+            for name, place in places.of(names).items():
                 path = names[name]
                 reader = self._readers.setdefault((attempt.attempt_id, path), foreign.Reader(path, place))
                 while points := reader.read():
                     heard = self.store.curves.heard(attempt.attempt_id, foreign.FIRST_SEQ)
-                    rows = [
-                        (
-                            Event(attempt.attempt_id, 0, point.seq, point.at, "metric"),
-                            point.step,
-                            point.name,
-                            point.value,
-                        )
-                        for point in points
-                        if point.name not in heard
-                    ]
-                    self.store.record(attempt.attempt_id, metrics=rows)
+                    rows = []
+                    for point in points:
+                        event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")
+                        rows += events.rows(event, [(point.step, point.name, point.value)])
+                    self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in heard])
                     self._lease()
 
     def _parser(self, attempt: AttemptRecord) -> MetricParser:
@@ -338,12 +333,12 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
     return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
 
 
-def _points(event: Event) -> list[tuple[int, str, float]]:
+def _points(event: Event) -> list[tuple[float, str, float]]:
     """Return the (step, name, value) of a metric event: every number in it but the step is a point of a curve."""
     step = event.data.get("step", 0)
-    fits = isinstance(step, (int, float)) and abs(step) < 1 << 63  # what the history can hold; not so for NaN
+    at = step if isinstance(step, (int, float)) else 0
     return [
-        (int(step) if fits else 0, name, float(value))
+        (at, name, float(value))
         for name, value in event.data.items()
         if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
         if isinstance(value, float) or abs(value) < 1 << 1000  # a float can be made of it

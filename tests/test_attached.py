@@ -21,6 +21,7 @@ from cloudtrain.state import State
 from cloudtrain.store import Store
 from cloudtrain.submitter import Submitter
 from cloudtrain.watch import Watcher
+from tests import eventfiles
 from tests.conftest import wait_for
 from tests.stores import GCS, S3, running
 
@@ -233,6 +234,17 @@ def test_what_tensorboard_left_is_rebuilt_attempt_by_attempt(submitted, tmp_path
     before = dump(mine)
     cloudtrain.attach(str(output / run.run_id), mine)
     assert dump(mine) == before
+
+
+def test_no_event_file_ends_the_hearing(submitted, tmp_path: Path):
+    run = submitted(tmp_path / "out", num_nodes=1, env={"GATE": "/"})
+    assert ended(run) is State.SUCCEEDED
+    for kind in eventfiles.HOSTILE:
+        folder = tmp_path / kind / "run"
+        shutil.copytree(tmp_path / "out" / run.run_id, folder)
+        eventfiles.hostile(kind, folder / "outputs")
+        found = cloudtrain.attach(str(folder), tmp_path / f"colleague of {kind}")
+        assert [(row.step, row.value) for row in found.metrics("told")] == [(7, 1.5)], kind
 
 
 @pytest.mark.parametrize("store", [S3], ids=["s3"], indirect=True)

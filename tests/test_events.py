@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain import events
+from cloudtrain import events, registry
+from cloudtrain.state import State
+from cloudtrain.submitter import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from cloudtrain.watch import Watcher
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=40),
@@ -73,13 +78,9 @@ def test_the_users_own_expressions():
 
 
 def test_steps_that_are_said_are_the_steps():
-    found = metrics(
-        "{'loss': 2.0, 'step': 50}",
-        "step=60 loss=1.5",
-        "loss=1.0",
-        loss=r"(?:step=(?P<step>\d+) )?loss=(?P<value>[0-9.]+)",
-    )
-    assert found == [(50, "loss", 2.0), (60, "loss", 1.5), (61, "loss", 1.0)]
+    assert metrics("{'loss': 2.0, 'step': 50}", "{'loss': 1.0}") == [(50, "loss", 2.0), (51, "loss", 1.0)]
+    found = metrics("step=60 loss=1.5", "loss=1.0", loss=r"(?:step=(?P<step>\d+) )?loss=(?P<value>[0-9.]+)")
+    assert found == [(60, "loss", 1.5), (61, "loss", 1.0)]
     assert metrics("5: 0.25", acc=r"(?P<step>\d+): ([0-9.]+)") == [(5, "acc", 0.25)]
 
 
@@ -262,3 +263,67 @@ def test_slow_bars_tensors_in_bars_and_the_next_epoch_of_a_bar_without_a_size():
 )
 def test_what_only_looks_like_a_bar_tells_nothing(line):
     assert metrics(line) == []
+
+
+HOSTILE = [
+    "{'loss': 1, []: 2}",
+    "{'tmpl': {{}}}",
+    "{'loss': 1, 'step': 1e300}",
+    "99999999999999999999/99999999999999999999 [00:01<00:01, 9.90it/s, loss=1]",
+    "9Y/9Y [00:01<00:01, 9.90it/s, loss=1]",
+    "{'\\ud800': 1}",
+    "metric 1e400, step 1e300",
+    events.MARK + '{"kind":"metric","a":' + "[" * 4000,
+    events.MARK + '{"kind":"state","a":' + "[" * 900 + "]" * 900 + "}",
+    events.MARK + '{"kind":"metric","\\ud800":1}',
+    events.MARK + '{"kind":"metric","loss":1,"step":1e300}',
+    events.MARK + '{"kind":"state","state":"\\udce9 \\ud83d\\ude00"}',
+    events.MARK + '{"kind":[]}',
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+def test_no_line_ends_the_watcher(line, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    MemoryBackend.install()
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py"}
+    job["metrics"] = {"mine": r"metric (?P<value>\S+), step (?P<step>\S+)"}
+    run = Submitter("memory", watch=False).submit(job)
+    (attempt,) = run.attempts
+    MemoryBackend.say(attempt.handle, line, events.format("metric", {"step": 7, "told": 1.5}))
+    MemoryBackend.finish(attempt.handle, State.SUCCEEDED, 0)
+    status = Watcher(run.store, run.run_id).run()
+    assert status is not None and status.state is State.SUCCEEDED
+    assert [(row.step, row.value) for row in run.metrics("told")] == [(7, 1.5)], "what stands behind it is heard"
+    assert all(row.step in (0, 1, 7) for row in run.metrics())
+    said = [*(event.data for event in run.store.events(run.run_id)), *(row.name for row in run.metrics())]
+    assert json.dumps(said, ensure_ascii=False).encode(), "what is kept can be written down"
+
+
+def test_half_a_character_in_an_event_is_replaced_and_a_whole_one_stays():
+    assert events.parse(events.MARK + '{"kind":"state","a":["\\ud800","\\ud83d\\ude00"]}') == (
+        "state",
+        {"a": ["?", "😀"]},
+    )
+    assert events.parse(events.MARK + '{"kind":"state","caf\udce9":"\u00e9"}') == ("state", {"caf?": "é"})
+
+
+def test_a_count_that_is_no_step_does_not_spoil_those_behind_it():
+    huge = "9Y/9Y [00:01<00:01, 9.90it/s, loss=1]"
+    assert metrics("{'lr': 2, 'step': 1e300}", "{'lr': 3}", huge, "1/2 [00:01<00:01, 9.90it/s, loss=1]") == [
+        (1, "lr", 2.0),
+        (2, "lr", 3.0),
+        (1, "loss", 1.0),
+    ]
+
+
+def test_a_name_with_an_expression_is_heard_by_that_alone():
+    bar = "1/9 [00:01<00:01, 9.90batch/s, loss=9.0, avg_loss=1.5]"
+    row = "{'loss': 9.0, 'lr': 0.5, 'note': 'avg_loss=2.5'}"
+    assert metrics(bar, row, loss=r"avg_loss=([\d.]+)") == [
+        (1, "avg_loss", 1.5),
+        (1, "loss", 1.5),
+        (1, "lr", 0.5),
+        (2, "loss", 2.5),
+    ]

@@ -9,8 +9,11 @@ import sys
 
 import pytest
 
-from cloudtrain import foreign, watch
+from cloudtrain import foreign, registry, watch
+from cloudtrain.state import State
 from cloudtrain.submitter import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests import eventfiles
 from tests.conftest import WAIT_S
 
 WANDB = """
@@ -111,6 +114,14 @@ def test_folders_of_one_tag_are_told_apart_and_the_first_keeps_its_names():
         assert foreign.places(some).items() <= foreign.places(scalars).items()
     odd = [f"a/t{tail}01", f"a/v{tail}02", f"a/t/v{tail}03", f"b{tail}04", tail[1:] + "05"]
     assert prefixes(*odd) == ["", "v/", "a/t/v/", "b/", "./"]
+    for three, last in (
+        (("tb/train", "tb/val", "val"), ["", "val/", "./val/"]),
+        (("tb/train", "tb", ""), ["", "./", "././"]),
+        (("a/b", "a/b/c", "c"), ["", "c/", "./c/"]),
+    ):
+        assert prefixes(*(f"{folder}{tail}{n:02d}".lstrip("/") for n, folder in enumerate(three))) == last
+    unwritable = prefixes(f"tb{tail}01", f"caf\udce8{tail}02", f"caf\udce9{tail}03")
+    assert unwritable == ["", "caf?/", "./caf?/"]
     assert prefixes("w/offline-run-20261122_101500-a/run-a.wandb", "w/offline-run-20261122_101501-b/run-b.wandb") == [
         "",
         "",
@@ -165,3 +176,33 @@ def test_a_writer_that_is_opened_again_has_its_points_in_order_and_once(tmp_path
             "validation/epoch_loss": (6, -10, -5, 5),
         }
         watch.Watcher(run.store, run.run_id)._read_files(run.attempts[-1], at_once=True)
+
+
+@pytest.fixture
+def remembered(tmp_path, monkeypatch):
+    """A run that starts nothing and goes on until it is finished."""
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    MemoryBackend.install()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print(1)\n")
+    job = {"name": "x", "source": str(tmp_path / "source"), "entrypoint": "train.py"}
+    return Submitter("memory", watch=False).submit(job)
+
+
+@pytest.mark.parametrize("kind", eventfiles.HOSTILE)
+def test_no_file_ends_the_watcher(kind, remembered):
+    eventfiles.hostile(kind, remembered.store.home / "runs" / remembered.run_id / "outputs")
+    MemoryBackend.finish(remembered.attempts[0].handle, State.SUCCEEDED, 0)
+    status = watch.Watcher(remembered.store, remembered.run_id).run()
+    assert status is not None and status.state is State.SUCCEEDED
+    assert [(row.step, row.value) for row in remembered.metrics("told")] == [(7, 1.5)], "what stands behind it is heard"
+
+
+def test_a_folder_that_appears_later_has_no_part_in_a_curve_that_is_there_whenever_it_was_begun(remembered):
+    outputs = remembered.store.home / "runs" / remembered.run_id / "outputs"
+    watcher = watch.Watcher(remembered.store, remembered.run_id)
+    for node, second in (("n0", 5), ("n1", 3), ("n2", 4)):
+        eventfiles.board(outputs / node / eventfiles.NAME.format(1700000000 + second), (second, "loss", second))
+        watcher._read_files(remembered.attempts[0], at_once=True)
+    curves = {row.name: (row.points, row.last) for row in remembered.store.curves.summary(remembered.run_id)}
+    assert curves == {"loss": (1, 5), "n1/loss": (1, 3), "n2/loss": (1, 4)}
