@@ -193,7 +193,8 @@ def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_pa
     training = DistributedTraining(target="local")
     with pytest.raises(RunFailed) as failed:
         training.train_distributed(Wave(), data, nodes=2, epochs=2, batch_size=8, **LIMIT)
-    [note] = failed.value.__notes__
+    hint, note = failed.value.__notes__
+    assert hint == f"hint: {failed.value.hint}"
     assert note.startswith("node ") and "Traceback (most recent call last):" in note
     assert note.endswith("OSError: sample 17 is torn")
     assert failed.value.exit_code == 1
