@@ -104,6 +104,13 @@ class Curves:
         with self._database.read() as db:
             return {row[0] for row in db.execute(query, (attempt_id, before // BLOCK))}
 
+    def first(self, attempt_id: str, since: int, before: int) -> tuple[int, str] | None:
+        """Return number and name of the first point of an attempt's node 0 that is numbered so, or None."""
+        query = "SELECT seq, name FROM metrics WHERE attempt_id = ? AND node = 0 AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1"
+        with self._database.read() as db:
+            row = db.execute(query, (attempt_id, since, before)).fetchone()
+        return (row[0], row[1]) if row else None
+
     def _summary(self, where: str, name_of: str) -> list[Summary]:
         query = (
             "SELECT c.name, c.points, c.first_value, c.last_value, c.lowest, c.highest, c.last_step, c.last_at"

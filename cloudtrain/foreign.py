@@ -12,7 +12,7 @@ import posixpath
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +91,11 @@ class Folders:
             self._known[folder] = _prefix(folder, self._known)
         return self._known[folder]
 
+    def keep(self, name: str, prefix: str) -> None:
+        """Give a file's folder the prefix that it had before, unless another folder has it."""
+        if not name.endswith(".wandb") and prefix not in self._known.values():
+            self._known.setdefault(name.rpartition("/")[0], prefix)
+
 
 class Places:
     """The places of one attempt's files, found one after another: a place that was given is never another one."""
@@ -100,13 +105,18 @@ class Places:
         self._taken: set[int] = set()
         self._folders = Folders()
 
-    def of(self, names: Iterable[str]) -> dict[str, Place]:
+    def of(
+        self, names: Iterable[str], told: Callable[[str, int], str | None] = lambda name, seq: None
+    ) -> dict[str, Place]:
         """Return the place of every file, by its name from the outputs on, in the order of their beginnings; new ones get
-        theirs in that order too."""
+        theirs in that order too. `told` is asked with what prefix a file was read before, if it was."""
         named = sorted(names, key=order)
-        for name in named:
-            if name not in self._known:
-                self._known[name] = Place(FIRST_SEQ + (self._slot(name) << 20), self._folders.prefix(name))
+        new = {name: FIRST_SEQ + (self._slot(name) << 20) for name in named if name not in self._known}
+        for name, seq in new.items():
+            if (prefix := told(name, seq)) is not None:
+                self._folders.keep(name, prefix)
+        for name, seq in new.items():
+            self._known[name] = Place(seq, self._folders.prefix(name))
         return {name: self._known[name] for name in named}
 
     def _slot(self, name: str) -> int:
@@ -127,7 +137,7 @@ def _prefix(folder: str, known: dict[str, str]) -> str:
     """Return what tells a folder from the ones before it: its path from where it and the first one part."""
     if not known:
         return ""
-    first = next(iter(known))
+    first = next((name for name, prefix in known.items() if not prefix), next(iter(known)))
     shared = posixpath.commonpath([first or ".", folder or "."]) if first and folder else ""
     prefix = _written(f"{posixpath.relpath(folder or '.', shared or '.')}/")
     if prefix in known.values():
@@ -145,6 +155,17 @@ def _written(name: str) -> str:
 def read_whole(name: str, data: bytes, place: Place) -> list[Point]:
     """Return the points of a file that was read elsewhere, with the numbers that Reader gives them, under plain tags."""
     return Reader(Path(name), place._replace(prefix="")).take(data)
+
+
+def former_prefix(path: Path, seq: int, kept: tuple[int, str]) -> str | None:
+    """Return what stood before the tags of a file when it was read before, from the number and name that one of its points
+    was kept under; None where that cannot be told. Blocking."""
+    number, name = kept
+    tags = [
+        point.name for point in Reader(path, Place(seq)).read() if point.seq == number and name.endswith(point.name)
+    ]
+    prefix = name.removesuffix(max(tags, key=len)) if tags else name
+    return prefix if tags and (not prefix or prefix.endswith("/")) else None
 
 
 class Reader:

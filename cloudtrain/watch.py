@@ -172,7 +172,12 @@ class Watcher:
         places = self._places.setdefault(attempt.attempt_id, foreign.Places())
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
             names = {path.relative_to(outputs).as_posix(): path for path in foreign.files(outputs, since)}
-            for name, place in places.of(names).items():
+
+            def told(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
+                kept = self.store.curves.first(attempt.attempt_id, seq, seq + foreign.MOST_RECORDS)
+                return foreign.former_prefix(names[name], seq, kept) if kept else None
+
+            for name, place in places.of(names, told).items():
                 path = names[name]
                 reader = self._readers.setdefault((attempt.attempt_id, path), foreign.Reader(path, place))
                 while points := reader.read():

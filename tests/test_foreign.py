@@ -198,10 +198,13 @@ def test_no_file_ends_the_watcher(kind, remembered):
     assert [(row.step, row.value) for row in remembered.metrics("told")] == [(7, 1.5)], "what stands behind it is heard"
 
 
-def test_a_folder_that_appears_later_has_no_part_in_a_curve_that_is_there_whenever_it_was_begun(remembered):
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_folder_that_appears_later_has_no_part_in_a_curve_that_is_there_whenever_it_was_begun(anew, remembered):
     outputs = remembered.store.home / "runs" / remembered.run_id / "outputs"
     watcher = watch.Watcher(remembered.store, remembered.run_id)
     for node, second in (("n0", 5), ("n1", 3), ("n2", 4)):
+        if node == "n2" and anew:  # another watcher takes over, and sees all three at once
+            watcher = watch.Watcher(remembered.store, remembered.run_id)
         eventfiles.board(outputs / node / eventfiles.NAME.format(1700000000 + second), (second, "loss", second))
         watcher._read_files(remembered.attempts[0], at_once=True)
     curves = {row.name: (row.points, row.last) for row in remembered.store.curves.summary(remembered.run_id)}
