@@ -10,6 +10,7 @@ import json
 import math
 import posixpath
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -50,8 +51,19 @@ def files(outputs: Path, since: float) -> list[Path]:
     if not outputs.is_dir():
         return []
     found = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
-    found = [path for path in found if path.is_file() and path.stat().st_mtime >= since]
-    return sorted(found, key=lambda path: order(path.relative_to(outputs).as_posix()))[:FILES]
+    return sorted(
+        (path for path in found if _written(path) >= since),
+        key=lambda path: order(path.relative_to(outputs).as_posix()),
+    )[:FILES]
+
+
+def _written(path: Path) -> float:
+    """Return when a file was written last; before all time for what is none, or is gone since it was found."""
+    try:
+        found = path.stat()
+    except OSError:
+        return -1.0
+    return found.st_mtime if stat.S_ISREG(found.st_mode) else -1.0
 
 
 def is_one(name: str) -> bool:

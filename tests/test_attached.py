@@ -148,7 +148,8 @@ def test_a_running_one_is_attached_and_what_is_new_comes_later(store, submitted,
     wait_for(lambda: any("/run.json" in key for key in store.objects()), "the first word")
     attached = cloudtrain.attach(uri, mine)
     wait_for(lambda: len(attached.metrics("loss")) == 6, "the metrics of both nodes")
-    assert attached.state is State.RUNNING and not attached.store.watched(run.run_id)
+    wait_for(lambda: attached.state is State.RUNNING, "its state, which travels in another file than the metrics")
+    assert not attached.store.watched(run.run_id)
     for forbidden in (attached.cancel, attached.resume, attached.rerun):
         with pytest.raises(BadRequest, match=f"was submitted elsewhere.*attached from {uri}"):
             forbidden()
