@@ -52,12 +52,12 @@ def files(outputs: Path, since: float) -> list[Path]:
         return []
     found = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
     return sorted(
-        (path for path in found if _written(path) >= since),
+        (path for path in found if _touched(path) >= since),
         key=lambda path: order(path.relative_to(outputs).as_posix()),
     )[:FILES]
 
 
-def _written(path: Path) -> float:
+def _touched(path: Path) -> float:
     """Return when a file was written last; before all time for what is none, or is gone since it was found."""
     try:
         found = path.stat()
