@@ -79,10 +79,15 @@ def missing_secrets(plan: Plan) -> list[str]:
     ]
 
 
+def secret_sources(plan: Plan) -> set[str]:
+    """Return the variables of the submitting process from which secrets of a job come."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")}
+
+
 def secret_names(plan: Plan) -> set[str]:
     """Return the variables that hold, or are to hold, secrets of a job."""
-    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")} | set(secrets)
+    return secret_sources(plan) | set(plan.manifest.get("secrets") or {})
 
 
 def pause(age_s: float, longest_s: float) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudtrain import guard
 from cloudtrain.backend import LogLine
-from cloudtrain.events import Event
+from cloudtrain.events import ESCAPE, Event
 from cloudtrain.records import AttemptRecord
 from cloudtrain.state import Status
 from cloudtrain.store import Store, now
@@ -16,7 +15,6 @@ from cloudtrain.verdict import Verdict, end_of, judge
 
 NODE = -1  # of the event that keeps it: nodes have numbers from 0 on, so that no job can write one
 KIND = "verdict"
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 
 
 def kept(store: Store, attempt: AttemptRecord) -> Verdict | None:
@@ -43,4 +41,4 @@ def shown(text: str) -> str:
     """Return a job's line as it may be kept and shown: nothing that a terminal obeys, and no credential."""
     if guard.search(text.encode("utf-8", "replace")):
         return "(a line that holds what looks like a credential)"
-    return "".join(letter for letter in _ESCAPE.sub("", text).replace("\t", " ") if letter.isprintable())
+    return "".join(letter for letter in ESCAPE.sub("", text).replace("\t", " ") if letter.isprintable())

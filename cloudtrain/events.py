@@ -31,7 +31,7 @@ _SCALES = {letter: 1000.0**power for power, letter in enumerate(" kMGTPEZY") if 
 _BEHIND_BAR = "]" + MARK
 
 # What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 
 # A dictionary of which Python cannot read all is read piece by piece; a string or object without an end goes to the last.
 MAX_ROW = 8192  # characters of such a dictionary
@@ -64,7 +64,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
     if MARK not in text:
         return None
     if "\x1b" in text:
-        text = _ESCAPE.sub("", text)
+        text = ESCAPE.sub("", text)
     if _BEHIND_BAR in text:
         text = text[text.index(_BEHIND_BAR) + 1 :]
     if not text.startswith(MARK) or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
@@ -133,7 +133,7 @@ class MetricParser:
 
     def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
         if "\x1b" in text:
-            text = _ESCAPE.sub("", text)
+            text = ESCAPE.sub("", text)
         if "{'" in text or "[" in text:
             for piece in text.split("\r"):
                 yield from self._progress(piece, rank)

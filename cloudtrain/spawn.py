@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from cloudtrain.attempts import secret_names
+from cloudtrain.attempts import secret_names, secret_sources
 from cloudtrain.backend import Plan
 from cloudtrain.process import detach
 from cloudtrain.store import Store
@@ -32,12 +32,9 @@ def watcher(store: Store, plan: Plan, *, instead: bool = False) -> None:
             return
     with suppress(OSError):
         starting.touch()
-    sources = {
-        source[4:] for found in plan.manifest["secrets"].values() for source in found if source.startswith("env:")
-    }
     hidden = secret_names(plan)
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
-    secrets = {name: os.environ[name] for name in sources if name in os.environ}
+    secrets = {name: os.environ[name] for name in secret_sources(plan) if name in os.environ}
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
     command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.watch", plan.run_id, str(store.home)]
     detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
