@@ -14,7 +14,7 @@ from typing import Any
 
 from cloudtrain.errors import BackendError
 from cloudtrain.kubeapi import KubeApi, KubeError
-from cloudtrain.kubestatus import by_node, condition, container, marks, status_of
+from cloudtrain.kubestatus import age, by_node, condition, container, marks, status_of
 from cloudtrain.requests.kubernetes import ATTEMPT, CANCELLED, QUEUE, STARTED, UID, filled
 from cloudtrain.state import State, Status
 
@@ -97,7 +97,7 @@ class KubeJobs:
         query = {"labelSelector": f"{ATTEMPT}={name}"}
         listed = self._api.get(f"/api/v1/namespaces/{space}/pods", "the pods cannot be listed", query) or {}
         found = [pod for pod in listed.get("items") or () if _belongs(pod, uid)]
-        return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        return sorted(found, key=lambda pod: age(pod, str(pod["metadata"].get("creationTimestamp"))))
 
     def status(self, handle: str) -> Status:
         """Return the attempt's state; while it waits, the reason is the cluster's own."""

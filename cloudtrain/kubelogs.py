@@ -14,7 +14,7 @@ from cloudtrain.errors import BackendError
 from cloudtrain.kubeapi import KubeApi
 from cloudtrain.kubeclaims import KubeClaims
 from cloudtrain.kubejobs import KubeJobs
-from cloudtrain.kubestatus import container, marks, node_of, status_of
+from cloudtrain.kubestatus import age, container, marks, node_of, status_of
 from cloudtrain.kubestore import KubeStore
 from cloudtrain.podlog import Merge, NodeLog, Start
 from cloudtrain.requests.kubernetes import CONTAINER, OUTPUT, UNPACK
@@ -50,16 +50,20 @@ class KubeLogs:
     def _read(self, job: Object, node: NodeLog, pods: list[Object], merge: Merge, final: bool) -> Iterator[LogLine]:
         """Yield what is new of one node: of the pod that is known, and of those that followed it."""
         there = {str(pod["metadata"]["uid"]): pod for pod in pods}
-        starts = [Start(_compact(pod["metadata"]["creationTimestamp"]), uid) for uid, pod in there.items()]
+        starts = {uid: Start(_compact(pod["metadata"]["creationTimestamp"]), uid) for uid, pod in there.items()}
         kept: dict[str, str] = {}
-        if node.pod.uid not in there and (node.pod.uid or final or not starts or len(starts) > 1):
+        if node.pod.uid not in there and (node.pod.uid or final or len(there) != 1):
             # A pod has to be started for reading a claim: once for each that has gone, when its successor is there.
-            kept = self._kept(job, node, final or bool(node.pod.uid and starts))
-            starts += [_start(name) for name in kept if _start(name).uid not in there]
-        for start in sorted(starts):
-            if start.uid != node.pod.uid and start < node.pod:
-                continue
+            kept = self._kept(job, node, final or bool(node.pod.uid and there))
+        told = {_start(name).uid: _start(name) for name in kept}
+
+        def order(start: Start) -> tuple[tuple[bool, str, int], str]:
+            return age(there.get(start.uid), told.get(start.uid, start).made), start.uid
+
+        for start in sorted((told | starts).values(), key=order):
             if start.uid != node.pod.uid:
+                if order(start) < order(node.pod):
+                    continue
                 node.begin(start)
             pod = there.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))

@@ -59,6 +59,19 @@ def waits_for(pods: Iterable[Object]) -> str:
     return ""
 
 
+def age(pod: Object | None, made: str) -> tuple[bool, str, int]:
+    """Return what one node's pods are in order by: what lives is the newest, then the time, then what is still there.
+
+    The Job replaces a pod only when it has ended (podReplacementPolicy), while times are in whole seconds, and a time that
+    a pod's launcher wrote is by another clock than the server's: neither may decide against what lives. None is gone.
+    """
+    return (
+        pod is not None and lives(pod),
+        made,
+        0 if pod is None else 1 if "deletionTimestamp" in pod["metadata"] else 2,
+    )
+
+
 def by_node(pods: Iterable[Object]) -> dict[int, Object]:
     """Return pods by node rank, of each the newest, lowest rank first."""
     found = {node_of(pod): pod for pod in pods}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -74,7 +76,20 @@ def test_a_failure_of_its_own_is_not_repeated(place: Ground):  # noqa: F811
     assert (status.state, status.exit_code) == (State.FAILED, 3) and said(backend, handle) == ["once"]
 
 
+@pytest.mark.parametrize("later", ["lower", "higher"])
+def test_pods_of_one_second_come_one_after_the_other(place: Ground, monkeypatch: pytest.MonkeyPatch, later: str):  # noqa: F811
+    """Creation times are in whole seconds and uids have no order; the launchers' clocks are hours ahead of the server's."""
+    numbers = itertools.count(2**64, -1 if later == "lower" else 1)
+    monkeypatch.setattr("cloudtrain.simulators.kubeobjects.uuid.uuid4", lambda: UUID(int=next(numbers)))
+    monkeypatch.setattr("cloudtrain.simulators.kubeobjects.now", lambda: "2026-01-01T00:00:00Z")
+    taken_back_and_given_anew(place)
+
+
 def test_a_queue_takes_its_pods_back_and_gives_new_ones(place: Ground):  # noqa: F811
+    taken_back_and_given_anew(place)
+
+
+def taken_back_and_given_anew(place: Ground) -> None:  # noqa: F811
     script = COUNTS.replace("< 3", "< 2")
     backend, handle = started(place, script, {"queue": "research"}, output="gs://local/out", num_nodes=2)
     name = handle.split("/")[-2]
@@ -96,6 +111,10 @@ def test_a_queue_takes_its_pods_back_and_gives_new_ones(place: Ground):  # noqa:
     assert sorted(line.text for line in before + after if line.rank >= 0) == ["start 1"] * 2 + ["start 2"] * 2
     numbers = [(line.node, line.seq) for line in before + after]
     assert len(set(numbers)) == len(numbers)
+    whole = [(line.node, line.text) for line in place.backend(queue="research").logs(handle) if line.rank >= 0]
+    assert [text for node, text in whole if node == 0] == ["start 1", "start 2"], (
+        "in order, for who reads it all at once"
+    )
 
 
 # -- which cluster ----------------------------------------------------------------------------------------------------
