@@ -170,3 +170,15 @@ class HasCapacity(Protocol):
     def capacity(self) -> str:
         """Return one sentence for doctor; blocking. Raises BackendError."""
         ...
+
+
+@runtime_checkable
+class HasImages(Protocol):
+    """A backend that can say which container images an attempt's nodes run; asked when it runs, and at its end."""
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> its image as `cloudtrain.images.exact` writes it, of the nodes that are known; blocking.
+
+        Raises BackendError; a run goes on without an answer.
+        """
+        ...

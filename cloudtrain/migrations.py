@@ -130,4 +130,7 @@ _FIFTH = ("CREATE TABLE notices (attempt_id TEXT, event TEXT, at TEXT NOT NULL, 
 # What the platform bills, in seconds of all nodes together.
 _SIXTH = ("ALTER TABLE runs ADD COLUMN billable_s INTEGER", "ALTER TABLE attempts ADD COLUMN billable_s INTEGER")
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+# Which container image each node ran, as its platform told: JSON, node -> NAME@sha256:...
+_SEVENTH = ("ALTER TABLE attempts ADD COLUMN images TEXT",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)

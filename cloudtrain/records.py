@@ -55,6 +55,7 @@ class AttemptRecord:
     cursor: str | None
     created_at: str
     status: Status
+    images: Mapping[int, str]  # node -> the container image that it ran (cloudtrain.images.exact), where that was told
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def attempt_of(row: sqlite3.Row) -> AttemptRecord:
         cursor=row["cursor"],
         created_at=row["created_at"],
         status=_status(row),
+        images={int(node): image for node, image in json.loads(row["images"] or "{}").items()},
     )
 
 

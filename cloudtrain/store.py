@@ -187,6 +187,13 @@ class Store(History):
                     (*_columns(status), attempt_id, *_FINAL),
                 )
 
+    def keep_images(self, attempt_id: str, images: Mapping[int, str]) -> None:
+        """Write which container image each node of an attempt runs; what is known of other nodes stays."""
+        with self.database.write() as db:
+            known = db.execute("SELECT images FROM attempts WHERE attempt_id = ?", (attempt_id,)).fetchone()[0]
+            found = json.loads(known or "{}") | {str(node): image for node, image in images.items()}
+            db.execute("UPDATE attempts SET images = ? WHERE attempt_id = ?", (json.dumps(found), attempt_id))
+
     def set_status(self, run_id: str, status: Status) -> None:
         """Write a run's own state; a final state is never rewritten."""
         with self.database.write() as db:

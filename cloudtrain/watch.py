@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events, foreign
 from cloudtrain.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names, settle
-from cloudtrain.backend import Backend, LogLine, Plan
+from cloudtrain.backend import Backend, HasImages, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
@@ -122,6 +122,8 @@ class Watcher:
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
             self.store.record(attempt.attempt_id, status=status)
             self.store.set_status(self.run_id, status)
+            if status.state is State.RUNNING:
+                self._ask_images(attempt, backend)
         return False
 
     def catch_up(self, told: Mapping[str, Status], files: Callable[[], None]) -> None:
@@ -204,6 +206,7 @@ class Watcher:
         """Write an attempt's end, and the run's, unless another attempt is due."""
         if status.ended_at is None:
             status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
+        self._ask_images(attempt, backend)
         if status.state is State.LOST and attempt.handle is not None:
             _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)
@@ -226,6 +229,17 @@ class Watcher:
         self.store.set_status(self.run_id, status)
         self._tell(attempt, status, final=True)
         return True
+
+    def _ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
+        """Keep which container images an attempt's nodes run, where its platform tells; it is in nobody's way."""
+        nodes = int(attempt.plan.manifest.get("nodes") or 1)
+        if attempt.handle is None or not isinstance(backend, HasImages) or len(attempt.images) >= nodes:
+            return
+        try:
+            if found := backend.images(attempt.handle):
+                self.store.keep_images(attempt.attempt_id, found)
+        except BackendError as error:
+            self._write(error)
 
     def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""

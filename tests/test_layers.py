@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "errors state events installed usage process importing",
+    "errors state events installed images usage process importing",
     "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"

@@ -1,0 +1,44 @@
+"""Container images by name: the parts of a reference, and the digest that tells one image from a later one of the same tag."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MOST = 500  # characters of what is kept
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_EXACT = re.compile(r"(?:[\w.:/-]+@)?sha256:[0-9a-f]{64}", re.ASCII)
+_SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # of older kubelets
+
+
+class Reference(NamedTuple):
+    """The parts of REGISTRY/NAME:TAG@DIGEST; docker.io and latest where they are left out, "" for no digest."""
+
+    registry: str
+    name: str
+    tag: str
+    digest: str
+
+
+def reference(text: str) -> Reference:
+    """Return the parts of an image's name as Docker reads it (distribution/reference, 2026-11-22)."""
+    named, _, digest = text.partition("@")
+    head, slash, rest = named.partition("/")
+    # What comes first is a registry only where it cannot be a folder of Docker Hub.
+    registry, path = (head, rest) if slash and (set(head) & set(".:") or head == "localhost") else ("docker.io", named)
+    name, _, tag = path.partition(":")
+    if registry == "docker.io" and "/" not in name:
+        name = f"library/{name}"
+    return Reference(registry, name, tag or "latest", digest if _DIGEST.fullmatch(digest) else "")
+
+
+def exact(said: str) -> str:
+    """Return what a platform said of an image that runs as NAME@sha256:... or sha256:..., "" where that names no one image."""
+    for scheme in _SCHEMES:
+        said = said.removeprefix(scheme)
+    return said if len(said) <= MOST and _EXACT.fullmatch(said) else ""
+
+
+def with_digest(text: str, digest: str) -> str:
+    """Return an image's name with the digest that its tag stood for, the tag kept: NAME:TAG@sha256:...; "" without one."""
+    return exact(f"{text.partition('@')[0]}@{digest}")
