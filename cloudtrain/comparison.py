@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
 
+from cloudtrain import images
 from cloudtrain.installed import requirements
 from cloudtrain.run import Run
 
@@ -81,6 +82,7 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "source_sha256": plan.bundle.get("source_sha256"),
         "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
         "left out of the patch": list(origin.get("left_out") or ()) or None,
+        "image": "\n".join(images.lines(attempts[-1].images)) or None,
         "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
     }
     yield dict(line.split("==", 1) for line in requirements(run.store.events(run.run_id, "requirements")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 MOST = 500  # characters of what is kept
@@ -42,3 +43,13 @@ def exact(said: str) -> str:
 def with_digest(text: str, digest: str) -> str:
     """Return an image's name with the digest that its tag stood for, the tag kept: NAME:TAG@sha256:...; "" without one."""
     return exact(f"{text.partition('@')[0]}@{digest}")
+
+
+def lines(found: Mapping[int, str]) -> list[str]:
+    """Return node -> image in words: one line where all that are known run the same, else one for each image."""
+    nodes: dict[str, list[int]] = {}
+    for node, image in sorted(found.items()):
+        nodes.setdefault(image, []).append(node)
+    if len(nodes) < 2:
+        return list(nodes)
+    return [f"node{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {image}" for image, ranks in nodes.items()]

@@ -14,7 +14,7 @@ from typing import Any
 
 from cloudtrain.errors import BackendError
 from cloudtrain.kubeapi import KubeApi, KubeError
-from cloudtrain.kubestatus import age, by_node, condition, container, marks, status_of
+from cloudtrain.kubestatus import age, by_node, condition, container, image, marks, status_of
 from cloudtrain.requests.kubernetes import ATTEMPT, CANCELLED, QUEUE, STARTED, UID, filled
 from cloudtrain.state import State, Status
 
@@ -109,6 +109,10 @@ class KubeJobs:
         if found.state is State.STARTING and not found.reason:
             return replace(found, reason=self._event(job, pods))
         return found
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> the image that it runs, of those that have pulled theirs and whose pods are there."""
+        return {node: found for node, pod in by_node(self.pods(handle)).items() if (found := image(pod))}
 
     def _event(self, job: Object, pods: list[Object]) -> str:
         """Return the newest warning about a pod that waits, or about the Job where there is none: a quota says so there."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cloudtrain.images import exact
 from cloudtrain.podlog import result
 from cloudtrain.requests.kubernetes import CANCELLED, CONTAINER, QUEUE, UNPACK
 from cloudtrain.state import EXIT_RESUMABLE, State, Status
@@ -94,6 +95,17 @@ def container(pod: Object, name: str = CONTAINER) -> Object:
             state = found.get("state") or {}
             return dict(state.get("running") or state.get("terminated") or {})
     return {}
+
+
+def image(pod: Object) -> str:
+    """Return the image that a pod's container runs, by its digest; "" before it was pulled.
+
+    A node whose runtime has the image from no registry tells its own id of it (kubernetes.io/docs, ContainerStatus.imageID).
+    """
+    for found in pod["status"].get("containerStatuses") or ():
+        if found.get("name") == CONTAINER:
+            return exact(str(found.get("imageID") or ""))
+    return ""
 
 
 def failed(pod: Object) -> bool:

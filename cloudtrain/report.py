@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import plots
+from cloudtrain import images, plots
 from cloudtrain.events import MARK, parse
 from cloudtrain.installed import requirements
 
@@ -31,7 +31,7 @@ h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-to
 .SUCCEEDED { background: #2e7d32 } .FAILED, .LOST, .TIMED_OUT { background: #b3261e } .RUNNING, .STARTING { background: #00639b }
 .CANCELLED, .PREEMPTED, .STOPPING { background: #9a6700 }
 table { border-collapse: collapse } td, th { text-align: left; padding: .15rem 1.2rem .15rem 0; vertical-align: top }
-th { font-weight: 500; color: #55606c; white-space: nowrap } td { overflow-wrap: anywhere }
+th { font-weight: 500; color: #55606c; white-space: nowrap } td { overflow-wrap: anywhere; white-space: pre-line }
 pre { background: #f5f7f9; padding: .8rem; overflow: auto; max-height: 36rem; font-size: 12.5px; line-height: 1.35 }
 details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 500 } .dim { color: #6b7785 }
 """
@@ -68,6 +68,7 @@ def page(run: Run) -> str:
         else "",
         "left out of the patch": "\n".join(origin.get("left_out") or ()),
         "source": record.job.get("source"),
+        "image": "\n".join(images.lines(attempts[-1].images)),
         "bundle": f"sha256 {plan.bundle.get('sha256')}",
         "submitted on": f"{client.get('host')}, {client.get('system')}" if client else "",
         "by": f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else "",

@@ -23,6 +23,7 @@ from cloudtrain.backend import Backend, HasImages, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
 from cloudtrain.headway import in_vain
+from cloudtrain.images import exact
 from cloudtrain.process import Process
 from cloudtrain.records import AttemptRecord, RunRecord
 from cloudtrain.sending import is_being_sent
@@ -236,7 +237,7 @@ class Watcher:
         if attempt.handle is None or not isinstance(backend, HasImages) or len(attempt.images) >= nodes:
             return
         try:
-            if found := backend.images(attempt.handle):
+            if found := {node: text for node, said in backend.images(attempt.handle).items() if (text := exact(said))}:
                 self.store.keep_images(attempt.attempt_id, found)
         except BackendError as error:
             self._write(error)

@@ -125,6 +125,9 @@ class KubernetesBackend:
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._logs.follow(handle, follow=follow, after=after)
 
+    def images(self, handle: str) -> dict[int, str]:
+        return self._jobs.images(handle)
+
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)
 

@@ -119,6 +119,7 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
         "attempt_id": attempt.attempt_id,
         "handle": attempt.handle,
         "created_at": attempt.created_at,
+        "images": {str(node): image for node, image in sorted(attempt.images.items())},
         **_status_json(attempt.status),
     }
 

@@ -6,6 +6,7 @@ fails.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.images import reference
 from cloudtrain.simulators.jobs import JobController, gone, has
 from cloudtrain.simulators.podview import PodView, condition, now
 from cloudtrain.simulators.replicas import Replica
@@ -202,7 +204,11 @@ class Kubelet(threading.Thread):
             lines.extend((at, text) for text in texts)
 
         main = which == "containerStatuses"
-        status[which][place] |= {"ready": main, "state": {"running": {"startedAt": now()}}}
+        status[which][place] |= {
+            "ready": main,
+            "state": {"running": {"startedAt": now()}},
+            "imageID": _pulled(container),
+        }
         command, env = self._view(pod).command(container, self._env)
         try:
             machine = self._folder / uid / f"machine-{number}"
@@ -254,6 +260,14 @@ def _state(pod: Object, number: int) -> Object:
     which, place, _ = _numbered(pod, number)
     found: Object = pod["status"][which][place]["state"]
     return found
+
+
+def _pulled(container: Object) -> str:
+    """Return what a runtime calls an image that it has pulled; there is no registry here, so the digest is of the name."""
+    name, _, pinned = str(container["image"]).partition("@")
+    named = reference(name)
+    digest = pinned or f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{named.registry}/{named.name}@{digest}"
 
 
 def _about(container: Object) -> Object:

@@ -32,6 +32,7 @@ class Remembered:
     status: Status = field(default_factory=lambda: Status(State.RUNNING, started_at=now()))
     lines: list[LogLine] = field(default_factory=list)
     cancels: int = 0
+    images: dict[int, str] = field(default_factory=dict)  # what `images` answers
 
 
 class MemoryBackend:
@@ -110,6 +111,9 @@ class MemoryBackend:
                 yield lines[position - 1]
             if not follow or ended:
                 return
+
+    def images(self, handle: str) -> dict[int, str]:
+        return dict(self.attempts[handle].images)
 
     def cancel(self, handle: str) -> None:
         found = self.attempts.get(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -89,6 +90,10 @@ def test_an_eviction_changes_no_loss(place: Ground):
     wanted = losses(unbroken)
     assert sorted(wanted) == list(range(1, STEPS + 1))
     assert worlds(place.backend(), unbroken.attempts[0]) == [(2, 0), (2, 1)]
+    image = f"docker.io/library/any@sha256:{hashlib.sha256(b'any:1').hexdigest()}"
+    assert unbroken.attempts[0].images == {0: image, 1: image}, (
+        "as the simulated kubelet tells of the image that it pulled"
+    )
 
     broken = evicted(place)
     first, second = broken.attempts
