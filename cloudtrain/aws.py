@@ -14,6 +14,7 @@ from cloudtrain.errors import BackendError, MissingExtra
 from cloudtrain.importing import Quickly
 
 TRIES = 6  # of one request; the pauses between them grow to 20 s
+FEW = {"ecr": 2}  # the same, of what no job needs: where it cannot be reached nobody is to wait for minutes
 CONNECT_S, READ_S = 10, 60
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
@@ -70,7 +71,7 @@ class Aws:
                 from botocore.config import Config
 
                 style = {"addressing_style": "path"} if self.endpoint else {}
-                retries = {"mode": "standard", "total_max_attempts": TRIES}
+                retries = {"mode": "standard", "total_max_attempts": FEW.get(service, TRIES)}
                 config = Config(retries=retries, connect_timeout=CONNECT_S, read_timeout=READ_S, s3=style or None,
                                 user_agent_extra="cloudtrain")  # fmt: skip
                 self._clients[service] = session.client(
@@ -101,6 +102,7 @@ class Aws:
         code = str(answer.get("Error", {}).get("Code") or "")
         said = str(answer.get("Error", {}).get("Message") or "").strip().rstrip(".")
         status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+        tries = FEW.get(action.partition(":")[0], TRIES)
         if code in _EXPIRED:
             return AwsError("the AWS credentials have expired", self._renew(), code)
         if code in _UNKNOWN:
@@ -115,13 +117,13 @@ class Aws:
         if "Capacity" in code:
             return AwsError(f"AWS has no such machines free: {said}", "try again, or elsewhere, or on spot", code)
         if code in _BUSY:
-            return AwsError(f"AWS asked {TRIES} times to slow down ({code})", "try again in some minutes", code)
+            return AwsError(f"AWS asked {tries} times to slow down ({code})", "try again in some minutes", code)
         if code in _NOWHERE:
             name = answer.get("Error", {}).get("BucketName")
             there = f"there is no bucket {name}" if name else "there is no such bucket"
             return AwsError(there, f"make it, or change {self._option('bucket')}", code)
         if status >= 500:
-            said = f"{action} failed on AWS's side {TRIES} times ({code or status})"
+            said = f"{action} failed on AWS's side {tries} times ({code or status})"
             return AwsError(said, "try again; health.aws.amazon.com", code or str(status), maybe_done=True)
         return AwsError(f"{action} was refused: {said or code}", "", code)
 

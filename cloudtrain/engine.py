@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cloudtrain import images
 from cloudtrain.errors import BackendError
 
 PROGRAM = "docker"
@@ -57,6 +58,27 @@ def missing(image: str) -> str:
     except EngineError:
         return f"the image {image} is not on this machine"
     return ""
+
+
+def image(named: str) -> str:
+    """Return the image that a name stands for on this machine, "" where that cannot be found out; blocking."""
+    try:
+        found = json.loads(ask("image", "inspect", "--format", "{{json .}}", named))
+    except (EngineError, ValueError):
+        return ""
+    return identity(named, found)
+
+
+def identity(named: str, found: Mapping[str, Any]) -> str:
+    """Return the digest that an inspected image has in its name's own registry, else in another, else its id here.
+
+    One that was built here and never pushed has an id alone. Of several digests the one that the name itself says is taken.
+    """
+    wanted = images.reference(named)
+    known = [said for said in found.get("RepoDigests") or () if images.exact(said)]
+    own = [said for said in known if images.reference(said)[:2] == wanted[:2]]
+    asked = [said for said in own if images.reference(said).digest == wanted.digest]
+    return images.exact(next(iter([*asked, *own, *known]), str(found.get("Id") or "")))
 
 
 def name(folder: Path, attempt_id: str) -> str:

@@ -3,7 +3,8 @@
     python -m cloudtrain.localmode FOLDER
 
 FOLDER holds request.json, and this process keeps there what a supervisor keeps (nodes.py): status.json, `lock`, `cancel`;
-algo-<N>/log is what host N has printed, algo-<N>/ml its /opt/ml. Before the last word every container is gone.
+algo-<N>/log is what host N has printed, algo-<N>/ml its /opt/ml. status.json also says which `image` the hosts run. Before
+the last word every container is gone.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Keeper:
             self.request = self._store.bring(self.request, lambda: self._cancelled)
         if self._cancelled:
             return Status(State.CANCELLED)
+        self._said["image"] = engine.image(str(self.request["AlgorithmSpecification"]["TrainingImage"]))
         engine.connect(self.folder, self.attempt_id)
         for name in names:
             self._hosts.append(_Host(self, name, names))

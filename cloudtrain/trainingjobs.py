@@ -66,6 +66,12 @@ def seconds_since_end(found: Mapping[str, Any]) -> float | None:
     return (datetime.now(UTC) - ended).total_seconds() if isinstance(ended, datetime) else None
 
 
+def seconds_since_start(found: Mapping[str, Any]) -> float | None:
+    """Return how long ago a job had its machines, None before that."""
+    began = found.get("TrainingStartTime")
+    return (datetime.now(UTC) - began).total_seconds() if isinstance(began, datetime) else None
+
+
 def _stopped(found: Mapping[str, Any], secondary: str, said: str) -> tuple[State, str]:
     """Stopped has many meanings: a limit, somebody's wish, or spot machines that never came back."""
     seen = [str(change.get("Status")) for change in found.get("SecondaryStatusTransitions") or []]

@@ -35,8 +35,9 @@ ON = {
     "iam:PassRole": "the role",
     "s3": "the bucket",
     "logs": "`/aws/sagemaker/TrainingJobs`",
+    "ecr": "the image's repository",
 }
-OPTIONAL = {"iam:GetRole", "iam:ListRoles"}  # what is asked there is left out where it is denied
+OPTIONAL = {"iam:GetRole", "iam:ListRoles", "ecr:BatchGetImage"}  # what is asked there is left out where it is denied
 
 
 def actions(calls: list[str]) -> list[str]:
@@ -62,7 +63,9 @@ def record(folder: Path) -> dict[str, list[str]]:
         simulator.make_bucket(bucket)
         trust = {"Version": "2012-10-17", "Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
         simulator.call("iam", "create_role", RoleName="training", AssumeRolePolicyDocument=json.dumps(trust))
-        given = {"role": ROLE, "bucket": bucket, "region": REGION, "account": ACCOUNT, "image": "any"}
+        simulator.call("ecr", "create_repository", repositoryName="training")
+        image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:1"
+        given = {"role": ROLE, "bucket": bucket, "region": REGION, "account": ACCOUNT, "image": image}
         backend = SagemakerBackend({**given, "endpoint": simulator.url, "client": "boto3"}, folder / "runs")
         source = folder / "source"
         source.mkdir()
@@ -87,6 +90,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         during("show, wait", lambda: backend.status(first))
         while not list(backend.logs(first)):
             time.sleep(0.1)
+        during("the image's digest", lambda: backend.images(first))
         during("cancel", lambda: backend.cancel(first))
         while not backend.status(first).state.final:
             time.sleep(0.1)
@@ -112,7 +116,7 @@ if os.environ["CLOUDTRAIN_ATTEMPT"] == "1":
 def table(calls: dict[str, list[str]]) -> str:
     """Return the page's part: the actions of every command, and a policy with all of them."""
     rows = ["| for | actions |", "| --- | --- |"]
-    for name in ("submit", "show, wait", "logs", "cancel", "fetch", "doctor", "init"):
+    for name in ("submit", "show, wait", "logs", "the image's digest", "cancel", "fetch", "doctor", "init"):
         rows.append(f"| {name} | {', '.join(map(_said, actions(calls[name])))} |")
     return "\n".join([BEGIN, "", *rows, "", END])
 

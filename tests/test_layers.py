@@ -12,8 +12,8 @@ LAYERS = [
     "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
-    " engine localmode localstore aws awsaccount cloudwatch huggingfaceestimator s3files trainingjobs"
-    " vertexoptions googleapi bucket customjobs joblog"
+    " engine localmode localstore aws awsaccount cloudwatch ecr huggingfaceestimator s3files trainingjobs"
+    " vertexoptions googleapi googleimages bucket customjobs joblog"
     " outputfiles sharedrun kubernetesoptions kubeapi kubeclaims kubeconfig kubejobs kubelogs kubestatus kubestore podlog"
     " document manifest backend machines nodes places agent supervision nodefiles rpc remote transfer inspection sshoptions"
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import agent, engine, localmode, localstore, nodefiles, nodes, provenance, s3files, supervision
+from cloudtrain import agent, engine, images, localmode, localstore, nodefiles, nodes, provenance, s3files, supervision
 from cloudtrain.aws import Aws
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
@@ -121,6 +121,12 @@ class SagemakerLocalBackend:
         folder = Path(handle)
         logs = [folder / name / "log" for name in localmode.hosts(_request(folder) or {})]
         return nodes.tail(logs, after=after, follow=follow, ended=lambda: self.status(handle).state.final)
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return which image the hosts were started from, as the engine told it just before."""
+        request, said = _request(Path(handle)), supervision.read_status(Path(handle))
+        image = images.exact(str((said or {}).get("image") or ""))
+        return dict.fromkeys(range(len(localmode.hosts(request))), image) if request and image else {}
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)

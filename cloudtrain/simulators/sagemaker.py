@@ -2,7 +2,7 @@
 
     python -m cloudtrain.simulators.sagemaker --bucket my-bucket
 
-S3, CloudWatch Logs, STS and IAM are moto's. Training jobs are ours (trainingjob.py): a name is taken once, everything of a
+S3, CloudWatch Logs, STS, IAM and ECR are moto's. Training jobs are ours (trainingjob.py): a name is taken once, everything of a
 request is kept, jobs pass through SageMaker's states, can be stopped and preempted, and write logs and results where the
 real ones do. What stands in no image is not simulated: the container's command runs with this machine's Python.
 """
@@ -29,6 +29,7 @@ from cloudtrain.simulators.trainingjob import Habits, TrainingJob
 ACCOUNT, REGION = "123456789012", "us-east-1"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
+_SERVICES = {"SageMaker": "sagemaker", "Logs_20140328": "logs", "AmazonEC2ContainerRegistry_V20150921": "ecr"}
 _Start = Callable[..., Any]
 
 
@@ -201,7 +202,7 @@ class _Refused(Exception):
 def _asked(environ: dict[str, Any], target: str, size: int) -> tuple[str, str, dict[str, Any] | None]:
     """Return service, action and, for JSON protocols, the body of a request."""
     if target:
-        service = {"SageMaker": "sagemaker", "Logs_20140328": "logs"}.get(target.partition(".")[0], target)
+        service = _SERVICES.get(target.partition(".")[0], target)
         raw = environ["wsgi.input"].read(size)
         _give_back(environ, raw)
         return service, target.rpartition(".")[2], json.loads(raw or b"{}")

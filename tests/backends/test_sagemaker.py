@@ -31,7 +31,7 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found.calls.clear()
     yield found
     found.close()
-    made = [call for call in found.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam")]
+    made = [call for call in found.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr")]
     assert set(iam.actions(made)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
 
 
