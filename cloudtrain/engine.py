@@ -66,7 +66,7 @@ def image(named: str) -> str:
         found = json.loads(ask("image", "inspect", "--format", "{{json .}}", named))
     except (EngineError, ValueError):
         return ""
-    return identity(named, found)
+    return identity(named, found) if isinstance(found, dict) else ""
 
 
 def identity(named: str, found: Mapping[str, Any]) -> str:

@@ -214,6 +214,63 @@ def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.
     assert [problem.message for problem in bench.backend.check()] == ["there is no docker on this machine"]
 
 
+ONE, TWO, ID = (f"sha256:{letter * 64}" for letter in "abc")
+
+
+@pytest.mark.parametrize(
+    ("named", "digests", "image"),
+    [
+        (IMAGE, [], ID),  # built here
+        (IMAGE, None, ID),
+        (IMAGE, ["<none>@<none>"], ID),
+        ("r.example.com:5000/team/x:2", [f"other/x@{ONE}", f"r.example.com:5000/team/x@{TWO}"], 1),
+        ("ubuntu", [f"mine/ubuntu@{ONE}", f"ubuntu@{TWO}"], 1),
+        ("docker.io/library/ubuntu:24.04", [f"mine/ubuntu@{ONE}", f"ubuntu@{TWO}"], 1),
+        ("mine:1", [f"ubuntu@{ONE}", f"other@{TWO}"], 0),  # it is the one that was pulled as ubuntu
+        (f"x/y@{TWO}", [f"x/y@{ONE}", f"x/y@{TWO}"], 1),
+        (ID, [f"x/y@{ONE}"], 0),
+    ],
+)
+def test_an_image_is_known_by_its_registrys_digest_else_by_its_id(named: str, digests, image) -> None:
+    wanted = image if isinstance(image, str) else digests[image]
+    assert engine.identity(named, {"Id": ID, "RepoDigests": digests}) == wanted
+    assert engine.identity(named, {"Id": "abc"}) == ""
+
+
+# An engine's command line as far as an attempt asks: it knows the image, and its containers end well at once.
+ENGINE = """\
+#!/bin/sh
+case "$1 $2 $4" in
+  "image inspect {{json .}}") INSPECTED ;;
+  inspect*) exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("inspected", "image"),
+    [
+        (f"""echo '{{"Id": "{ID}", "RepoDigests": []}}'""", ID),
+        (f"""echo '{{"Id": "{ID}", "RepoDigests": ["cloudtrain-train@{ONE}"]}}'""", f"cloudtrain-train@{ONE}"),
+        ("echo no such image >&2; exit 1", ""),
+        ("echo no JSON", ""),
+        ("echo []", ""),
+    ],
+)
+def test_the_keeper_keeps_what_the_engine_tells_and_an_attempt_goes_on_without(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inspected: str, image: str
+) -> None:
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(ENGINE.replace("INSPECTED", inspected))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert bench.backend.images(str(bench.home / "runs" / "near" / "a1")) == {}
+    handle = bench.backend.submit(*bench.plan(num_nodes=2))
+    assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
+    assert bench.backend.images(handle) == ({0: image, 1: image} if image else {})
+
+
 def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "a,b").mkdir()
     plan, _ = bench.plan(num_nodes=2, inputs={"x": str(tmp_path / "a,b")})
@@ -340,6 +397,8 @@ def test_two_hosts_are_two_containers(bench: Bench) -> None:
     script = "import os, socket\nprint(socket.gethostname(), os.environ['MASTER_ADDR'], os.getcwd(), flush=True)\n"
     handle = bench.backend.submit(*bench.plan(script, num_nodes=2))
     assert bench.final(handle).state is State.SUCCEEDED
+    shown = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, text=True, check=True).stdout
+    assert bench.backend.images(handle) == dict.fromkeys((0, 1), json.loads(shown)[0]["Id"])  # built here, never pushed
     said = sorted(text for text in bench.said(handle) if not text.startswith("::"))
     assert [text.split()[0] for text in said] == ["algo-1", "algo-2"], said
     assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in said), said
