@@ -15,11 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain import googleimages
 from cloudtrain.bucket import Bucket
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.googleapi import Api, ApiError, explained
 from cloudtrain.importing import Quickly
-from cloudtrain.joblog import Merge, result, seconds
+from cloudtrain.joblog import Merge, node_of, result, seconds
 from cloudtrain.requests.vertex import ATTEMPT
 from cloudtrain.state import EXIT_RESUMABLE, State, Status
 
@@ -188,6 +189,22 @@ class CustomJobs:
         code_said = _STATUS.search(said)
         reason = explained(0, said, "Vertex AI")[0] if said else "Vertex AI gives no reason"
         return Status(state, int(code_said[1]) if code_said else None, reason, started, ended, url)
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> the image that its pool names, with the digest that the tag stands for now.
+
+        The service itself tells no digest. Each image is asked for once, of Google's registries alone.
+        """
+        job = self.get(handle)
+        named: dict[int, str] = {}
+        for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"] if job else ()):
+            image = (pool.get("containerSpec") or {}).get("imageUri")
+            for replica in range(int(pool.get("replicaCount", 0))):
+                node = node_of(f"workerpool{number}-{replica}")
+                if image and node is not None:
+                    named[node] = image
+        known = {image: googleimages.exact(self._api, image) for image in dict.fromkeys(named.values())}
+        return {node: known[image] for node, image in named.items() if known[image]}
 
     def cancel(self, handle: str) -> None:
         """Ask for the end; a job that has ended or is gone stays as it is."""

@@ -52,7 +52,8 @@ class Api:
     def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
         self._region, self._endpoint = region, endpoint
         self._credentials: Any = None
-        self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if endpoint else []))
+        direct = [urllib.request.ProxyHandler({})] if endpoint else []
+        self._opener = urllib.request.build_opener(_Redirects, *direct)
 
     @property
     def endpoint(self) -> str | None:
@@ -81,6 +82,7 @@ class Api:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         tries: int = TRIES,
+        timeout_s: float = TIMEOUT_S,
         fine: tuple[int, ...] = (),
     ) -> Answer:
         """Return an answer of 2xx or a status in `fine`; `what` says in words what was to be done. Blocking.
@@ -98,7 +100,7 @@ class Api:
                 if query:
                     address += ("&" if "?" in address else "?") + urllib.parse.urlencode(query)
                 request = urllib.request.Request(address, data, {**self._signed(), **(headers or {})}, method=method)
-                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                with self._opener.open(request, timeout=timeout_s) as answer:
                     return Answer(answer.status, _small(answer.headers), answer.read())
             except urllib.error.HTTPError as error:
                 with error:
@@ -163,6 +165,21 @@ class Api:
         return {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect, and to another place without the token: urllib itself would take it along."""
+
+    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+        found = super().redirect_request(req, *rest)
+        if found is not None and _place(found.full_url) != _place(req.full_url):
+            found.remove_header("Authorization")
+        return found
+
+
+def _place(address: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(address)
+    return parts.scheme, parts.netloc
+
+
 def explained(status: int, said: str, what: str) -> tuple[str, str]:
     """Return one sentence and a hint for an error of Google's APIs."""
     text = " ".join(said.split())[:400]
@@ -203,12 +220,13 @@ def explained(status: int, said: str, what: str) -> tuple[str, str]:
 
 
 def _said(body: bytes) -> str:
-    """Return an error's own words."""
+    """Return an error's own words; a registry has a list of errors."""
     text = body.decode("utf-8", "replace")
     try:
-        found = json.loads(text)["error"]
+        said = json.loads(text)
+        found = said["errors"][0] if "errors" in said else said["error"]
         return str(found.get("message") or found) if isinstance(found, dict) else str(found)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return text
 
 

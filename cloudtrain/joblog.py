@@ -61,7 +61,7 @@ class Merge:
         for entry in entries:
             payload = entry.get("jsonPayload") or {}
             text = str(payload.get("message", entry.get("textPayload", "")))
-            node = _rank(str(entry["resource"]["labels"].get("task_name", "")))
+            node = node_of(str(entry["resource"]["labels"].get("task_name", "")))
             found = _LINE.fullmatch(text)
             if found and node is not None:
                 here = self._nodes.setdefault(node, _Node())
@@ -121,7 +121,7 @@ def result(entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     for entry in entries:
         line = _LINE.fullmatch(str((entry.get("jsonPayload") or {}).get("message", entry.get("textPayload", ""))))
         said = events.parse(line[4]) if line and line[2] == "-1" else None
-        node = _rank(str(entry["resource"]["labels"].get("task_name", "")))
+        node = node_of(str(entry["resource"]["labels"].get("task_name", "")))
         if line and said and said[0] == "result" and node is not None:
             found[node] = max(found.get(node, ("", {})), (line[3], said[1]), key=lambda pair: pair[0])
     return found[min(found)][1] if found else None
@@ -133,8 +133,8 @@ def seconds(time_text: str) -> float:
     return datetime.fromisoformat(f"{whole}.{part[:6]:0<6}+00:00").timestamp()
 
 
-def _rank(task: str) -> int | None:
-    """Return the node rank of a replica's name: workerpool0-0 is 0, workerpool1-2 is 3; None for the platform itself."""
+def node_of(task: str) -> int | None:
+    """Return the node rank of a replica's name: workerpool0-0 is 0, workerpool1-2 is 3; None for what is no node of ours."""
     found = re.fullmatch(r"workerpool([01])-(\d+)", task)
     return int(found[1]) + int(found[2]) if found else None
 

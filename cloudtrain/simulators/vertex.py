@@ -16,13 +16,14 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain.process import Process, detach
 from cloudtrain.simulators.customjobs import CustomJobs
 from cloudtrain.simulators.entries import Entries
 from cloudtrain.simulators.life import Pace
-from cloudtrain.simulators.server import Answer, Server
+from cloudtrain.simulators.server import Answer, Route, Server
 from cloudtrain.simulators.storage import Storage
 
 PROJECT, REGION, BUCKET = "local", "us-central1", "local"
@@ -31,10 +32,17 @@ START_S = 60.0
 
 
 class Simulator:
-    """One project with a bucket; `url` is the address of all of its services."""
+    """One project with a bucket; `url` is the address of all of its services, and of `more`."""
 
     def __init__(
-        self, folder: Path, *, project: str = PROJECT, bucket: str = BUCKET, word: str = "", pace: Pace | None = None
+        self,
+        folder: Path,
+        *,
+        project: str = PROJECT,
+        bucket: str = BUCKET,
+        word: str = "",
+        pace: Pace | None = None,
+        more: Sequence[Route] = (),
     ) -> None:
         self.pace = pace or Pace()
         self.storage = Storage(folder / "storage")
@@ -43,7 +51,7 @@ class Simulator:
         self.jobs = CustomJobs(folder / "jobs", project, self.entries, self.pace)
         alive = ("GET", "/", lambda _: Answer({"pid": os.getpid()}))
         self.server = Server(
-            [alive, *self.jobs.routes, *self.storage.routes, *self.entries.routes],
+            [alive, *self.jobs.routes, *self.storage.routes, *self.entries.routes, *more],
             word=word,
         )
         self.url = self.server.url

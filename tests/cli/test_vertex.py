@@ -27,6 +27,7 @@ PERMISSIONS = {
     r"PUT /upload/.*": "storage.objects.create",
     r"DELETE /storage/.*": "storage.objects.delete",
     r"POST /v2/entries:list": "logging.logEntries.list",
+    r"GET /v2/.*/manifests/.*": "artifactregistry.repositories.downloadArtifacts",
     r"POST /simulator/.*": "",
 }
 
@@ -42,7 +43,8 @@ def test_a_target_on_vertex_from_plan_to_fetch(
     simulator: Simulator, project: Path, shell: Cli, tmp_path: Path, client: str
 ):
     (project / "cloudtrain.toml").write_text(
-        '[targets.prod]\nbackend = "vertex"\nproject = "local"\nbucket = "local"\nimage = "any:1"\nsettle_s = 1\n'
+        '[targets.prod]\nbackend = "vertex"\nproject = "local"\nbucket = "local"\n'
+        'image = "us-docker.pkg.dev/local/any/gpu:1"\nsettle_s = 1\n'
         f'endpoint = "{simulator.url}"\nclient = "{client}"\n'
     )
     (project / "job.yaml").write_text(
@@ -93,6 +95,7 @@ def test_a_target_on_vertex_from_plan_to_fetch(
         found = [permission for call, permission in PERMISSIONS.items() if re.fullmatch(call, f"{method} {path}")]
         assert found, f"{method} {path} needs a permission that nobody has named"
         needed.add(found[0])
+    assert "artifactregistry.repositories.downloadArtifacts" in needed
     text = DOCS.read_text()
     assert {permission for permission in needed if f"`{permission}`" not in text} == set()
 

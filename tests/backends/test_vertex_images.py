@@ -1,0 +1,358 @@
+"""Which image a custom job runs: the digest behind its tag, asked of Google's registries alone, kept with the attempt."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import googleimages
+from cloudtrain.backend import HasImages
+from cloudtrain.backends.vertex import VertexBackend
+from cloudtrain.backends.vertex_local import VertexLocalBackend
+from cloudtrain.errors import Unreachable
+from cloudtrain.googleapi import ApiError
+from cloudtrain.job import Job
+from cloudtrain.simulators.life import Pace
+from cloudtrain.simulators.server import Fault
+from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.state import State
+from cloudtrain.submitter import Submitter
+from cloudtrain.watch import Watcher
+from tests.backends.registry import Registry
+from tests.backends.test_vertex import Bench
+from tests.conftest import WAIT_S
+from tests.test_googleapi import Tokens, tokens  # noqa: F401 - a fixture
+
+NAME, TAG = "my-project/train/gpu", "1"
+IMAGE = f"us-central1-docker.pkg.dev/{NAME}:{TAG}"
+PINNED = "docker.io/library/python@sha256:" + "ab" * 32
+QUESTION = r"^/v2/.*/manifests/"
+
+
+class Place(Bench):
+    """A simulator with a registry at its address."""
+
+    def __init__(self, folder: Path, pace: Pace | None = None) -> None:
+        super().__init__(folder, pace)
+        self.simulator.close()
+        self.registry = Registry()
+        self.simulator = Simulator(folder / "with-registry", pace=pace, more=self.registry.routes)
+
+    def submitted(self, image: str, **changes) -> tuple[VertexBackend, str]:
+        plan, bundle = self.plan("print(1)", **changes)
+        backend = self.backend(image=image)
+        plan = backend.plan(Job.from_dict(plan.job), bundle, plan.run_id)
+        return backend, backend.submit(plan, bundle)
+
+    @property
+    def questions(self) -> int:
+        return self.asked("GET", QUESTION)
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Iterator[Place]:
+    """A service that takes jobs and never runs them."""
+    made = Place(tmp_path, Pace(execute=False))
+    yield made
+    made.simulator.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.simulator.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.googleapi.PAUSE_S", 0.001)
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "asked"),
+    [
+        (IMAGE, ("us-central1-docker.pkg.dev", "/v2/my-project/train/gpu/manifests/1")),
+        ("europe-docker.pkg.dev/vertex-ai/training/pytorch", "/v2/vertex-ai/training/pytorch/manifests/latest"),
+        ("gcr.io/p/i:v1.0_a-b", ("gcr.io", "/v2/p/i/manifests/v1.0_a-b")),
+        ("us.gcr.io/p/i", ("us.gcr.io", "/v2/p/i/manifests/latest")),
+        ("gcr.io/p/i:a?b#c", ("gcr.io", "/v2/p/i/manifests/a%3Fb%23c")),
+        (f"{IMAGE}@sha256:{'ab' * 32}", None),  # it is pinned
+        (f"{IMAGE}@sha512:{'ab' * 64}", None),  # so is this one
+        (PINNED, None),
+        ("python:3.12", None),
+        ("my-project/us-docker.pkg.dev/i", None),  # a folder of Docker Hub
+        ("ghcr.io/p/i:1", None),
+        ("localhost:5000/p/i:1", None),
+        ("evil.com/us-docker.pkg.dev/i:1", None),
+        ("us-docker.pkg.dev.evil.com/p/i:1", None),
+        ("evilgcr.io/p/i:1", None),
+        ("gcr.io.evil.com/p/i:1", None),
+        ("gcr.io:8443/p/i:1", None),
+        ("evil.com#-docker.pkg.dev/p/i:1", None),
+        ("evil.com?.gcr.io/p/i:1", None),
+        ("me:secret@gcr.io/p/i:1", None),
+        ("gcr.io\n.evil.com/p/i", None),
+        ("gcr.io", None),
+    ],
+)
+def test_only_tags_at_googles_registries_are_asked_for(image: str, asked: tuple[str, str] | str | None):
+    found = googleimages.address(image)
+    assert found == asked or (found is not None and found[1] == asked)
+
+
+def test_a_backend_that_pulls_no_image_tells_none(tmp_path: Path):
+    assert isinstance(VertexBackend({"project": "p", "bucket": "b"}, tmp_path), HasImages)
+    assert not isinstance(VertexLocalBackend({}, tmp_path / "runs"), HasImages)
+
+
+# -- what is answered -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["header", "bytes"])
+def test_a_tag_is_told_with_its_digest_and_asked_for_once(paper: Place, tells: bool):
+    digest = paper.registry.push(NAME, TAG, b'{"schemaVersion": 2, "manifests": []}')
+    paper.registry.tells = tells
+    backend, handle = paper.submitted(IMAGE, num_nodes=4)
+    assert backend.images(handle) == dict.fromkeys(range(4), f"{IMAGE}@{digest}")
+    assert paper.questions == 1, "two pools have one image"
+
+
+def test_nodes_are_counted_as_the_log_counts_them(paper: Place):
+    digest = paper.registry.push("p/worker", "2", b"{}")
+    paper.registry.push(NAME, TAG, b"{ }")
+    plan, bundle = paper.plan("print(1)", num_nodes=3)
+    pools = [{"containerSpec": {"imageUri": PINNED}}, {"containerSpec": {"imageUri": "gcr.io/p/worker:2"}}]
+    reducers = {
+        "replicaCount": 2,
+        "machineSpec": {"machineType": "n1-highcpu-16"},
+        "containerSpec": {"imageUri": IMAGE},
+    }
+    backend = paper.backend(raw={"jobSpec": {"workerPoolSpecs": [*pools, reducers]}})
+    handle = backend.submit(backend.plan(Job.from_dict(plan.job), bundle, "run"), bundle)
+    worker = f"gcr.io/p/worker:2@{digest}"
+    assert backend.images(handle) == {0: PINNED, 1: worker, 2: worker}, "the reducers are no nodes"
+
+
+@pytest.mark.parametrize("image", [PINNED, "python:3.12", "ghcr.io/p/i:1", "localhost:5000/p/i:1", "any:1"])
+def test_a_pinned_image_and_another_registry_are_never_asked_for(paper: Place, image: str):
+    backend, handle = paper.submitted(image, num_nodes=2)
+    assert backend.images(handle) == (dict.fromkeys((0, 1), PINNED) if image == PINNED else {})
+    assert paper.asked("GET", "v2") == paper.asked("HEAD", "v2") == 0
+
+
+def test_a_tag_that_is_gone_is_left_out(paper: Place):
+    backend, handle = paper.submitted(IMAGE)
+    assert backend.images(handle) == {}
+    assert paper.questions == 1
+
+
+def test_a_job_that_is_gone_has_no_images(paper: Place):
+    assert paper.backend().images("projects/local/locations/us-central1/customJobs/1") == {}
+
+
+def test_a_registry_that_refuses_says_why(paper: Place):
+    paper.registry.denied.add(NAME)
+    backend, handle = paper.submitted(IMAGE)
+    with pytest.raises(ApiError, match='permission denied: Permission "artifactregistry.*downloadArtifacts"') as caught:
+        backend.images(handle)
+    assert caught.value.status == 403 and "docs/vertex.md" in caught.value.hint and paper.questions == 1
+    paper.registry.token = "another"  # a simulator's address is sent no token
+    with pytest.raises(ApiError, match="authentication failed") as caught:
+        backend.images(handle)
+    assert caught.value.status == 401
+
+
+def test_a_registry_that_does_not_answer_is_not_asked_for_long(paper: Place):
+    paper.simulator.faults.append(Fault("GET", QUESTION, 0, times=99))
+    backend, handle = paper.submitted(IMAGE)
+    with pytest.raises(Unreachable, match="the digest of .* is not known"):
+        backend.images(handle)
+    assert paper.questions == googleimages.TRIES
+
+
+# -- the token --------------------------------------------------------------------------------------------------------
+
+
+class Googles:
+    """A proxy that answers itself for every host behind it, over TLS with a certificate of its own."""
+
+    def __init__(self, folder: Path, registry: Registry) -> None:
+        self.connected: list[str] = []  # host:port, as clients asked for them
+        self.heard: list[tuple[str, str, str]] = []  # host, path, the token that came with it
+        self.moved = ""  # where every question for a manifest is sent
+        self.certificate = folder / "googles.pem"
+        _certify(self.certificate, ["us-central1-docker.pkg.dev", "elsewhere.example"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate)
+        googles = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_CONNECT(self) -> None:
+                googles.connected.append(self.path)
+                self.send_response(200)
+                self.end_headers()
+                with context.wrap_socket(self.connection, server_side=True) as inside:
+                    googles.answer(inside)
+                self.close_connection = True
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.registry = registry
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+
+    def answer(self, inside: socket.socket) -> None:
+        """Answer one request, which came through the proxy."""
+        lines = inside.makefile("rb")
+        _, path, _ = lines.readline().decode().split(" ")
+        headers = {}
+        while line := lines.readline().decode().strip():
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+        self.heard.append((headers["host"], path, headers.get("authorization", "")))
+        known = self.registry.manifests.get((NAME, TAG), b"")
+        said = b"HTTP/1.1 200 OK\r\n"
+        if self.moved and self.moved not in f"https://{headers['host']}{path}":
+            said = f"HTTP/1.1 302 Found\r\nLocation: {self.moved}\r\n".encode()
+        inside.sendall(said + f"Content-Length: {len(known)}\r\nConnection: close\r\n\r\n".encode() + known)
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def _certify(into: Path, hosts: list[str]) -> None:
+    """Write a key and a certificate that it has signed itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Googles")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName(host) for host in hosts] + [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    plain = key.private_bytes(serialization.Encoding.PEM, *form)
+    into.write_bytes(plain + made.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.fixture
+def googles(tmp_path: Path, tokens: Tokens) -> Iterator[Googles]:  # noqa: F811
+    registry = Registry()
+    registry.push(NAME, TAG, b"{}")
+    made = Googles(tmp_path, registry)
+    yield made
+    made.close()
+
+
+def asked(googles: Googles, *images: str) -> list[str]:
+    """Ask for images as a client without a simulator does, in a process of its own."""
+    script = (
+        "import json, sys; from cloudtrain import googleapi, googleimages\n"
+        "googleapi.PAUSE_S = 0.001\n"
+        "api = googleapi.Api('us-central1')\n"
+        "print(json.dumps([googleimages.exact(api, image) for image in sys.argv[1:]]))"
+    )
+    given = {"HTTPS_PROXY": googles.url, "SSL_CERT_FILE": str(googles.certificate)}
+    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | given
+    done = subprocess.run(
+        [sys.executable, "-c", script, *images], env=env, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_token_goes_to_googles_registry_and_to_no_other(googles: Googles):
+    digest = googles.registry.push(NAME, TAG, b'{"schemaVersion": 2}')
+    others = ["ghcr.io/p/i:1", "us-docker.pkg.dev.evil.com/p/i:1", "python:3.12", PINNED]
+    assert asked(googles, IMAGE, *others) == [f"{IMAGE}@{digest}", "", "", "", PINNED]
+    assert googles.connected == ["us-central1-docker.pkg.dev:443"]
+    assert googles.heard == [("us-central1-docker.pkg.dev", f"/v2/{NAME}/manifests/{TAG}", "Bearer t0ken")]
+
+
+def test_a_redirect_takes_the_token_nowhere_else(googles: Googles):
+    googles.moved = "https://elsewhere.example/v2/"
+    asked(googles, IMAGE)
+    googles.moved = "https://us-central1-docker.pkg.dev/v2/moved"
+    asked(googles, IMAGE)
+    assert [(host, token) for host, _, token in googles.heard] == [
+        ("us-central1-docker.pkg.dev", "Bearer t0ken"),
+        ("elsewhere.example", ""),
+        ("us-central1-docker.pkg.dev", "Bearer t0ken"),
+        ("us-central1-docker.pkg.dev", "Bearer t0ken"),
+    ]
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+WAITS = """
+import pathlib, sys, time
+print("up", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+def job(place: Place, tmp_path: Path) -> dict:
+    source = tmp_path / "mine"
+    source.mkdir()
+    (source / "train.py").write_text(WAITS)
+    given = {"name": "kept", "source": str(source), "entrypoint": "train.py", "args": [str(tmp_path / "go")]}
+    return {**given, "num_nodes": 2, "environment": {"requirements": "none"}}
+
+
+def test_a_run_keeps_what_its_tag_stood_for_when_it_began(place: Place, tmp_path: Path, home: Path):
+    first = place.registry.push(NAME, TAG, b'{"of": "today"}')
+    options = {"project": "local", "bucket": "local", "endpoint": place.simulator.url, "image": IMAGE, "client": "rest"}
+    run = Submitter("vertex", home=home, watch=False, settle_s=1.0, **options).submit(job(place, tmp_path))
+
+    deadline = time.monotonic() + WAIT_S
+
+    def moved() -> bool:
+        if time.monotonic() > deadline or run.store.attempts(run.run_id)[-1].images:
+            place.registry.push(NAME, TAG, b'{"of": "tomorrow"}')
+            (tmp_path / "go").touch()
+        return False
+
+    status = Watcher(run.store, run.run_id).run(until=moved)
+    assert status is not None and status.state is State.SUCCEEDED, status
+    kept = f"{IMAGE}@{first}"
+    assert run.store.attempts(run.run_id)[-1].images == {0: kept, 1: kept} and place.questions == 1
+
+
+def test_a_run_goes_on_where_the_registry_refuses(place: Place, tmp_path: Path, home: Path, capsys):
+    place.registry.denied.add(NAME)
+    (tmp_path / "go").touch()
+    options = {"project": "local", "bucket": "local", "endpoint": place.simulator.url, "image": IMAGE, "client": "rest"}
+    run = Submitter("vertex", home=home, watch=False, settle_s=1.0, **options).submit(job(place, tmp_path))
+    status = Watcher(run.store, run.run_id).run()
+    assert status is not None and status.state is State.SUCCEEDED, status
+    assert run.store.attempts(run.run_id)[-1].images == {}
+    assert "artifactregistry.repositories.downloadArtifacts" in capsys.readouterr().err
