@@ -263,7 +263,8 @@ def _by_signal(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict | No
     ):
         return None
     what = f"a process died of {name}, and nothing says why"
-    return _by_reason("signal", end.reason.split("\n")[0], end.failed_rank, what)
+    found = _by_reason("signal", end.reason.split("\n")[0], end.failed_rank, what)
+    return replace(found, change=rules.SENT[name]) if name in rules.SENT else found
 
 
 def _unknown(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:

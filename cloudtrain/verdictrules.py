@@ -55,7 +55,9 @@ CLASSES = {
     "wrong-version": Class(
         "a package is there in a version that does not fit", "pin the version that the code was written for"
     ),
-    "requirements-conflict": Class("the requirements cannot be installed together", "loosen the pins"),
+    "requirements-conflict": Class(
+        "a requirement does not exist, or the requirements exclude each other", "loosen the pins"
+    ),
     "bad-argument": Class("an argument or option is unknown, missing or wrong", "correct the argument"),
     "parallel-config": Class(
         "batch sizes or strategy contradict the number of processes", "make the batch sizes fit the world size", True
@@ -331,6 +333,12 @@ GENERAL = frozenset(
         "script-error",
     ]
 )
+# What is worth a try where a signal came from outside: no dump is left of such a process.
+SENT = {
+    "SIGKILL": "look at the machine's memory: the kernel kills so where it ran out; else somebody did",
+    "SIGTERM": "look for who asked it to end: a scheduler, a limit of the platform, a person",
+    "SIGHUP": "look for who asked it to end: its terminal or connection was closed",
+}
 LATE = frozenset({"collective-timeout", "signal"})  # what other ranks die of, long after the cause
 # In a chain of tracebacks these are often survived: what was raised last outweighs them.
 WEAK = frozenset(
