@@ -26,9 +26,10 @@ from typing import Any
 import pytest
 
 from cloudtrain import events, registry
-from cloudtrain.backend import Backend, Feature, LogLine, Plan
+from cloudtrain.backend import Backend, Feature, HasImages, LogLine, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.events import MARK
+from cloudtrain.images import exact
 from cloudtrain.job import Job
 from cloudtrain.state import State, Status
 
@@ -444,6 +445,18 @@ class BackendContract:
         assert results == [f"result {rank} 4 1111.0" for rank in range(4)]
 
     # -- what is not there --------------------------------------------------------------------------------------------
+
+    def test_images_are_told_by_their_digests(
+        self, backend: Backend, connect: Callable[[], Backend], start: Any
+    ) -> None:
+        if not isinstance(backend, HasImages):
+            pytest.skip("it tells of no images")
+        handle = start("print('here')")
+        assert self.until_final(backend, handle).state is State.SUCCEEDED
+        told = backend.images(handle)
+        assert set(told) <= {0} and all(exact(image) == image for image in told.values())
+        again = connect()
+        assert isinstance(again, HasImages) and again.images(handle) == told
 
     def test_what_was_never_submitted_is_lost(self, backend: Backend, start: Any) -> None:
         handle = start("print('real')")
