@@ -2,8 +2,8 @@
 
 The question is GET /v2/NAME/manifests/TAG of the OCI distribution specification, with the account's access token, as
 https://cloud.google.com/artifact-registry/docs/reference/docker-api shows it for the list of tags. It needs
-`artifactregistry.repositories.downloadArtifacts`, which roles/artifactregistry.reader holds:
-https://cloud.google.com/iam/docs/roles-permissions/artifactregistry (both read 2026-11-22; no real registry was asked).
+the right to download, of roles/artifactregistry.reader: https://cloud.google.com/artifact-registry/docs/repositories/download-files
+(both read 2026-11-22; no real registry was asked).
 """
 
 from __future__ import annotations
