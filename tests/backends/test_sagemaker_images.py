@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import ecr
 from cloudtrain.errors import BackendError
 from cloudtrain.run import Run
 from cloudtrain.simulators.sagemaker import ACCOUNT, REGION, Fault, Simulator
@@ -57,29 +58,30 @@ def test_it_is_what_the_tag_stands_for_on_every_node(bench: Bench) -> None:  # n
     assert bench.backend.images(handle.replace("seen", "never")) == {}
 
 
-@pytest.mark.parametrize(
-    ("image", "kept", "asked"),
-    [
+def test_a_job_that_names_a_digest_is_believed_however_old_it_is(bench: Bench) -> None:  # noqa: F811
+    handle = submitted(bench, PINNED)
+    bench.final(handle)
+    bench.simulator.jobs["seen-a1"]._started -= 7200.0
+    assert bench.backend.images(handle) == {0: PINNED} and "ecr:BatchGetImage" not in bench.simulator.calls
+
+
+def test_who_cannot_be_asked_is_not(bench: Bench) -> None:  # noqa: F811
+    digest = push(bench.simulator, "first")
+    for name, exact, asked in (
+        (IMAGE, f"{IMAGE}@{digest}", True),
         (PINNED, PINNED, False),
         (f"registry.example.com/training@sha256:{'1' * 64}", f"registry.example.com/training@sha256:{'1' * 64}", False),
-        ("registry.example.com/training:1", None, False),
-        (f"{REGISTRY.replace(REGION, 'eu-west-1')}/team/training:1", None, False),
-        (f"{REGISTRY}.example.com/team/training:1", None, False),
-        (f"{REGISTRY}/team/training:2", None, True),
-        (f"{REGISTRY}/team/training", None, True),
-        (f"{REGISTRY}/team/other:1", None, True),
-    ],
-)
-def test_who_names_a_digest_is_believed_and_who_cannot_be_asked_is_not(bench: Bench, image, kept, asked) -> None:  # noqa: F811
-    push(bench.simulator, "first")
-    handle = submitted(bench, image)
-    if asked or kept is None:  # an old job that names a digest is as certain as a new one
-        assert bench.backend.images(handle) == {}
-    else:
-        bench.final(handle)
-        bench.simulator.jobs["seen-a1"]._started -= 7200.0
-        assert bench.backend.images(handle) == {0: kept}
-    assert ("ecr:BatchGetImage" in bench.simulator.calls) == asked
+        ("registry.example.com/training:1", "", False),
+        ("", "", False),
+        (f"{REGISTRY.replace(REGION, 'eu-west-1')}/team/training:1", "", False),
+        (f"{REGISTRY}.example.com/team/training:1", "", False),
+        (f"{REGISTRY}/team/training:2", "", True),
+        (f"{REGISTRY}/team/training", "", True),
+        (f"{REGISTRY}/team/other:1", "", True),
+    ):
+        bench.simulator.calls.clear()
+        assert ecr.exact(bench.backend.aws, name) == exact, name
+        assert bench.simulator.calls == ["ecr:BatchGetImage"] * asked, name
 
 
 def test_the_registry_of_another_account_is_asked_as_who_pulls_asks_it(bench: Bench) -> None:  # noqa: F811
