@@ -50,20 +50,9 @@ class KubeLogs:
     def _read(self, job: Object, node: NodeLog, pods: list[Object], merge: Merge, final: bool) -> Iterator[LogLine]:
         """Yield what is new of one node: of the pod that is known, and of those that followed it."""
         there = {str(pod["metadata"]["uid"]): pod for pod in pods}
-        starts = {uid: Start(_compact(pod["metadata"]["creationTimestamp"]), uid) for uid, pod in there.items()}
-        kept: dict[str, str] = {}
-        if node.pod.uid not in there and (node.pod.uid or final or len(there) != 1):
-            # A pod has to be started for reading a claim: once for each that has gone, when its successor is there.
-            kept = self._kept(job, node, final or bool(node.pod.uid and there))
-        told = {_start(name).uid: _start(name) for name in kept}
-
-        def order(start: Start) -> tuple[tuple[bool, str, int], str]:
-            return age(there.get(start.uid), told.get(start.uid, start).made), start.uid
-
-        for start in sorted((told | starts).values(), key=order):
+        starts, kept = self._starts(job, node, there, final)
+        for start in starts:
             if start.uid != node.pod.uid:
-                if order(start) < order(node.pod):
-                    continue
                 node.begin(start)
             pod = there.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))
@@ -78,6 +67,36 @@ class KubeLogs:
                 for name in kept:
                     if _start(name).uid == start.uid:
                         yield from merge.take(node.node, self._kept_text(job, kept[name]), began)
+
+    def _starts(
+        self, job: Object, node: NodeLog, there: dict[str, Object], final: bool
+    ) -> tuple[list[Start], dict[str, str]]:
+        """Return the start of a node that is known and those after it, in order, and what was asked for of its kept logs."""
+        made = {
+            uid: Start(_compact(pod["metadata"]["creationTimestamp"]), uid)
+            for uid, pod in there.items()
+            if uid == node.pod.uid or final or _speaks(pod)
+        }
+        told: dict[str, Start] = {}  # by the launchers' own clocks
+        known = node.pod
+
+        def order(start: Start) -> tuple[tuple[bool, str, int], str]:
+            return age(there.get(start.uid), start.made), start.uid
+
+        def before(start: Start) -> bool:
+            """Return whether a start came before the one that is known; where both are gone one kind of clock decides."""
+            gone = start.uid not in there and known.uid not in there
+            return order(start) < order(told.get(known.uid, known) if gone else known)
+
+        kept: dict[str, str] = {}
+        if known.uid not in there and (known.uid or final or len(there) != 1):
+            # A pod has to be started for reading a claim: once for each that has gone, when its successor is there.
+            kept = self._kept(job, node, final or bool(known.uid and there))
+        elif any(uid != known.uid and not before(start) for uid, start in made.items()):
+            kept = self._kept(job, node, False)  # another one may have come and gone before it
+        told |= {_start(name).uid: _start(name) for name in kept}
+        new = [start for uid, start in (told | made).items() if uid == known.uid or not before(start)]
+        return sorted(new, key=lambda start: (start.uid != known.uid, order(start))), kept
 
     def _text(self, pod: Object, since: str) -> str:
         """Return what a pod has printed, in whole lines; "" where it has not begun or is gone."""
@@ -126,6 +145,11 @@ class KubeLogs:
                 texts = {str(path.relative_to(name)): path.read_text(errors="replace") for path in files}
                 self._brought[uid] = texts
         return self._brought[uid]
+
+
+def _speaks(pod: Object) -> bool:
+    """Return whether a pod may have printed something: it began, or could not be prepared."""
+    return bool(container(pod).get("startedAt") or container(pod, UNPACK).get("exitCode"))
 
 
 def _start(name: str) -> Start:

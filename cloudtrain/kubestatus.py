@@ -61,16 +61,15 @@ def waits_for(pods: Iterable[Object]) -> str:
 
 
 def age(pod: Object | None, made: str) -> tuple[bool, str, int]:
-    """Return what one node's pods are in order by: what lives is the newest, then the time, then what is still there.
+    """Return what one node's pods are in order by: first what has failed or is gone, then the time, then what is still there.
 
-    The Job replaces a pod only when it has ended (podReplacementPolicy), while times are in whole seconds, and a time that
-    a pod's launcher wrote is by another clock than the server's: neither may decide against what lives. None is gone.
+    The Job replaces a pod only when it has failed (podReplacementPolicy), while times are in whole seconds, and that of a
+    pod that is gone, None, is often by its launcher's clock instead of the server's: no time decides against what lives or
+    has succeeded.
     """
-    return (
-        pod is not None and lives(pod),
-        made,
-        0 if pod is None else 1 if "deletionTimestamp" in pod["metadata"] else 2,
-    )
+    if pod is None:
+        return False, made, 0
+    return not failed(pod), made, 1 if "deletionTimestamp" in pod["metadata"] else 2
 
 
 def by_node(pods: Iterable[Object]) -> dict[int, Object]:
