@@ -14,8 +14,9 @@ from cloudtrain.errors import BackendError, MissingExtra
 from cloudtrain.importing import Quickly
 
 TRIES = 6  # of one request; the pauses between them grow to 20 s
-FEW = {"ecr": 2}  # the same, of what no job needs: where it cannot be reached nobody is to wait for minutes
 CONNECT_S, READ_S = 10, 60
+# Tries, and both times, of what no job needs: where it does not answer nobody is to wait for long.
+LIGHT = {"ecr": (2, 5, 5)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _UNKNOWN = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
@@ -71,8 +72,9 @@ class Aws:
                 from botocore.config import Config
 
                 style = {"addressing_style": "path"} if self.endpoint else {}
-                retries = {"mode": "standard", "total_max_attempts": FEW.get(service, TRIES)}
-                config = Config(retries=retries, connect_timeout=CONNECT_S, read_timeout=READ_S, s3=style or None,
+                tries, connect_s, read_s = LIGHT.get(service, (TRIES, CONNECT_S, READ_S))
+                retries = {"mode": "standard", "total_max_attempts": tries}
+                config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
                                 user_agent_extra="cloudtrain")  # fmt: skip
                 self._clients[service] = session.client(
                     service, region_name=self.region, endpoint_url=self.endpoint, config=config
@@ -102,7 +104,7 @@ class Aws:
         code = str(answer.get("Error", {}).get("Code") or "")
         said = str(answer.get("Error", {}).get("Message") or "").strip().rstrip(".")
         status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-        tries = FEW.get(action.partition(":")[0], TRIES)
+        tries = LIGHT.get(action.partition(":")[0], (TRIES,))[0]
         if code in _EXPIRED:
             return AwsError("the AWS credentials have expired", self._renew(), code)
         if code in _UNKNOWN:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import googleimages
+from cloudtrain import googleimages, images
 from cloudtrain.bucket import Bucket
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.googleapi import Api, ApiError, explained
@@ -193,15 +193,19 @@ class CustomJobs:
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image that its pool names, with the digest that the tag stands for now.
 
-        The service itself tells no digest. Each image is asked for once, of Google's registries alone.
+        The service itself tells no digest. Each image is asked for once, of Google's registries alone; a tag of a job that
+        began more than an hour ago is not asked for, nor is anything said of one that never began.
         """
         job = self.get(handle)
+        if not job or "startTime" not in job:
+            return {}
+        late = time.time() - seconds(str(job["startTime"])) > images.PULLED_S
         named: dict[int, str] = {}
-        for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"] if job else ()):
+        for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"]):
             image = (pool.get("containerSpec") or {}).get("imageUri")
             for replica in range(int(pool.get("replicaCount", 0))):
                 node = node_of(f"workerpool{number}-{replica}")
-                if image and node is not None:
+                if image and node is not None and ("@" in image or not late):
                     named[node] = image
         known = {image: googleimages.exact(self._api, image) for image in dict.fromkeys(named.values())}
         return {node: known[image] for node, image in named.items() if known[image]}

@@ -75,7 +75,7 @@ def identity(named: str, found: Mapping[str, Any]) -> str:
     One that was built here and never pushed has an id alone. Of several digests the one that the name itself says is taken.
     """
     wanted = images.reference(named)
-    known = [said for said in found.get("RepoDigests") or () if images.exact(said)]
+    known = [said for said in map(str, found.get("RepoDigests") or ()) if images.exact(said)]
     own = [said for said in known if images.reference(said)[:2] == wanted[:2]]
     asked = [said for said in own if images.reference(said).digest == wanted.digest]
     return images.exact(next(iter([*asked, *own, *known]), str(found.get("Id") or "")))

@@ -104,7 +104,7 @@ class Api:
                     return Answer(answer.status, _small(answer.headers), answer.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    found = Answer(error.code, _small(error.headers), error.read())
+                    found = Answer(error.code, _small(error.headers), _body(error))
                 if found.status in fine:
                     return found
                 if last or found.status not in LATER:
@@ -132,7 +132,7 @@ class Api:
                         return
             except urllib.error.HTTPError as error:
                 with error:
-                    said = _said(error.read())
+                    said = _said(_body(error))
                 if error.code == 416:
                     return  # all of it was there
                 if error.code not in LATER or turn == TRIES - 1:
@@ -219,6 +219,16 @@ def explained(status: int, said: str, what: str) -> tuple[str, str]:
     return f"{what}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"
 
 
+def _body(error: urllib.error.HTTPError) -> bytes:
+    """Return what came with a refusal, as far as it came: the refusal itself is known."""
+    try:
+        return error.read()
+    except http.client.IncompleteRead as broken:
+        return broken.partial
+    except (OSError, http.client.HTTPException):
+        return b""
+
+
 def _said(body: bytes) -> str:
     """Return an error's own words; a registry has a list of errors."""
     text = body.decode("utf-8", "replace")
@@ -262,7 +272,7 @@ def _transport() -> Any:
                     return Response(answer.status, _small(answer.headers), answer.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    return Response(error.code, _small(error.headers), error.read())
+                    return Response(error.code, _small(error.headers), _body(error))
             except OSError as error:
                 raise exceptions.TransportError(error) from None  # type: ignore[no-untyped-call]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 MOST = 500  # characters of what is kept
+PULLED_S = 3600.0  # after a job's start what a tag stands for is what was pulled; later it may long be another image
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _EXACT = re.compile(r"(?:[\w.:/-]+@)?sha256:[0-9a-f]{64}", re.ASCII)
 _SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # of older kubelets
@@ -47,9 +48,14 @@ def with_digest(text: str, digest: str) -> str:
 
 def lines(found: Mapping[int, str]) -> list[str]:
     """Return node -> image in words: one line where all that are known run the same, else one for each image."""
-    nodes: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}  # by digest: one image may be known by several names
     for node, image in sorted(found.items()):
-        nodes.setdefault(image, []).append(node)
+        nodes.setdefault(digest(image), []).append(node)
     if len(nodes) < 2:
-        return list(nodes)
-    return [f"node{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {image}" for image, ranks in nodes.items()]
+        return [found[ranks[0]] for ranks in nodes.values()]
+    return [f"node{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {found[ranks[0]]}" for ranks in nodes.values()]
+
+
+def digest(image: str) -> str:
+    """Return the digest of what `exact` returned."""
+    return image.rpartition("@")[2]

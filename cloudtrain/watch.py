@@ -124,7 +124,7 @@ class Watcher:
             self.store.record(attempt.attempt_id, status=status)
             self.store.set_status(self.run_id, status)
             if status.state is State.RUNNING:
-                self._ask_images(attempt, backend)
+                self._ask_images(attempt, backend)  # again where the platform has started it anew
         return False
 
     def catch_up(self, told: Mapping[str, Status], files: Callable[[], None]) -> None:
@@ -207,10 +207,11 @@ class Watcher:
         """Write an attempt's end, and the run's, unless another attempt is due."""
         if status.ended_at is None:
             status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
-        self._ask_images(attempt, backend)
         if status.state is State.LOST and attempt.handle is not None:
             _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)
+        if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
+            self._ask_images(attempt, backend)
         if status.state is State.PREEMPTED:
             self._tell(attempt, status, final=False)
         if not run.cancel_requested and self._may_retry(attempt, status):
@@ -233,14 +234,14 @@ class Watcher:
 
     def _ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
         """Keep which container images an attempt's nodes run, where its platform tells; it is in nobody's way."""
-        nodes = int(attempt.plan.manifest.get("nodes") or 1)
-        if attempt.handle is None or not isinstance(backend, HasImages) or len(attempt.images) >= nodes:
+        if attempt.handle is None or not isinstance(backend, HasImages):
             return
+        self._lease()  # it may take seconds
         try:
             if found := {node: text for node, said in backend.images(attempt.handle).items() if (text := exact(said))}:
                 self.store.keep_images(attempt.attempt_id, found)
-        except BackendError as error:
-            self._write(error)
+        except Exception as error:
+            print(f"{now()} {self.run_id}: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""

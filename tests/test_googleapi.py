@@ -15,7 +15,7 @@ import pytest
 
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError
-from cloudtrain.googleapi import Api
+from cloudtrain.googleapi import Api, ApiError
 from tests.conftest import WAIT_S
 
 
@@ -105,3 +105,23 @@ def test_init_writes_what_the_account_tells(tokens: Tokens, tmp_path: Path, monk
     assert main(["doctor", "vertex"]) == 1
     said = capsys.readouterr().out
     assert "options.vertex.bucket" in said and "options.vertex.project" not in said
+
+
+def test_a_refusal_that_breaks_off_is_still_that_refusal() -> None:
+    class Broken(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"error": ')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ApiError, match="it cannot be read: permission denied") as refused:
+            Api("r", lambda: address).call("GET", "storage", "/b/x", "it cannot be read")
+        assert refused.value.status == 403
+        server.shutdown()

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import cloudwatch, ecr, provenance, trainingjobs
+from cloudtrain import cloudwatch, ecr, images, provenance, trainingjobs
 from cloudtrain.aws import Aws, AwsError
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 LATE_S = 120.0  # after its end a job's last lines may still be on their way to CloudWatch
 DRAIN_S = 30.0  # how long they are waited for
-PULLED_S = 3600.0  # after a job's start what its tag stands for is what was pulled; later it may long be another image
 LOOK_S = 5.0  # between two looks at a log that is followed
 
 
@@ -177,13 +176,14 @@ class SagemakerBackend:
         """Return the image that a job names by its digest, or by a tag of ECR: then with the digest behind that tag now.
 
         SageMaker itself tells no digest. A watcher asks when it first sees the job running, soon after the image was
-        pulled; of a tag that is asked for more than an hour after the job's start nothing is said.
+        pulled; of a tag that is asked for more than an hour after the job's start nothing is said, nor of a job without one.
         """
         found = self._job(handle)
         if found is None:
             return {}
         name = str(found["AlgorithmSpecification"].get("TrainingImage") or "")
-        if "@" not in name and (trainingjobs.seconds_since_start(found) or 0.0) > PULLED_S:
+        age_s = trainingjobs.seconds_since_start(found)
+        if age_s is None or (age_s > images.PULLED_S and "@" not in name):
             return {}
         image = ecr.exact(self.aws, name)
         return dict.fromkeys(range(int(found["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}

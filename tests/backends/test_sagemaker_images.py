@@ -16,6 +16,7 @@ from cloudtrain.state import State
 from tests.backends.test_sagemaker import simulator  # noqa: F401 - a fixture
 from tests.backends.test_sagemaker_faults import Bench, bench  # noqa: F401 - a fixture
 from tests.backends.test_sagemaker_quickstart import cloudtrain, target  # noqa: F401 - a fixture
+from tests.conftest import wait_for
 
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 IMAGE = f"{REGISTRY}/team/training:1"
@@ -42,7 +43,19 @@ def push(simulator: Simulator, content: str) -> str:  # noqa: F811
 
 
 def submitted(bench: Bench, image: str, name: str = "seen", **changes) -> str:  # noqa: F811
-    return bench.backend.submit(*bench.plan(name=name, image=image, **changes))
+    """Submit a job and return its handle when it has begun."""
+    handle = bench.backend.submit(*bench.plan(name=name, image=image, **changes))
+    wait_for(lambda: bench.backend.status(handle).started_at, "its start")
+    return handle
+
+
+def test_a_job_that_never_began_has_none(bench: Bench) -> None:  # noqa: F811
+    push(bench.simulator, "first")
+    bench.simulator.habits.no_machines = 1
+    handle = bench.backend.submit(*bench.plan(name="seen", image=IMAGE))
+    status = bench.final(handle)
+    assert (status.event, status.started_at) == ("capacity", None)
+    assert bench.backend.images(handle) == {} and "ecr:BatchGetImage" not in bench.simulator.calls
 
 
 def test_it_is_what_the_tag_stands_for_on_every_node(bench: Bench) -> None:  # noqa: F811

@@ -19,6 +19,7 @@ from cloudtrain.backends.vertex_local import VertexLocalBackend
 from cloudtrain.errors import Unreachable
 from cloudtrain.googleapi import ApiError
 from cloudtrain.job import Job
+from cloudtrain.simulators.entries import stamp
 from cloudtrain.simulators.life import Pace
 from cloudtrain.simulators.server import Fault
 from cloudtrain.simulators.vertex import Simulator
@@ -49,7 +50,13 @@ class Place(Bench):
         plan, bundle = self.plan("print(1)", **changes)
         backend = self.backend(image=image)
         plan = backend.plan(Job.from_dict(plan.job), bundle, plan.run_id)
-        return backend, backend.submit(plan, bundle)
+        handle = backend.submit(plan, bundle)
+        self.begun(handle)
+        return backend, handle
+
+    def begun(self, handle: str, ago_s: float = 0.0) -> None:
+        """Let a job that is never run have begun."""
+        self.simulator.jobs.change(handle.rpartition("/")[2], startTime=stamp(time.time() - ago_s))
 
     @property
     def questions(self) -> int:
@@ -140,8 +147,15 @@ def test_nodes_are_counted_as_the_log_counts_them(paper: Place):
     }
     backend = paper.backend(raw={"jobSpec": {"workerPoolSpecs": [*pools, reducers]}})
     handle = backend.submit(backend.plan(Job.from_dict(plan.job), bundle, "run"), bundle)
+    assert backend.images(handle) == {} and paper.questions == 0, "it has not begun"
+    paper.begun(handle)
     worker = f"gcr.io/p/worker:2@{digest}"
     assert backend.images(handle) == {0: PINNED, 1: worker, 2: worker}, "the reducers are no nodes"
+    asked = paper.questions
+    paper.begun(handle, ago_s=7200)
+    assert backend.images(handle) == {0: PINNED} and paper.questions == asked, (
+        "what a tag stands for now says nothing of then"
+    )
 
 
 @pytest.mark.parametrize("image", [PINNED, "python:3.12", "ghcr.io/p/i:1", "localhost:5000/p/i:1", "any:1"])
