@@ -56,7 +56,7 @@ CLASSES = {
         "a package is there in a version that does not fit", "pin the version that the code was written for"
     ),
     "requirements-conflict": Class(
-        "a requirement does not exist, or the requirements exclude each other", "loosen the pins"
+        "a requirement does not exist, or the requirements exclude each other", "correct the name, or loosen the pins"
     ),
     "bad-argument": Class("an argument or option is unknown, missing or wrong", "correct the argument"),
     "parallel-config": Class(
@@ -337,7 +337,12 @@ GENERAL = frozenset(
 SENT = {
     "SIGKILL": "look at the machine's memory: the kernel kills so where it ran out; else somebody did",
     "SIGTERM": "look for who asked it to end: a scheduler, a limit of the platform, a person",
+    "SIGINT": "look for who asked it to end: Ctrl-C, or a program that sends the same",
     "SIGHUP": "look for who asked it to end: its terminal or connection was closed",
+    "SIGPIPE": "look at what it wrote to: the reader was gone",
+    "SIGUSR1": "look for who sent it: some schedulers warn so of the end",
+    "SIGUSR2": "look for who sent it: some schedulers warn so of the end",
+    "SIGALRM": "look for a timer in the script, or in what it runs",
 }
 LATE = frozenset({"collective-timeout", "signal"})  # what other ranks die of, long after the cause
 # In a chain of tracebacks these are often survived: what was raised last outweighs them.
