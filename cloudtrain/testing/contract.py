@@ -319,6 +319,9 @@ class BackendContract:
         handle = start("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
         self.until_line(connect(), handle, "there")
         assert connect().status(handle).state is State.RUNNING
+        if isinstance(again := connect(), HasImages):
+            told = again.images(handle)
+            assert set(told) <= {0} and all(exact(image) == image for image in told.values())
         connect().cancel(handle)
         assert self.until_final(connect(), handle).state is State.CANCELLED
         assert any(line.text == "there" for line in connect().logs(handle))
@@ -445,18 +448,6 @@ class BackendContract:
         assert results == [f"result {rank} 4 1111.0" for rank in range(4)]
 
     # -- what is not there --------------------------------------------------------------------------------------------
-
-    def test_images_are_told_by_their_digests(
-        self, backend: Backend, connect: Callable[[], Backend], start: Any
-    ) -> None:
-        if not isinstance(backend, HasImages):
-            pytest.skip("it tells of no images")
-        handle = start("print('here')")
-        assert self.until_final(backend, handle).state is State.SUCCEEDED
-        told = backend.images(handle)
-        assert set(told) <= {0} and all(exact(image) == image for image in told.values())
-        again = connect()
-        assert isinstance(again, HasImages) and again.images(handle) == told
 
     def test_what_was_never_submitted_is_lost(self, backend: Backend, start: Any) -> None:
         handle = start("print('real')")

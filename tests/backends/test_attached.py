@@ -91,6 +91,8 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
     assert status is not None and status.state is State.FAILED, status
     attached = cloudtrain.attach(f"{place.output}/{run.run_id}", tmp_path / "colleague")
     assert scrubbed(attached) == scrubbed(run)
+    assert set(run.attempts[0].images) == ({0, 1} if cloud == "kubernetes" else set())
+    assert attached.attempts[0].images == {}, "it was the watcher who asked the platform"
     verdict = attached.verdict()
     assert verdict is not None and (verdict.label, verdict.rank) == ("missing-file", 1)
     assert (attached.record.status.state, attached.record.backend) == (State.FAILED, cloud)
@@ -99,12 +101,14 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
 
 
 def scrubbed(run: Run) -> dict[str, Any]:
-    """Return what is told of a run, without what only the platform knows: its own lines, its words on the end, its bill."""
+    """Return what is told of a run, without what only the platform knows: lines, words on the end, bill, images."""
     found = told(run)
     shown = found["shown"]
     for each in (shown, *shown["attempts"]):
         for name in ("url", "billable_s", "reason"):
             each.pop(name)
     shown.pop("verdict")
+    for attempt in shown["attempts"]:
+        attempt.pop("images")
     found["log"] = sorted((node, rank, text) for _, node, rank, _, text in found["log"] if rank >= 0)
     return found
