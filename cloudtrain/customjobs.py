@@ -199,13 +199,13 @@ class CustomJobs:
         job = self.get(handle)
         if not job or "startTime" not in job:
             return {}
-        late = time.time() - seconds(str(job["startTime"])) > images.PULLED_S
+        age_s = time.time() - seconds(str(job["startTime"]))
         named: dict[int, str] = {}
         for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"]):
             image = (pool.get("containerSpec") or {}).get("imageUri")
             for replica in range(int(pool.get("replicaCount", 0))):
                 node = node_of(f"workerpool{number}-{replica}")
-                if image and node is not None and ("@" in image or not late):
+                if image and node is not None and images.stands(image, age_s):
                     named[node] = image
         known = {image: googleimages.exact(self._api, image) for image in dict.fromkeys(named.values())}
         return {node: known[image] for node, image in named.items() if known[image]}

@@ -46,6 +46,11 @@ def with_digest(text: str, digest: str) -> str:
     return exact(f"{text.partition('@')[0]}@{digest}")
 
 
+def stands(name: str, age_s: float | None) -> bool:
+    """Return whether a name stands for what a job pulled that began so many seconds ago; None is one that never began."""
+    return age_s is not None and ("@" in name or age_s <= PULLED_S)
+
+
 def lines(found: Mapping[int, str]) -> list[str]:
     """Return node -> image in words: one line where all that are known run the same, else one for each image."""
     nodes: dict[str, list[int]] = {}  # by digest: one image may be known by several names

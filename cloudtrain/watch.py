@@ -240,8 +240,10 @@ class Watcher:
         try:
             if found := {node: text for node, said in backend.images(attempt.handle).items() if (text := exact(said))}:
                 self.store.keep_images(attempt.attempt_id, found)
+        except BackendError as error:
+            self._write(error)
         except Exception as error:
-            print(f"{now()} {self.run_id}: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+            print(f"{now()} no images: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""

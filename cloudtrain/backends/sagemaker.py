@@ -175,15 +175,14 @@ class SagemakerBackend:
     def images(self, handle: str) -> dict[int, str]:
         """Return the image that a job names by its digest, or by a tag of ECR: then with the digest behind that tag now.
 
-        SageMaker itself tells no digest. A watcher asks when it first sees the job running, soon after the image was
+        SageMaker itself tells no digest. A watcher asks when it sees the job begin to run, soon after the image was
         pulled; of a tag that is asked for more than an hour after the job's start nothing is said, nor of a job without one.
         """
         found = self._job(handle)
         if found is None:
             return {}
         name = str(found["AlgorithmSpecification"].get("TrainingImage") or "")
-        age_s = trainingjobs.seconds_since_start(found)
-        if age_s is None or (age_s > images.PULLED_S and "@" not in name):
+        if not images.stands(name, trainingjobs.seconds_since_start(found)):
             return {}
         image = ecr.exact(self.aws, name)
         return dict.fromkeys(range(int(found["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}

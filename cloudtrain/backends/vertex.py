@@ -105,8 +105,8 @@ class VertexBackend:
         return self._jobs.logs(handle, follow=follow, after=after)
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return node -> its image. A tag's digest is the one behind it now: the watcher asks when it first sees the run
-        running, and a tag that has moved since the image was pulled tells the later one."""
+        """Return node -> its image. A tag's digest is the one behind it now: the watcher asks when it sees the run
+        begin to run, and a tag that has moved since the image was pulled tells the later one."""
         return self._jobs.images(handle)
 
     def cancel(self, handle: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -267,30 +266,6 @@ def test_a_clock_that_went_back_hides_no_line(place: Ground):
         lines = kubelet._logs[uid, "node"]
         lines[:] = [("2001-01-01T00:00:00.000000Z", text) for _, text in lines]
     assert [line.text for line in backend.logs(handle, after=cursor) if line.rank == 0] == ["two"]
-
-
-def test_the_image_that_was_pulled_is_told_by_its_digest(place: Ground):
-    place.cluster.kubelet.absent_images.add("any:1")
-    script = "import time; time.sleep(600)"
-    backend, handle = started(place, script, num_nodes=2)
-    wait_for(lambda: "ImagePullBackOff" in (backend.status(handle).reason or ""), "no image", 120)
-    assert backend.images(handle) == {}, "nothing was pulled"
-    place.cluster.kubelet.absent_images.clear()
-    wait_for(lambda: backend.status(handle).state is State.RUNNING, "its start", 120)
-    assert set(backend.images(handle)) == {0, 1} and set(backend.images(handle).values()) == {
-        f"docker.io/library/any@sha256:{hashlib.sha256(b'any:1').hexdigest()}"
-    }
-    backend.cancel(handle)
-
-
-def test_an_image_with_a_digest_is_that_one_whatever_runs_beside_it(place: Ground):
-    pinned = "team.example.com/train@sha256:" + "7" * 64
-    other, its = started(place, "print(1)", image=pinned)
-    assert ended(other, its).state is State.SUCCEEDED and other.images(its) == {0: pinned}
-    for pod in place.cluster.objects.all("pods"):  # a sidecar that an admission hook has put before ours
-        its_own = pod["status"]["containerStatuses"]
-        its_own.insert(0, {**its_own[0], "name": "mesh", "imageID": "docker.io/mesh@sha256:" + "1" * 64})
-    assert other.images(its) == {0: pinned}
 
 
 def test_a_command_that_is_not_in_the_image(place: Ground):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from cloudtrain import images, registry, watch
+from cloudtrain import registry, watch
 from cloudtrain.errors import BackendError
 from cloudtrain.images import Reference, exact, lines, reference, with_digest
 from cloudtrain.run import Run
@@ -131,7 +129,7 @@ def test_a_backend_that_will_not_say_or_says_nonsense_is_in_nobodys_way(run: Run
     MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
     look(run)
     assert run.store.find(run.run_id).status.state is State.SUCCEEDED and run.attempts[-1].images == {}
-    assert repr(error) in capfd.readouterr().err, "the watcher's log says why it is not known"
+    assert str(error) in capfd.readouterr().err, "the watcher's log says why it is not known"
 
 
 def test_it_is_shown_and_compared(run: Run, tmp_path, cli):
@@ -157,4 +155,4 @@ def test_it_is_shown_and_compared(run: Run, tmp_path, cli):
 def test_a_run_of_an_older_history_has_none(run: Run):
     with run.store.database.write() as db:
         assert db.execute("SELECT images FROM attempts").fetchone()[0] is None
-    assert run.attempts[-1].images == {} and json.dumps(images.lines({})) == "[]"
+    assert run.attempts[-1].images == {}
