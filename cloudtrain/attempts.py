@@ -1,5 +1,5 @@
-"""What submitter, watcher and readers do alike with an attempt: find its backend, bundle and secrets, finish its submit,
-plan the next one, wait before the next look."""
+"""What submitter, watcher and readers do alike with an attempt: find its backend, bundle and secrets, plan the next one,
+wait before the next look."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 from cloudtrain import registry
 from cloudtrain.backend import ATTACHED, Backend, Plan
 from cloudtrain.errors import BackendError
-from cloudtrain.records import AttemptRecord
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store, now
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Bundle
@@ -30,24 +27,6 @@ def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
         return cast("Backend", SharedBackend(handle))
     options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
     return registry.create(plan.backend, options, home)
-
-
-def settle(store: Store, attempt: AttemptRecord, backend: Backend) -> str:
-    """Bring an attempt that was only intended to its handle: find it on the platform, or send the same plan again."""
-    handle = backend.find(attempt.attempt_id)
-    if handle is None:
-        try:
-            bundle = stored_bundle(attempt.plan, store.home)
-        except BackendError:
-            status = Status(State.FAILED, None, "its submit was interrupted and its bundle is gone", ended_at=now())
-            store.record(attempt.attempt_id, status=status)
-            store.set_status(attempt.run_id, status)
-            raise BackendError(
-                f"{attempt.attempt_id} cannot be submitted: its bundle is gone", "submit the job again"
-            ) from None
-        handle = backend.submit(attempt.plan, bundle)
-    store.accept(attempt.attempt_id, handle)
-    return handle
 
 
 def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:

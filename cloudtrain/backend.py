@@ -129,12 +129,20 @@ class Backend(Protocol):
         """Upload, create, and return the handle; blocks until the platform has accepted.
 
         Sending the same plan again completes what an interrupted call left undone and returns the same handle.
-        Raises BackendError.
+
+        Raises:
+            BackendError: the platform refuses the attempt (validation, permission): it is FAILED.
+            NoCapacity: there are no such machines, or a quota is used up: the event `capacity`.
+            Unreachable: no answer, throttled, or an error on the platform's side: the attempt stays open, and nothing
+                is sent again before `find` has answered.
         """
         ...
 
     def find(self, attempt_id: str) -> str | None:
-        """Return the handle of an attempt that exists on the platform, or None."""
+        """Return the handle of an attempt that exists on the platform, None where the platform says that it has none.
+
+        Blocking. Raises BackendError where the platform cannot be asked: that is no None.
+        """
         ...
 
     def status(self, handle: str) -> Status:
@@ -181,4 +189,13 @@ class HasImages(Protocol):
 
         Raises BackendError; a run goes on without an answer.
         """
+        ...
+
+
+@runtime_checkable
+class HasLabels(Protocol):
+    """A backend that can read the labels of an attempt back from its platform; asked when a `--key` is reused."""
+
+    def labels(self, handle: str) -> dict[str, str]:
+        """Return the labels of `plan.job["labels"]` that the platform kept; blocking. Raises BackendError."""
         ...

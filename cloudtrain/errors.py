@@ -9,7 +9,8 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   └── MissingExtra         an optional dependency is not installed
 ├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
 ├── BackendError         5   the platform refused, or could not be reached
-│   └── Unreachable          a machine does not answer: nobody knows what it does
+│   ├── Unreachable          no answer, or one that says try later: what was asked may have been done or not
+│   └── NoCapacity           the platform has no such machines free, or a quota is used up; nothing was started
 └── RunFailed            *   raised by `Run.result()`; exit_code is the run's own
 """
 
@@ -102,7 +103,17 @@ class BackendError(CloudtrainError):
 
 
 class Unreachable(BackendError):
-    """A machine does not answer; what was asked of it may have been done or not."""
+    """The platform does not answer, or says that it is overloaded; what was asked of it may have been done or not.
+
+    Raised by `Backend.submit` it leaves the attempt open: nothing is sent again before `Backend.find` has answered.
+    """
+
+
+class NoCapacity(BackendError):
+    """The platform has no such machines free, or a quota is used up; nothing was started.
+
+    Raised by `Backend.submit` it is the event `capacity` of `retry.on_events`.
+    """
 
 
 class RunFailed(CloudtrainError):

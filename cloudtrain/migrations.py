@@ -133,4 +133,13 @@ _SIXTH = ("ALTER TABLE runs ADD COLUMN billable_s INTEGER", "ALTER TABLE attempt
 # Which container image each node ran, as its platform told: JSON, node -> NAME@sha256:...
 _SEVENTH = ("ALTER TABLE attempts ADD COLUMN images TEXT",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+# A submission whose answer was lost: since when nobody knows what came of it, how often it was tried, and when last.
+# `event` is what ended an attempt where its state does not say it (Status.event).
+_EIGHTH = (
+    "ALTER TABLE attempts ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE attempts ADD COLUMN tried_at TEXT",
+    "ALTER TABLE attempts ADD COLUMN unanswered_since TEXT",
+    "ALTER TABLE attempts ADD COLUMN event TEXT NOT NULL DEFAULT ''",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)

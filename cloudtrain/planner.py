@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import config, registry
+from cloudtrain import config, keys, registry
 from cloudtrain.backend import Backend, Feature, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadJob, Problem
@@ -89,12 +89,15 @@ class Planner:
         labels = {"user": label(getpass.getuser()), **resolved.job.labels}
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
+        bound = resolved.job.bind([file.path for file in bundle.files])
+        if key is not None:
+            labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
         changes: dict[str, Any] = {"labels": labels}
         if _remote(resolved.job) and bundle.commit:
             from cloudtrain import checkout
 
             changes["source"] = checkout.pin(resolved.job.source, bundle.commit)
-        job = resolved.job.bind([file.path for file in bundle.files]).model_copy(update=changes)
+        job = bound.model_copy(update=changes)
         backend = self.backend(resolved)
         plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
         if job.retry.max_attempts > 1 and job.entrypoint is not None:  # the shared trainer resumes

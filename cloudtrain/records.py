@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.backend import ATTACHED, Plan
@@ -44,7 +44,10 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A row of `attempts`; `handle` is None between intent and acceptance."""
+    """A row of `attempts`; `handle` is None between intent and acceptance.
+
+    `owner` is the process that submits it; empty where its submission ended without an answer.
+    """
 
     attempt_id: str
     run_id: str
@@ -56,6 +59,9 @@ class AttemptRecord:
     created_at: str
     status: Status
     images: Mapping[int, str]  # node -> the container image that it ran (cloudtrain.images.exact), where that was told
+    tries: int = 0  # submissions and questions about them that had no answer
+    tried_at: str | None = None  # the last of them
+    unanswered_since: str | None = None  # None where it is known what came of the submission
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,11 @@ def attempt_of(row: sqlite3.Row) -> AttemptRecord:
         owner=row["owner"],
         cursor=row["cursor"],
         created_at=row["created_at"],
-        status=_status(row),
+        status=replace(_status(row), event=row["event"]),
         images={int(node): image for node, image in json.loads(row["images"] or "{}").items()},
+        tries=row["tries"],
+        tried_at=row["tried_at"],
+        unanswered_since=row["unanswered_since"],
     )
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import attempts, config, spawn
+from cloudtrain import attempts, config, send, spawn
 from cloudtrain.backend import FETCHABLE, LogLine
-from cloudtrain.errors import BackendError, BadRequest, RunFailed
+from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed
 from cloudtrain.events import MARK
 from cloudtrain.process import Process
 from cloudtrain.records import AttemptRecord, MetricRow, RunRecord
-from cloudtrain.sending import sending
 from cloudtrain.state import State, Status
 from cloudtrain.store import Store
 
@@ -58,10 +57,11 @@ class Run:
         """The state now; asks the platform when nobody watches."""
         return self.refresh().state
 
-    def refresh(self, complain: Callable[[BackendError], None] | None = None) -> Status:
-        """Return the true status now, taking over from a watcher that has died; blocks for one look at the platform.
+    def refresh(self, complain: Callable[[CloudtrainError], None] | None = None, *, may_send: bool = False) -> Status:
+        """Return the true status now; blocks for one look at the platform where nobody watches.
 
-        Where that cannot be asked it is the last known one, and `complain` is called (None: standard error is told).
+        It starts a watcher where that has died. It starts no attempt itself, unless `may_send`. Where the platform
+        cannot be asked it returns the last known status and calls `complain` (None: writes to standard error).
         """
         record = self.record
         if record.status.state.final or self.store.watched(self.run_id):
@@ -73,10 +73,9 @@ class Run:
             return self.record.status
         from cloudtrain.watch import Watcher  # who finds a living watcher needs none
 
-        Watcher(self.store, self.run_id, complain=complain).run(until=lambda: True)
+        Watcher(self.store, self.run_id, complain=complain, may_send=may_send).run(until=lambda: True)
         newest = self.attempts[-1]
-        owner = Process.parse(newest.owner)
-        if self.watch and not self.record.status.state.final and (newest.handle or (owner and owner.alive is False)):
+        if self.watch and not self.record.status.state.final and (newest.handle or send.is_free(newest)):
             spawn.watcher(self.store, newest.plan, instead=True)
         return self.record.status
 
@@ -96,7 +95,7 @@ class Run:
             if timeout_s is not None and moment - began > timeout_s:
                 raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
             if moment - looked > LOOK_S:
-                self.refresh()
+                self.refresh(may_send=not self.watch)  # without a watcher it is this loop that retries
                 looked = moment
             time.sleep(attempts.pause(moment - began, 0.02))  # a look is one row of a local file
 
@@ -128,7 +127,7 @@ class Run:
                         yield line._replace(cursor=f"{number}/{line.cursor}")
                 number, cursor = number + 1, None
                 continue
-            if not follow or (self.refresh().state.final and len(self.attempts) < number):
+            if not follow or (self.refresh(may_send=not self.watch).state.final and len(self.attempts) < number):
                 return
             time.sleep(0.05)
 
@@ -169,7 +168,8 @@ class Run:
     def cancel(self, wait_s: float = 0.0) -> Status:
         """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.
 
-        The wish is stored first, so that it holds even if this process dies now. A final run is left as it is.
+        The request is stored first, so that it holds even if this process dies now. A final run is left as it is.
+        Where it is not known whether the platform has the job, the watcher cancels it as soon as the platform answers.
         """
         if self.record.status.state.final:
             return self.record.status
@@ -227,7 +227,8 @@ class Run:
     def resume(self) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
-        Raises BadRequest when the run still goes on, has succeeded, or a secret is missing.
+        Blocking. Raises BadRequest when the run still goes on, has succeeded, or a secret is missing, and BackendError
+        when the platform refuses the attempt: then the run is FAILED. Without an answer the attempt stays open.
         """
         self._own_only("resumed")
         status = self.refresh()
@@ -244,11 +245,14 @@ class Run:
             )
         backend = attempts.backend_of(newest.plan, self.store.home)
         plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
-        with sending(plan.attempt_id):
-            if not self.store.next_attempt(plan, owner=Process.here(), resume=True):
-                return self
-            self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
-        if self.watch:
+
+        def intent() -> bool:
+            return self.store.next_attempt(plan, owner=Process.here(), resume=True)
+
+        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        if isinstance(outcome, send.Refused) and not outcome.waiting:
+            raise outcome.error
+        if self.watch and outcome is not None:
             spawn.watcher(self.store, plan)
         return self
 

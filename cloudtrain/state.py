@@ -61,7 +61,7 @@ class Status:
     ended_at: str | None = None
     url: str | None = None
     billable_s: int | None = None  # what the platform bills, the seconds of all nodes together
-    event: str = ""  # of retry.on_events, where the state does not say it (capacity); not kept in the history
+    event: str = ""  # of retry.on_events, where the state does not say it: capacity
 
     @property
     def failed(self) -> bool:

@@ -20,6 +20,7 @@ from cloudtrain.records import ATTEMPTS, AttemptRecord, attempt_of, marks
 from cloudtrain.state import FINAL, State, Status
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
+_OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
 
 def now() -> str:
@@ -127,8 +128,8 @@ class Store(History):
                  ATTACHED),
             )  # fmt: skip
 
-    def claim(self, attempt_id: str, *, of: str, by: Process) -> bool:
-        """Take over an intent whose owner is dead; False when somebody else was first."""
+    def claim(self, attempt_id: str, *, of: str, by: Process | str) -> bool:
+        """Take over an intent whose owner is gone, or give it back to it; False when somebody else was first."""
         with self.database.write() as db:
             changed = db.execute(
                 "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(by), attempt_id, of)
@@ -138,7 +139,28 @@ class Store(History):
     def accept(self, attempt_id: str, handle: str) -> None:
         """Write down that the platform has accepted an attempt."""
         with self.database.write() as db:
-            db.execute("UPDATE attempts SET handle = ? WHERE attempt_id = ?", (handle, attempt_id))
+            db.execute(
+                f"UPDATE runs SET reason = '' WHERE {_OF_ATTEMPT} AND state NOT IN ({marks(_FINAL)})",
+                (attempt_id, *_FINAL),
+            )
+            db.execute(
+                "UPDATE attempts SET handle = ?, unanswered_since = NULL, reason = '' WHERE attempt_id = ?",
+                (handle, attempt_id),
+            )
+
+    def unanswered(self, attempt_id: str, reason: str, *, owner: str = "") -> None:
+        """Write down that nobody knows what came of a submission, and since when; `owner` is who may go on with it."""
+        moment = now()
+        with self.database.write() as db:
+            db.execute(
+                "UPDATE attempts SET tries = tries + 1, tried_at = ?, unanswered_since = coalesce(unanswered_since, ?),"
+                " owner = ?, reason = ? WHERE attempt_id = ?",
+                (moment, moment, owner, reason, attempt_id),
+            )
+            db.execute(
+                f"UPDATE runs SET reason = ? WHERE {_OF_ATTEMPT} AND state NOT IN ({marks(_FINAL)})",
+                (reason, attempt_id, *_FINAL),
+            )
 
     def acknowledge(self, run_id: str) -> None:
         """Write down that the person was told the run's id: a later equal submit is a new run."""
@@ -182,9 +204,9 @@ class Store(History):
                 # A final state is history: nothing that is seen later rewrites it.
                 db.execute(
                     "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(?, started_at),"
-                    " ended_at = ?, url = coalesce(?, url), billable_s = coalesce(?, billable_s)"
+                    " ended_at = ?, url = coalesce(?, url), billable_s = coalesce(?, billable_s), event = ?"
                     f" WHERE attempt_id = ? AND state NOT IN ({marks(_FINAL)})",
-                    (*_columns(status), attempt_id, *_FINAL),
+                    (*_columns(status), status.event, attempt_id, *_FINAL),
                 )
 
     def keep_images(self, attempt_id: str, images: Mapping[int, str]) -> None:
@@ -211,9 +233,12 @@ class Store(History):
             return bool(db.execute("INSERT OR IGNORE INTO notices VALUES (?, ?, ?)", row).rowcount)
 
     def request_cancel(self, run_id: str) -> None:
-        """Write down the wish to cancel, before it is acted on."""
+        """Write down that the run is to be cancelled, before that is acted on; who cancels it knows its id."""
         with self.database.write() as db:
-            db.execute("UPDATE runs SET cancel_at = coalesce(cancel_at, ?) WHERE run_id = ?", (now(), run_id))
+            db.execute(
+                "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",
+                (now(), now(), run_id),
+            )
 
     def lease(self, run_id: str, owner: Process, ttl_s: float) -> bool:
         """Take or renew the right to watch a run; False while another living process holds it."""

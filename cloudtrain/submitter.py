@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain import attempts, configfile, provenance, spawn
-from cloudtrain.backend import Plan
+from cloudtrain import attempts, configfile, keys, provenance, send, spawn
+from cloudtrain.backend import HasLabels, Plan
 from cloudtrain.bundle import Bundle
 from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.keys import identity
 from cloudtrain.planner import Planner, Resolved
 from cloudtrain.process import Process
-from cloudtrain.records import AttemptRecord
+from cloudtrain.records import AttemptRecord, RunRecord
 from cloudtrain.run import Run
-from cloudtrain.sending import sending
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store, now
+from cloudtrain.send import Outcome, Refused
+from cloudtrain.store import Store
 
 if TYPE_CHECKING:
     from cloudtrain.job import Job
@@ -39,6 +37,7 @@ class Submitter(Planner):
         super().__init__(target, home=home, **options)
         self.store = Store(self.home)
         self.watch = watch
+        self.notes: list[str] = []  # what the last submit left alone, one sentence each
 
     def submit(
         self,
@@ -47,25 +46,33 @@ class Submitter(Planner):
         sets: Sequence[str] = (),
         key: str | None = None,
         new: bool = False,
+        adopt: bool = False,
         parent: str | None = None,
     ) -> Run:
-        """Submit a job and return its run; blocks until the platform has accepted it.
+        """Submit a job and return its run; blocks until the platform has answered.
 
-        The intent is stored before anything is sent. When an earlier submit of the same job was killed on its way, that
-        run is adopted instead, unless `new`. `key` names the run: submitting the same key again returns the same run.
-        Raises BadRequest, BackendError, StoreError.
+        The intent is stored before anything is sent. When an earlier submit of the same job was interrupted, that run is
+        finished and returned instead (`run.adopted`). One that is older than 15 minutes or has failed since needs a
+        decision: `adopt` takes it, `new` starts another run. `key` names the run: the same key returns the same run.
+
+        When the answer is lost, the run is returned QUEUED without a handle, and its watcher finds out what happened.
+
+        Raises:
+            BadRequest: the job is wrong, `key` was used for another job, or an old interrupted submit is in the way.
+            BackendError: the platform refuses the job; the run is FAILED.
+            StoreError: the history cannot be used.
         """
         resolved = self.resolve(job, sets)
         bundle = self.package(resolved)
         plan = self.plan_of(resolved, bundle, key)
-        if not new and (run := self._adopt(plan, key)):
+        if not new and (run := self._adopt(plan, key, adopt=adopt)):
             return run
         return self.send(plan, bundle, key=key, parent=parent)
 
     def submit_plan(self, plan: Plan) -> Run:
         """Submit exactly this plan, once; raises BadRequest when the bundle of its digest can no longer be made."""
         if self.store.get(plan.run_id):
-            return self._settled(plan.run_id)
+            return self._existing(plan)
         digest = str(plan.bundle["sha256"])
         bundle = Bundle.stored(self.home / "bundles", digest)
         if bundle is None:
@@ -78,7 +85,6 @@ class Submitter(Planner):
 
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        me = Process.here()
         if missing := attempts.missing_secrets(plan):
             sources = ", ".join(plan.manifest["secrets"][missing[0]])
             raise BadRequest(
@@ -87,51 +93,82 @@ class Submitter(Planner):
                 "export it and try again",
             )
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
-        wish = identity(plan)
-        with sending(plan.attempt_id):
-            if not self.store.intend(plan, identity=wish, owner=me, key=key, parent=parent, provenance=origin):
-                return self._settled(plan.run_id)
-            backend = attempts.backend_of(plan, self.home)
-            try:
-                handle = backend.submit(plan, bundle)
-            except CloudtrainError as error:
-                refused = Status(State.FAILED, None, error.message, ended_at=now())
-                self.store.record(plan.attempt_id, status=refused)
-                self.store.set_status(plan.run_id, refused)
-                self.store.acknowledge(plan.run_id)  # the person is told: the next submit is another wish
-                raise
-            self.store.accept(plan.attempt_id, handle)
-        if self.watch:
-            spawn.watcher(self.store, plan)
-        return Run(plan.run_id, self.store, watch=self.watch)
+
+        def intent() -> bool:
+            return self.store.intend(
+                plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
+            )
+
+        backend = attempts.backend_of(plan, self.home)
+        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        if outcome is None:
+            return self._existing(plan)
+        return self._begun(plan.run_id, outcome)
+
+    def _begun(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Run:
+        """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""
+        if isinstance(outcome, Refused) and not outcome.waiting:
+            self.store.acknowledge(run_id)  # the person reads why: the next submit is another one
+            raise outcome.error
+        run = Run(run_id, self.store, adopted=adopted, watch=self.watch)
+        if self.watch and not (adopted and (run.record.status.state.final or self.store.watched(run_id))):
+            spawn.watcher(self.store, run.attempts[-1].plan)
+        return run
 
     # -- exactly once -------------------------------------------------------------------------------------------------
 
-    def _adopt(self, plan: Plan, key: str | None) -> Run | None:
-        """Settle what killed submits left behind, and return the run of this very wish if there is one."""
-        mine: Run | None = None
-        wish = identity(plan)
-        for attempt in self.store.unsettled():
-            owner = Process.parse(attempt.owner)
-            if owner is None or owner.alive is not False:
-                continue
-            run = self.store.find(attempt.run_id)
-            if mine is None and run.identity == wish and (key is None or run.key == key):
-                mine = self._finish(attempt)
-            elif attempt.handle is None and (
-                handle := attempts.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
-            ):
-                self.store.accept(attempt.attempt_id, handle)
-        if mine is None and key is not None:
-            return self._settled(plan.run_id) if self.store.get(plan.run_id) else self._found(plan, key)
-        return mine
+    def _adopt(self, plan: Plan, key: str | None, *, adopt: bool) -> Run | None:
+        """Return the run of an interrupted submit of this very job, its submission finished, or the run of a key.
 
-    def _found(self, plan: Plan, key: str) -> Run | None:
-        """Return the run of a key that the platform knows and this store does not (another machine, CI)."""
+        Interrupted submissions of other jobs are looked for where this job goes; elsewhere they are only named.
+        """
+        if key is not None:
+            return self._existing(plan) if self.store.get(plan.run_id) else self._on_platform(plan, key)
+        mine: AttemptRecord | None = None
+        unasked: list[str] = []
+        for attempt in self.store.unsettled():
+            free = send.is_free(attempt)
+            if not free and not (attempt.handle is None and attempt.unanswered_since):
+                continue  # somebody submits it just now
+            run = self.store.find(attempt.run_id)
+            if mine is None and run.identity == identity(plan) and run.key is None:
+                mine = attempt
+            elif free and attempt.handle is None and not self._look_for(attempt, plan):
+                unasked.append(f"{attempt.run_id} ({run.target})")
+        if unasked:
+            self.notes.append(
+                f"interrupted submissions that were not asked about: {', '.join(unasked)}; "
+                "`cloudtrain show RUN` asks, `cloudtrain cancel RUN` ends them"
+            )
+        if mine is None:
+            return None
+        run = self.store.find(mine.run_id)
+        if not adopt and (run.status.failed or send.age_s(mine) > send.ADOPTABLE_S):
+            _undecided(run, send.age_s(mine))
+        return self._finish(mine)
+
+    def _look_for(self, attempt: AttemptRecord, plan: Plan) -> bool:
+        """Accept an interrupted submission of another job if the platform has it; False where that was not asked."""
+        if (attempt.plan.backend, attempt.plan.target) != (plan.backend, plan.target):
+            return False
+        try:
+            handle = attempts.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
+        except CloudtrainError:
+            return False
+        if handle is not None:
+            self.store.accept(attempt.attempt_id, handle)
+        return True
+
+    def _on_platform(self, plan: Plan, key: str) -> Run | None:
+        """Return the run of a key that the platform knows and this history does not (another machine, CI)."""
         backend = attempts.backend_of(plan, self.home)
         handle = backend.find(plan.attempt_id)
-        if handle is None or not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
+        if handle is None:
             return None
+        if isinstance(backend, HasLabels):
+            keys.check_labels(key, plan, backend.labels(handle))
+        if not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
+            return self._existing(plan)
         self.store.accept(plan.attempt_id, handle)
         while later := backend.find(f"{plan.run_id}-a{plan.attempt + 1}"):
             self.store.record(plan.attempt_id, status=backend.status(handle))
@@ -144,21 +181,20 @@ class Submitter(Planner):
             spawn.watcher(self.store, plan)
         return Run(plan.run_id, self.store, adopted=True, watch=self.watch)
 
-    def _settled(self, name: str) -> Run:
-        """Return a run that is already in the store, its submit finished if the one who began it has died."""
-        attempt = self.store.attempts(name)[-1]
-        owner = Process.parse(attempt.owner)
-        if attempt.handle is None and owner is not None and owner.alive is False:
-            return self._finish(attempt)
-        return Run(name, self.store, adopted=True, watch=self.watch)
+    def _existing(self, plan: Plan) -> Run:
+        """Return the run of a plan's id that is in the history; raises BadRequest where it is of another job."""
+        record = self.store.find(plan.run_id)
+        newest = self.store.attempts(plan.run_id)
+        if record.key is not None and record.identity != identity(plan):
+            keys.refuse(record, newest[0].plan, plan)
+        return self._finish(newest[-1])
 
     def _finish(self, attempt: AttemptRecord) -> Run:
-        me = Process.here()
-        if attempt.handle is None and self.store.claim(attempt.attempt_id, of=attempt.owner, by=me):
-            attempts.settle(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
-        if self.watch and not self.store.watched(attempt.run_id):
-            spawn.watcher(self.store, attempt.plan)
-        return Run(attempt.run_id, self.store, adopted=True, watch=self.watch)
+        """Return the run of an attempt that is stored, its submission finished if nobody else does that."""
+        outcome: Outcome | None = None
+        if attempt.handle is None and not attempt.status.state.final and send.is_free(attempt):
+            outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
+        return self._begun(attempt.run_id, outcome, adopted=True)
 
 
 def submit(
@@ -174,11 +210,11 @@ def submit(
     return run
 
 
-def identity(plan: Plan) -> str:
-    """Return what makes two submits the same wish: the job, the user's own files, the target.
-
-    Not the whole bundle: it holds our launcher too, and the wish is the same after an upgrade of this package.
-    """
-    job = {name: value for name, value in plan.job.items() if name not in ("labels", "source")}
-    text = json.dumps([job, plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _undecided(run: RunRecord, age_s: float) -> NoReturn:
+    """Raise BadRequest: it is not clear whether an interrupted submit of the same job is still wanted."""
+    since = f"{age_s / 60:.0f} min" if age_s < 2 * 3600 else f"{age_s / 3600:.0f} h"
+    what = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"
+    raise BadRequest(
+        f"the same job was submitted {since} ago as {run.run_id}, and that {what}",
+        f"--adopt takes {run.run_id}, --new starts another run",
+    )

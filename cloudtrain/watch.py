@@ -17,16 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain import events, foreign
-from cloudtrain.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names, settle
+from cloudtrain import events, foreign, retry, send
+from cloudtrain.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names
 from cloudtrain.backend import Backend, HasImages, LogLine, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, MetricParser
-from cloudtrain.headway import in_vain
 from cloudtrain.images import exact
 from cloudtrain.process import Process
 from cloudtrain.records import AttemptRecord, RunRecord
-from cloudtrain.sending import is_being_sent
 from cloudtrain.spawn import STARTING
 from cloudtrain.state import State, Status
 from cloudtrain.store import Store, now
@@ -39,20 +37,21 @@ LEASE_S = 30.0
 PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
-RETRYABLE = {State.PREEMPTED: "preempted", State.LOST: "lost"}
-CAPACITY_S, CAPACITY_MAX_S = 60.0, 1800.0  # before the next attempt where there were no machines; doubled each time
 
 
 class Watcher:
-    """Watches one run until it is final."""
+    """Watches one run until it is final. With `may_send=False` it only reads: it starts no attempt."""
 
     def __init__(
         self,
         store: Store,
         run_id: str,
         me: Process | None = None,
-        complain: Callable[[BackendError], None] | None = None,
+        complain: Callable[[CloudtrainError], None] | None = None,
+        *,
+        may_send: bool = True,
     ) -> None:
+        self._may_send = may_send
         self._complain = complain or self._write  # what is done where a platform cannot be asked
         self.store = store
         self.run_id = run_id
@@ -89,7 +88,7 @@ class Watcher:
             time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
         return None
 
-    def _write(self, error: BackendError) -> None:
+    def _write(self, error: CloudtrainError) -> None:
         print(f"{now()} {self.run_id}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def take_over(self) -> None:
@@ -107,7 +106,9 @@ class Watcher:
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
         if attempt.handle is None:
-            return self._settle(run, attempt, backend)
+            if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
+                return self._follow_up(run, attempt, attempt.status, backend)
+            return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
         unasked = run.cancel_requested and attempt.attempt_id not in self._cancelled
         if unasked and _cancel(backend, attempt.handle):  # the one who asked may have died before it said so
             self._cancelled.add(attempt.attempt_id)
@@ -117,9 +118,7 @@ class Watcher:
             status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
         self._read_files(attempt, at_once=status.state.final)
         if status.state.final:
-            if self._waits(run, attempt, status):
-                return False
-            return self._end(run, attempt, status, backend)
+            return self._follow_up(run, attempt, status, backend)
         if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
             self.store.record(attempt.attempt_id, status=status)
             self.store.set_status(self.run_id, status)
@@ -203,8 +202,22 @@ class Watcher:
         parsed = events.parse(line.text)
         return Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed) if parsed else None
 
+    def _follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Write an attempt's end, unless the next one waits for machines, or is to be started by somebody else."""
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
+                if (run.status.state, run.status.reason) != (State.QUEUED, reason):
+                    waiting = Status(State.QUEUED, None, reason, status.started_at, url=status.url)
+                    self.store.set_status(self.run_id, waiting)
+                return False
+            if not self._may_send:
+                return False
+        return self._end(run, attempt, status, backend)
+
     def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Write an attempt's end, and the run's, unless another attempt is due."""
+        if run.cancel_requested and attempt.handle is None:
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
         if status.ended_at is None:
             status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
         if status.state is State.LOST and attempt.handle is not None:
@@ -214,8 +227,9 @@ class Watcher:
             self._ask_images(attempt, backend)
         if status.state is State.PREEMPTED:
             self._tell(attempt, status, final=False)
-        if not run.cancel_requested and self._may_retry(attempt, status):
-            reason = "" if status.event == "capacity" else in_vain(self.store, self.run_id, attempt.number)
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            number = attempt.number
+            reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
             if missing := missing_secrets(attempt.plan):
                 reason = f"no new attempt: {', '.join(missing)} is not in the watcher's environment"
             if not reason:
@@ -261,32 +275,6 @@ class Watcher:
         except Exception as error:
             print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
-    def _waits(self, run: RunRecord, attempt: AttemptRecord, status: Status) -> bool:
-        """Return whether another attempt is to be made, but not yet: there were no machines a moment ago."""
-        if status.event != "capacity" or status.ended_at is None or not self._may_retry(attempt, status):
-            return False
-        wait_s = capacity_pause_s(attempt.attempt_id, attempt.number)
-        due = datetime.fromisoformat(status.ended_at).timestamp() + wait_s
-        if time.time() >= due:
-            return False
-        reason = f"{status.reason}; another attempt in {wait_s / 60:.0f} min"
-        if (run.status.state, run.status.reason) != (State.QUEUED, reason):
-            self.store.set_status(self.run_id, Status(State.QUEUED, None, reason, status.started_at, url=status.url))
-        return True
-
-    def _may_retry(self, attempt: AttemptRecord, status: Status) -> bool:
-        """Return whether the job asks for another attempt after such an end, and this side is to make it."""
-        why = status.event or RETRYABLE.get(status.state)
-        if why is None:
-            return False
-        from cloudtrain.job import Job
-
-        retry = Job.from_dict(attempt.plan.job).retry
-        if why not in retry.on_events or attempt.number >= retry.max_attempts:
-            return False
-        # No platform begins a job again for want of machines, whatever else it drives.
-        return why == "capacity" or attempt.plan.retries == "client"
-
     def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
         """Let people know, as cloudtrain.toml asks for it; nothing that goes wrong there is in the way."""
         from cloudtrain import notify
@@ -301,27 +289,15 @@ class Watcher:
         """Start the next attempt."""
         if status.state is State.LOST and status.event != "capacity":  # then it was never there to be lost
             self._tell(attempt, status, final=False)
-        if self.store.next_attempt(plan, owner=self.me):
-            self.store.accept(plan.attempt_id, backend.submit(plan, bundle))
-
-    def _settle(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
-        """Finish a submit that was begun by a process that has died, or of an attempt whose machines were not there."""
-        owner = Process.parse(attempt.owner)
-        if attempt.owner == str(self.me):
-            if is_being_sent(attempt.attempt_id):
-                return False  # by another thread of this process
-        else:
-            if owner is None or owner.alive is not False:
-                return False
-            if not self.store.claim(attempt.attempt_id, of=attempt.owner, by=self.me):
-                return False
-        if run.cancel_requested and backend.find(attempt.attempt_id) is None:
-            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
-            self.store.record(attempt.attempt_id, status=status)
-            self.store.set_status(self.run_id, status)
-            return True
-        settle(self.store, attempt, backend)
-        return True
+        outcome = send.send_attempt(
+            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=self.me)
+        )
+        if isinstance(outcome, send.Unknown):
+            self._complain(outcome.error)
+        if isinstance(outcome, send.Refused) and not outcome.waiting:
+            newest = self.store.attempts(self.run_id)[-1]
+            self._judge(newest, newest.status, backend)
+            self._tell(newest, newest.status, final=True)
 
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
@@ -343,17 +319,6 @@ def _cancel(backend: Backend, handle: str) -> bool:
         print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
         return False
     return True
-
-
-def capacity_pause_s(attempt_id: str, number: int) -> float:
-    """Return how long to wait for machines after an attempt: doubled each time, and not the same for every run.
-
-    Always the same for one attempt: a watcher that takes over must not begin to wait again.
-    """
-    from zlib import crc32
-
-    pause_s = min(CAPACITY_S * 2.0 ** (number - 1), CAPACITY_MAX_S)
-    return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
 
 
 def _points(event: Event) -> list[tuple[float, str, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "errors state events installed images usage process importing",
-    "job spec sending sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
+    "job spec sections provenance foreign jobfile yaml12 arguments quantities problems conflicts bundle"
     " bytecode archive source checkout git ignore"
     " guard statcache sizes survey writing"
     " engine localmode localstore aws awsaccount cloudwatch ecr huggingfaceestimator s3files trainingjobs"
@@ -19,7 +19,8 @@ LAYERS = [
     " slurmoptions sagemakeroptions batch jobfolder tail requests simulators",
     "backends store history records curves database migrations config configfile",
     "verdict verdictproof verdictranks verdictrules verdictsentences verdictsigns tracebacks",
-    "attached attempts planner submitter run spawn watch headway resuming registry plots comparison notebook notify diagnosis",
+    "attached attempts keys planner submitter run spawn watch send retry resuming registry plots comparison notebook"
+    " notify diagnosis",
     "cli console report training testing __init__ __main__",
 ]
 STORE = ("cloudtrain.store", "cloudtrain.history", "cloudtrain.records", "cloudtrain.database", "cloudtrain.curves")

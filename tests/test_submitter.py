@@ -17,12 +17,13 @@ from cloudtrain.errors import BackendError, BadJob, BadRequest, RunFailed, Unkno
 from cloudtrain.job import Job
 from cloudtrain.planner import run_id
 from cloudtrain.process import Process, start_time
+from cloudtrain.retry import capacity_pause_s
 from cloudtrain.run import Run
 from cloudtrain.state import State
 from cloudtrain.store import Store
 from cloudtrain.submitter import Submitter, identity
 from cloudtrain.testing.memory import MemoryBackend
-from cloudtrain.watch import Watcher, capacity_pause_s
+from cloudtrain.watch import Watcher
 from tests.conftest import WAIT_S
 
 
@@ -201,7 +202,8 @@ def test_another_job_is_not_adopted_but_its_handle_is_found(submitter, job, dead
 
 
 def test_a_living_submit_is_left_alone(submitter, job):
-    name = killed(submitter, job, Process.here(), sent=False)
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    name = killed(submitter, job, parent, sent=False)
     run = submitter.submit(job)
     assert run.run_id != name
     assert submitter.store.attempts(name)[0].handle is None
@@ -210,7 +212,7 @@ def test_a_living_submit_is_left_alone(submitter, job):
 def test_a_key_is_one_run(submitter, job):
     first = submitter.submit(job, key="nightly 1")
     first.acknowledge()
-    second = submitter.submit(job.replace(hyperparameters={"lr": "1"}), key="nightly 1")
+    second = submitter.submit(job, key="nightly 1")
     assert second.run_id == first.run_id == run_id("mine", "nightly 1") and second.adopted
     assert submitter.submit(job, key="nightly 2").run_id != first.run_id
     assert len(MemoryBackend.attempts) == 2

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cloudtrain.cli import columns, runs, summary, terminal
 from cloudtrain.cli.failures import INTERRUPTED
 from cloudtrain.cli.log import Memory, Screen, print_log
+from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.state import State, Status
 
 if TYPE_CHECKING:
@@ -41,8 +42,13 @@ def begin(
     with _terminated_as_interrupt(on_interrupt == "cancel"):
         try:
             run, how, after = start()
-            _tell_begin(run, how, follow=follow, wait=wait, as_json=as_json)
-            return to_the_end(run, follow=follow, as_json=as_json, after=after) if follow or wait else 0
+            unknown = bool(run.attempts[-1].unanswered_since)
+            _tell_begin(run, "was sent to" if unknown else how, follow=follow, wait=wait, as_json=as_json)
+            if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
+                terminal.note(f"{run.run_id}: {reason}")
+            if follow or wait:
+                return to_the_end(run, follow=follow, as_json=as_json, after=after)
+            return BackendError.exit_code if unknown else 0
         except KeyboardInterrupt as stop:
             run = run or _being_submitted(store)
             if run is None:
@@ -56,7 +62,7 @@ def _tell_begin(run: Run, how: str, *, follow: bool, wait: bool, as_json: bool) 
         if not (follow or wait):
             summary.next_commands(run.run_id, "follow", "show", "cancel")
     elif follow or not wait:
-        terminal.print_json(runs.submitted_json(run))
+        terminal.print_json({**runs.submitted_json(run), "reused": run.adopted})
     else:
         terminal.note(f"{run.run_id}  {how} {run.record.backend}")
     sys.stdout.flush()
@@ -126,6 +132,7 @@ def final_json(run: Run, status: Status) -> dict[str, Any]:
         "started_at": status.started_at,
         "ended_at": status.ended_at,
         "phase": "run",
+        **({"reused": True} if run.adopted else {}),
     }
     if status.state is not State.SUCCEEDED:
         data["error"] = f"{run.run_id} ended {status.state}" + (f": {status.reason}" if status.reason else "")
@@ -136,7 +143,8 @@ def final_json(run: Run, status: Status) -> dict[str, Any]:
 
 def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
     """Cancel a run; return a sentence on what came of it, and its status after at most `wait_s` seconds."""
-    if (before := run.refresh()).state.final:
+    open_intent = run.attempts[-1].handle is None  # then cancelling looks at the platform itself
+    if (before := run.record.status if open_intent else run.refresh()).state.final:
         return f"{run.run_id}  had already ended {before.state}", before
     try:
         status = run.cancel(wait_s)
@@ -144,6 +152,12 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
         return f"{run.run_id}  is asked to end; nobody waited for its end", run.record.status
     if status.state.final:
         return f"{run.run_id}  {status.state}", status
+    if run.attempts[-1].handle is None:
+        backend = run.record.backend
+        raise Unreachable(
+            f"{run.run_id} is to be cancelled, but {backend} could not be asked whether it has the job: {status.reason}",
+            f"it is cancelled as soon as {backend} answers; cloudtrain show {run.run_id}",
+        )
     return (
         f"{run.run_id}  is asked to end; {run.record.backend} has not confirmed it after {wait_s:g} s"
         f" and says {status.state} (cloudtrain wait {run.run_id})",

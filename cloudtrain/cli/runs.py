@@ -119,6 +119,8 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
         "attempt_id": attempt.attempt_id,
         "handle": attempt.handle,
         "created_at": attempt.created_at,
+        "tries": attempt.tries,
+        "unanswered_since": attempt.unanswered_since,
         "images": {str(node): image for node, image in sorted(attempt.images.items())},
         **_status_json(attempt.status),
     }

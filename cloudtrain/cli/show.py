@@ -12,6 +12,7 @@ from cloudtrain.cli import options, provenance, runs, summary, terminal, timelin
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
+    from cloudtrain.records import AttemptRecord
     from cloudtrain.run import Run
 
 
@@ -85,7 +86,7 @@ def _show(run: Run) -> None:
             ("source", summary.source(plan)),
             ("parent", record.parent or ""),
             ("key", record.key or ""),
-            ("handle", "" if record.attached else attempts[-1].handle or "not accepted yet"),
+            ("handle", "" if record.attached else attempts[-1].handle or _not_accepted(attempts[-1])),
             ("page", status.url or ""),
             ("created", record.created_at),
             ("started", status.started_at or ""),
@@ -98,6 +99,14 @@ def _show(run: Run) -> None:
     provenance.tell(run)
     terminal.say("", "job")
     terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SAID)
+
+
+def _not_accepted(attempt: AttemptRecord) -> str:
+    if attempt.status.state.final:
+        return "refused"
+    if attempt.unanswered_since is None:
+        return "not accepted yet"
+    return f"not known since {attempt.unanswered_since[:19]}Z ({attempt.tries} tries without an answer)"
 
 
 def _inline(value: object) -> str:

@@ -18,6 +18,9 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--new", is_flag=True, help="Start a new run, even where an interrupted submit of the same job could be finished."
 )
+@click.option(
+    "--adopt", is_flag=True, help="Take up an interrupted submit of the same job, even one that is old or has failed."
+)
 @options.json_option
 def command(
     job: str | None,
@@ -32,6 +35,7 @@ def command(
     on_interrupt: str,
     key: str | None,
     new: bool,
+    adopt: bool,
     as_json: bool,
 ) -> int:
     """Submit a job file, a script or a plan.
@@ -50,17 +54,21 @@ def command(
     from cloudtrain.submitter import Submitter
 
     options.exclusive(follow, wait)
+    if new and adopt:
+        raise click.UsageError("--new and --adopt exclude each other")
     found = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
-    if isinstance(found, Plan) and (target or key or new):
+    if isinstance(found, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
-        raise BadRequest("a plan is sent as it is: --target, --key and --new do not go with it", hint)
+        raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
     submitter = Submitter(target)
 
     def start() -> Begun:
         if isinstance(found, Plan):
             run = submitter.submit_plan(found)
         else:
-            run = submitter.submit(found.job, sets=found.sets, key=key, new=new)
+            run = submitter.submit(found.job, sets=found.sets, key=key, new=new, adopt=adopt)
+        for text in submitter.notes:
+            terminal.note(f"note: {text}")
         if not run.adopted:
             return Begun(run, "submitted to")
         if run.record.acknowledged:

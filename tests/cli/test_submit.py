@@ -35,7 +35,7 @@ def test_submit_prints_the_id_first_then_limits_and_what_to_do_next(shell, proje
 def test_submit_json(shell, project):
     shown = shell("submit", "train.py", "--json")
     data = shown.json
-    assert list(data) == ["run_id", "backend", "handle", "state"]
+    assert list(data) == ["run_id", "backend", "handle", "state", "reused"] and data["reused"] is False
     assert data["backend"] == "local" and data["handle"]
     assert data["state"] in ("QUEUED", "STARTING", "RUNNING", "SUCCEEDED")
     assert shell("wait").code == 0
@@ -94,7 +94,7 @@ def test_follow_as_json_is_one_object_a_line(shell, project):
     shown = shell("submit", "train.py", "-f", "--json", "--", "--exit", "5")
     first, *lines, last = shown.rows
     assert shown.code == 5
-    assert list(first) == ["run_id", "backend", "handle", "state"]
+    assert list(first) == ["run_id", "backend", "handle", "state", "reused"]
     assert [line["text"] for line in lines if line["rank"] == 0][:2] == ["args ['--exit', '5']", "rank 0 of 1"]
     assert (last["state"], last["exit_code"], last["phase"]) == ("FAILED", 5, "run")
     assert last["error"]
