@@ -61,7 +61,7 @@ def check_labels(key: str, plan: Plan, kept: Mapping[str, str]) -> None:
 
 def _refuse(key: str, run_id: str, differing: list[str]) -> NoReturn:
     raise BadRequest(
-        f"the key {key!r} names {run_id}, which is of another job: {', '.join(differing) or 'an older version'} differs",
+        f"the key {key!r} names {run_id}, another job; it differs in {', '.join(differing) or 'an older format'}",
         "use another --key, or submit the job as it was",
     )
 
@@ -71,7 +71,7 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, f"{path}.{name}" if path else str(name))
     else:
