@@ -128,7 +128,9 @@ class Submitter(Planner):
         unasked: list[str] = []
         for attempt in self.store.unsettled():
             free = send.is_free(attempt)
-            if not free and not (attempt.handle is None and attempt.unanswered_since):
+            if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
+                continue  # accepted: whoever submitted it still lives, and knows its run
+            if not free and not attempt.unanswered_since:
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
             if mine is None and run.identity == identity(plan) and run.key is None:
