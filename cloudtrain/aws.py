@@ -10,7 +10,7 @@ import re
 from functools import cached_property
 from typing import Any
 
-from cloudtrain.errors import BackendError, MissingExtra
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 from cloudtrain.importing import Quickly
 
 TRIES = 6  # of one request; the pauses between them grow to 20 s
@@ -21,17 +21,43 @@ CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _UNKNOWN = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
-_BUSY = {"Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "429"}
+# What botocore.retries.standard takes for throttling, and S3's own words for it.
+_BUSY = {
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "PriorRequestNotComplete",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "SlowDown",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
 _NOWHERE = {"NoSuchBucket"}
 
 
 class AwsError(BackendError):
-    """AWS refused or failed; `code` is its own word for it, `maybe_done` whether the request may have been carried out."""
+    """AWS refused or failed; `code` is its own word for it.
 
-    def __init__(self, message: str, hint: str = "", code: str = "", *, maybe_done: bool = False) -> None:
+    `resent` is true where botocore had sent the request before: an earlier try may have been carried out.
+    """
+
+    def __init__(self, message: str, hint: str = "", code: str = "", *, resent: bool = False) -> None:
         super().__init__(message, hint)
         self.code = code
-        self.maybe_done = maybe_done
+        self.resent = resent
+
+
+class AwsUnreachable(AwsError, Unreachable):
+    """AWS did not answer, is overloaded, or failed by itself: the request may have been carried out."""
+
+
+class AwsNoCapacity(AwsError, NoCapacity):
+    """AWS has no such machines, or a quota of the account is used up."""
 
 
 class Aws:
@@ -85,10 +111,11 @@ class Aws:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
         self.session  # noqa: B018 - says what is missing where there is no botocore
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         try:
             return getattr(self.client(service), operation)(**values)
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, ResponseParserError) as error:
             action = getattr(error, "operation_name", None) or _camel(operation)  # a transfer asks several
             raise self.explained(error, f"{service}:{action}") from None
 
@@ -97,40 +124,44 @@ class Aws:
         return str(self.ask("sts", "get_caller_identity")["Account"])
 
     def explained(self, error: Exception, action: str) -> AwsError:
-        """Return one of botocore's errors as a sentence and a hint."""
+        """Return one of botocore's errors as a sentence and a hint; AwsUnreachable and AwsNoCapacity say what kind."""
         answer = getattr(error, "response", None)
         if not isinstance(answer, dict):
             return self._unanswered(error)
+        about = answer.get("ResponseMetadata", {})
         code = str(answer.get("Error", {}).get("Code") or "")
         said = str(answer.get("Error", {}).get("Message") or "").strip().rstrip(".")
-        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+        status, resent = int(about.get("HTTPStatusCode") or 0), bool(about.get("RetryAttempts"))
         tries = LIGHT.get(action.partition(":")[0], (TRIES,))[0]
+        kind, text, hint = AwsError, f"{action} was refused: {said or code}", ""
         if code in _EXPIRED:
-            return AwsError("the AWS credentials have expired", self._renew(), code)
-        if code in _UNKNOWN:
-            return AwsError(f"AWS does not accept the credentials ({code})", self._credentials(), code)
-        if code in _DENIED:
+            text, hint = "the AWS credentials have expired", self._renew()
+        elif code in _UNKNOWN:
+            text, hint = f"AWS does not accept the credentials ({code})", self._credentials()
+        elif code in _DENIED:
             found = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", said)
             missing, place = (found[1], f" on {found[2]}" if found[2] else "") if found else (action, "")
-            return AwsError(f"AWS denies {missing}{place}", f"allow {missing}: docs/{self._family}.md lists all", code)
-        if code == "ResourceLimitExceeded":
+            text, hint = f"AWS denies {missing}{place}", f"allow {missing}: docs/{self._family}.md lists all"
+        elif code == "ResourceLimitExceeded":
+            kind, text = AwsNoCapacity, f"the account's quota does not allow it: {said}"
             hint = "ask for more in the console under Service Quotas, or choose another instance_type"
-            return AwsError(f"the account's quota does not allow it: {said}", hint, code)
-        if "Capacity" in code:
-            return AwsError(f"AWS has no such machines free: {said}", "try again, or elsewhere, or on spot", code)
-        if code in _BUSY:
-            return AwsError(f"AWS asked {tries} times to slow down ({code})", "try again in some minutes", code)
-        if code in _NOWHERE:
+        elif "Capacity" in code:
+            kind, text = AwsNoCapacity, f"AWS has no such machines free: {said}"
+            hint = "try again, or elsewhere, or on spot"
+        elif code in _BUSY or status in (408, 429):
+            kind, text = AwsUnreachable, f"AWS asked {tries} times to slow down ({code or status})"
+            hint = "try again in some minutes"
+        elif code in _NOWHERE:
             name = answer.get("Error", {}).get("BucketName")
-            there = f"there is no bucket {name}" if name else "there is no such bucket"
-            return AwsError(there, f"make it, or change {self._option('bucket')}", code)
-        if status >= 500:
-            said = f"{action} failed on AWS's side {tries} times ({code or status})"
-            return AwsError(said, "try again; health.aws.amazon.com", code or str(status), maybe_done=True)
-        return AwsError(f"{action} was refused: {said or code}", "", code)
+            text = f"there is no bucket {name}" if name else "there is no such bucket"
+            hint = f"make it, or change {self._option('bucket')}"
+        elif status >= 500:
+            kind, text = AwsUnreachable, f"{action} failed on AWS's side {tries} times ({code or status})"
+            hint, code = "try again; health.aws.amazon.com", code or str(status)
+        return kind(text, hint, code, resent=resent)
 
     def _unanswered(self, error: Exception) -> AwsError:
-        from botocore import exceptions
+        from botocore import exceptions, parsers
 
         if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             return AwsError("there are no AWS credentials", self._credentials())
@@ -138,9 +169,10 @@ class Aws:
             return AwsError("the AWS credentials have expired", self._renew())
         if isinstance(error, exceptions.ParamValidationError):
             return AwsError(f"the request is not what AWS takes: {error}".replace("\n", " "))
-        lost = isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError)
         said = str(error).split("\n")[0]
-        return AwsError(f"AWS cannot be reached: {said}", "check the network, proxies and the region", maybe_done=lost)
+        lost = (exceptions.HTTPClientError, exceptions.ConnectionError, parsers.ResponseParserError)
+        kind = AwsUnreachable if isinstance(error, lost) else AwsError
+        return kind(f"AWS cannot be reached: {said}", "check the network, proxies and the region")
 
     @property
     def _family(self) -> str:

@@ -73,8 +73,14 @@ def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> 
 
 def create(aws: Aws, request: Mapping[str, Any]) -> str:
     """Send a request by its estimator's `fit` and return the job's ARN; blocking. Raises AwsError."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
     made = estimator(aws, request)
-    made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
+    try:
+        made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
+    except (BotoCoreError, ClientError) as error:  # of a question that the SDK asks by itself
+        if not made.sagemaker_session.arn:
+            raise aws.explained(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
     return str(made.sagemaker_session.arn)
 
 

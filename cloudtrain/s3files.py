@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.aws import Aws, AwsError
+from cloudtrain.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.errors import BackendError
 
 PIECE = 1 << 20  # bytes in memory at a time
@@ -47,8 +47,10 @@ def put_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.0, 
             try:
                 aws.ask("s3", "put_object", Body=file, IfNoneMatch="*", Bucket=bucket, Key=key, **more)
             except AwsError as error:
-                if error.code in ("ConditionalRequestConflict", "409") and turn < PUTS - 1:
-                    time.sleep(pause_s)  # another submit is putting this very object
+                if error.code in ("ConditionalRequestConflict", "409"):  # another submit is putting this very object
+                    if turn == PUTS - 1:
+                        raise AwsUnreachable(error.message, "try again in some minutes", error.code) from None
+                    time.sleep(pause_s)
                     continue
                 if error.code not in ("PreconditionFailed", "412"):
                     raise

@@ -87,6 +87,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         first = during("submit", lambda: submit(1))
         during("submit", lambda: submit(2))  # the source is there by now
         during("submit", lambda: backend.find("iam-a1"))
+        during("submit --key, again", lambda: backend.labels(first))
         during("show, wait", lambda: backend.status(first))
         while not list(backend.logs(first)):
             time.sleep(0.1)
@@ -116,7 +117,17 @@ if os.environ["CLOUDTRAIN_ATTEMPT"] == "1":
 def table(calls: dict[str, list[str]]) -> str:
     """Return the page's part: the actions of every command, and a policy with all of them."""
     rows = ["| for | actions |", "| --- | --- |"]
-    for name in ("submit", "show, wait", "logs", "the image's digest", "cancel", "fetch", "doctor", "init"):
+    for name in (
+        "submit",
+        "submit --key, again",
+        "show, wait",
+        "logs",
+        "the image's digest",
+        "cancel",
+        "fetch",
+        "doctor",
+        "init",
+    ):
         rows.append(f"| {name} | {', '.join(map(_said, actions(calls[name])))} |")
     return "\n".join([BEGIN, "", *rows, "", END])
 

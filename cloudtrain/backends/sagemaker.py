@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import cloudwatch, ecr, images, provenance, trainingjobs
-from cloudtrain.aws import Aws, AwsError
+from cloudtrain.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
-from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem
+from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.requests import sagemaker as requests
 from cloudtrain.requests import toolkit
 from cloudtrain.state import State, Status
@@ -96,15 +96,28 @@ class SagemakerBackend:
                 return create(self.aws, request)
             return str(self.aws.ask("sagemaker", "create_training_job", **request)["TrainingJobArn"])
         except AwsError as error:
-            if error.code != "ResourceInUse" and not error.maybe_done:
-                raise
-            found = self._describe(plan.attempt_id)
-            if found is None:
-                raise
-            if found.get("HyperParameters") != request["HyperParameters"]:
-                said = f"there is a training job {plan.attempt_id} already, and it is another one"
-                raise AwsError(said, "submit again: the run gets another name") from None
-            return str(found["TrainingJobArn"])
+            if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
+                return self._accepted_after_all(plan.attempt_id, request, error)
+            raise
+
+    def _accepted_after_all(self, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
+        """Return the ARN of the job that a try without an answer has made; else raises what stands then.
+
+        A refusal is one only where no earlier try of the same request has made the job.
+        """
+        try:
+            found = self._describe(attempt_id)
+        except BackendError as silence:
+            said = f"{error.message}, and whether SageMaker has the job could not be asked: {silence.message}"
+            raise AwsUnreachable(said, silence.hint, error.code) from None
+        if found is None and error.code == "ResourceInUse":
+            raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not tell of it yet", "", error.code)
+        if found is None:
+            raise error
+        if found.get("HyperParameters") != request["HyperParameters"]:
+            said = f"there is a training job {attempt_id} already, and it is another one"
+            raise AwsError(said, "submit again: the run gets another name") from None
+        return str(found["TrainingJobArn"])
 
     def _client(self) -> str:
         asked = self.given.get("client") or "auto"
@@ -142,6 +155,8 @@ class SagemakerBackend:
 
     def find(self, attempt_id: str) -> str | None:
         found = self._describe(attempt_id)
+        if found is None:
+            self._check_account()  # another account's answer would not be about this job
         return str(found["TrainingJobArn"]) if found else None
 
     def status(self, handle: str) -> Status:
@@ -187,6 +202,17 @@ class SagemakerBackend:
         image = ecr.exact(self.aws, name)
         return dict.fromkeys(range(int(found["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}
 
+    def labels(self, handle: str) -> dict[str, str]:
+        """Return a job's tags, those that every job of ours has left out."""
+        found: dict[str, str] = {}
+        more: dict[str, str] = {}
+        while True:
+            page = self.aws.ask("sagemaker", "list_tags", ResourceArn=handle, **more)
+            found |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
+            if not page.get("NextToken"):
+                return found
+            more = {"NextToken": page["NextToken"]}
+
     def cancel(self, handle: str) -> None:
         try:
             self.aws.ask("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])
@@ -194,7 +220,7 @@ class SagemakerBackend:
             if error.code == "ValidationException":
                 return  # it has ended already, or never was
             hint = "until it has ended it is billed: cancel again, or stop it in the console"
-            raise AwsError(f"SageMaker has not confirmed the end: {error.message}", hint, error.code) from None
+            raise type(error)(f"SageMaker has not confirmed the end: {error.message}", hint, error.code) from None
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain import s3files
@@ -239,7 +265,8 @@ class SagemakerBackend:
         try:
             return dict(self.aws.ask("sagemaker", "describe_training_job", TrainingJobName=name))
         except AwsError as error:
-            if error.code in ("ValidationException", "ResourceNotFound"):
+            # "Requested resource not found": the same code stands for requests that are wrong in other ways.
+            if error.code == "ResourceNotFound" or (error.code == "ValidationException" and "not found" in str(error)):
                 return None
             raise
 
