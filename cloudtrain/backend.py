@@ -199,3 +199,15 @@ class HasLabels(Protocol):
     def labels(self, handle: str) -> dict[str, str]:
         """Return the labels of `plan.job["labels"]` that the platform kept; blocking. Raises BackendError."""
         ...
+
+
+@runtime_checkable
+class HasRemains(Protocol):
+    """A backend whose submission has several steps, so that an interrupted one can leave something that may run."""
+
+    def discard(self, attempt_id: str) -> None:
+        """Stop what is left of an attempt that `find` does not know, and that nobody wants; blocking, idempotent.
+
+        Raises BackendError where that cannot be confirmed: the attempt stays open.
+        """
+        ...

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain import attempts, retry
+from cloudtrain.backend import HasRemains
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.process import Process
 from cloudtrain.state import State, Status
@@ -123,6 +124,8 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             return False
         try:
             handle = backend.find(attempt.attempt_id)
+            if handle is None and (run.cancel_requested or (first and old)) and isinstance(backend, HasRemains):
+                backend.discard(attempt.attempt_id)
         except BackendError as error:
             store.unanswered(attempt.attempt_id, _not_known(backend.name, attempt, error), owner=attempt.owner)
             raise
