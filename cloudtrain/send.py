@@ -106,7 +106,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     The platform is asked first. What it has is accepted. What it does not have is ended where the run was cancelled,
     and sent again where `may_send` and that is still wanted: a retry or resume always, a first submission only where
     its sender heard no answer, and not for longer than ADOPTABLE_S. One whose sender was killed is left to the next
-    `submit` of the same job.
+    `submit` of the same job. So is one that was accepted here, until somebody acknowledges it: it keeps no owner.
     """
     if not is_free(attempt):
         return False
@@ -118,6 +118,8 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         outcome = send_again(store, attempt, backend)
         if isinstance(outcome, Unknown):
             raise outcome.error
+        if isinstance(outcome, Accepted):
+            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
         return outcome is not None
     with _marked(attempt.attempt_id):
         if not store.claim(attempt.attempt_id, of=attempt.owner, by=Process.here()):
@@ -134,6 +136,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             raise
         if handle is not None:
             store.accept(attempt.attempt_id, handle)
+            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
         elif run.cancel_requested:
             _end(store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now()))
         elif first and old:
