@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from cloudtrain import kubeconfig
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 from cloudtrain.kubeconfig import Place
 
 TIMEOUT_S = 60.0
@@ -35,6 +35,22 @@ class KubeError(BackendError):
         super().__init__(*_explained(status, _said(body), what))
         self.status, self.body = status, body
         self.retry_after = float(retry_after) if retry_after and retry_after.isdigit() else 0.0  # seconds
+
+
+class KubeUnreachable(KubeError, Unreachable):
+    """The server failed, is overloaded, or an object changed too often: the call may have been done or not."""
+
+
+class KubeQuota(KubeError, NoCapacity):
+    """The namespace's quota does not allow another object."""
+
+
+def refusal(status: int, body: bytes, what: str, retry_after: str | None = None) -> KubeError:
+    """Return an answer of the server that is an error as the class that says what it means for a submission."""
+    if status in (408, 409, 429) or status >= 500:
+        return KubeUnreachable(status, body, what, retry_after)
+    kind = KubeQuota if status == 403 and "exceeded quota" in _said(body) else KubeError
+    return kind(status, body, what, retry_after)
 
 
 class KubeApi:
@@ -91,13 +107,15 @@ class KubeApi:
     ) -> tuple[int, bytes]:
         """Return status and body of an answer of 2xx, or of one in `fine`; blocking.
 
-        Every call may be repeated: creating says by 409 that it was done, patches are merged. Raises KubeError.
+        Every call may be repeated: creating says by 409 that it was done, patches are merged. Raises KubeError, and
+        Unreachable where an earlier try may have been carried out although the last one was refused.
         """
         data = None if body is None else json.dumps(body).encode()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind} if data else {}
         # A patch names no version: 409 says that the object changed too often meanwhile, not that ours is stale.
         later = (*LATER, 409) if method == "PATCH" else LATER
+        doubtful = False  # whether an earlier try may have changed something
         for turn in range(TRIES):
             try:
                 with self._ask(method, path, what, query, data, headers) as answer:
@@ -106,11 +124,19 @@ class KubeApi:
                 if error.status in fine:
                     return error.status, error.body
                 if turn == TRIES - 1 or not (error.status in later or self._forgot(error)):
+                    if doubtful and not isinstance(error, Unreachable):
+                        raise Unreachable(error.message, error.hint) from None
                     raise
+                doubtful = doubtful or (method != "GET" and error.status >= 500)
                 time.sleep(_pause(turn, error.retry_after))
+            except BackendError as error:  # no credentials any more
+                if doubtful and not isinstance(error, Unreachable):
+                    raise Unreachable(error.message, error.hint) from None
+                raise
             except (OSError, http.client.HTTPException) as error:
                 if turn == TRIES - 1:
                     raise self._unreachable(what, error) from None
+                doubtful = method != "GET"
                 time.sleep(_pause(turn))
         raise AssertionError("the last try returns or raises")
 
@@ -153,7 +179,7 @@ class KubeApi:
             return self._open(urllib.request.Request(address, data, signed, method=method))
         except urllib.error.HTTPError as error:
             with error:
-                raise KubeError(error.code, error.read(), what, error.headers.get("Retry-After")) from None
+                raise refusal(error.code, error.read(), what, error.headers.get("Retry-After")) from None
 
     def _forgot(self, error: KubeError) -> bool:
         """Drop a token that is not accepted and may have been renewed; True where there may be another one."""

@@ -8,14 +8,14 @@ known. A Job is never taken for lost because another cluster does not have it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.errors import BackendError
-from cloudtrain.kubeapi import KubeApi, KubeError
+from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.kubeapi import KubeApi, KubeError, refusal
 from cloudtrain.kubestatus import age, by_node, condition, container, image, marks, status_of
-from cloudtrain.requests.kubernetes import ATTEMPT, CANCELLED, QUEUE, STARTED, UID, filled
+from cloudtrain.requests.kubernetes import ATTEMPT, CANCELLED, QUEUE, RUN, STARTED, UID, filled
 from cloudtrain.state import State, Status
 
 Object = dict[str, Any]
@@ -42,13 +42,39 @@ class KubeJobs:
             )
         uid = str(job["metadata"]["uid"])
         if STARTED not in marks(job) and CANCELLED not in marks(job):
-            for other in others:
-                made = self._create(space, PATHS[other["kind"]], filled(other, {UID: uid, "${bundle.bytes}": packed}))
-                if not any(owner["uid"] == uid for owner in made["metadata"].get("ownerReferences") or ()):
-                    said = f"there is a {other['kind']} {other['metadata']['name']} already, of another Job"
-                    raise BackendError(said, "it is being removed, perhaps: submit again")
-            self._patch(space, str(job["metadata"]["name"]), request["start"], "the Job cannot be started")
+            try:
+                self._complete(space, uid, others, packed)
+                self._patch(space, str(job["metadata"]["name"]), request["start"], "the Job cannot be started")
+            except Unreachable:
+                raise
+            except BackendError:
+                self._take_back(job)
+                raise
         return self._handle(job)
+
+    def _complete(self, space: str, uid: str, others: Sequence[Mapping[str, Any]], packed: str) -> None:
+        """Create what a Job needs and owns."""
+        for other in others:
+            made = self._create(space, PATHS[other["kind"]], filled(other, {UID: uid, "${bundle.bytes}": packed}))
+            if not any(owner["uid"] == uid for owner in made["metadata"].get("ownerReferences") or ()):
+                said = f"there is a {other['kind']} {other['metadata']['name']} already, of another Job"
+                raise BackendError(said, "it is being removed, perhaps: submit again")
+
+    def _take_back(self, job: Object) -> None:
+        """Remove a Job whose submission was refused halfway.
+
+        Left alone, a suspended Job runs nothing, so a missing permission does not matter. But a queue may start it:
+        raises Unreachable where it cannot be removed from there.
+        """
+        about = job["metadata"]
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": about["uid"]}}
+        place = f"/apis/batch/v1/namespaces/{about['namespace']}/jobs/{about['name']}"
+        try:
+            self._api.call("DELETE", place, "the Job cannot be removed", body=body, fine=(404, 409))
+        except BackendError as error:
+            if QUEUE in (about.get("labels") or {}):
+                said = f"the submission was refused, and its Job is still in the queue: {error.message}"
+                raise Unreachable(said, error.hint) from None
 
     def _create(self, space: str, plural: str, wanted: Mapping[str, Any]) -> Object:
         """Create an object, or return the one of its name that exists."""
@@ -59,7 +85,7 @@ class KubeJobs:
             return dict(json.loads(body))
         found = self._api.get(f"{place}/{wanted['metadata']['name']}", what)
         if found is None:
-            raise KubeError(409, b"it was removed while it was created", what)
+            raise refusal(409, b"it was removed while it was created", what)
         return found
 
     def _patch(self, space: str, name: str, change: Mapping[str, Any], what: str, fine: tuple[int, ...] = ()) -> None:
@@ -69,6 +95,18 @@ class KubeJobs:
         """Return the handle of an attempt's Job; None too for one that was never started: submit completes it."""
         job = self._api.get(f"/apis/batch/v1/namespaces/{space}/jobs/{attempt_id}", "the Job cannot be looked up")
         return self._handle(job) if job is not None and STARTED in marks(job) else None
+
+    def discard(self, space: str, attempt_id: str) -> None:
+        """Stop what an interrupted submission left: a Job that was never started by us, and that a queue may start."""
+        job = self._api.get(f"/apis/batch/v1/namespaces/{space}/jobs/{attempt_id}", "the Job cannot be looked up")
+        if job is not None:
+            self.cancel(self._handle(job))
+
+    def labels(self, handle: str) -> dict[str, str]:
+        """Return the labels that an attempt's Job was given by its job."""
+        job = self.job(handle) or {"metadata": {}}
+        ours = (RUN, ATTEMPT, QUEUE)
+        return {name: str(text) for name, text in (job["metadata"].get("labels") or {}).items() if name not in ours}
 
     def _handle(self, job: Object) -> str:
         about = job["metadata"]

@@ -40,7 +40,8 @@ class KubeStore:
         except AwsError as error:
             if error.code not in ("404", "NoSuchKey", "NotFound"):
                 raise
-            self._aws.client("s3").upload_file(str(bundle.path), bucket, name)
+            with open(bundle.path, "rb") as file:
+                self._aws.ask("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=name)
 
     def text(self, prefix: str) -> str:
         """Return the pieces of a log below a prefix, in the order of their names; "" where there are none."""

@@ -218,7 +218,10 @@ class Remote:
             return BackendError(
                 f"{label} accepts none of the keys that were offered", "ssh-copy-id, ssh-add, or name one: identity"
             )
-        if isinstance(error, asyncssh.ChannelOpenError) and self.host.jump is None:
+        prohibited = (
+            asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED
+        )  # any other code is also that of a connection that breaks
+        if isinstance(error, asyncssh.ChannelOpenError) and error.code == prohibited and self.host.jump is None:
             return BackendError(f"{label} opens no session: {error.reason}")
         if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyExportError | asyncssh.ConfigParseError):
             return BackendError(f"{label}: {error}")

@@ -150,7 +150,7 @@ class There:
             except Ended as ended:
                 # An agent that was idle for long has gone; every operation may be asked for twice.
                 if not again or not session.answered:
-                    raise BackendError(f"{self.host.label}: its Python ended: {ended}") from None
+                    raise Unreachable(f"{self.host.label}: its Python ended: {ended}") from None
         raise AssertionError
 
     async def _session(self) -> _Session:
@@ -167,8 +167,10 @@ class There:
             process.stdin.write(_program())
         if await process.stdout.readline() != b"ready\n":
             words = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+            if not words:  # killed, or its connection broke: an interpreter that cannot work says why
+                raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
             raise BackendError(
-                f"{self.host.label}: its Python does not start: {words[-1] if words else 'no word from it'}",
+                f"{self.host.label}: its Python does not start: {words[-1]}",
                 "name another interpreter (python), or what has to come before it (setup)",
             )
         return _Session(process, self.host.label)

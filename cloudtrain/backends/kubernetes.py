@@ -119,8 +119,14 @@ class KubernetesBackend:
     def find(self, attempt_id: str) -> str | None:
         return self._jobs.find(str(self._options["namespace"]), attempt_id)
 
+    def discard(self, attempt_id: str) -> None:
+        self._jobs.discard(str(self._options["namespace"]), attempt_id)
+
     def status(self, handle: str) -> Status:
         return self._jobs.status(handle)
+
+    def labels(self, handle: str) -> dict[str, str]:
+        return self._jobs.labels(handle)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._logs.follow(handle, follow=follow, after=after)

@@ -116,13 +116,24 @@ class LocalBackend:
         folder = Path(requested[0]["folder"]).parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            nodefiles.write(folder / "request.json", json.dumps(plan.request).encode())
+            request = {**plan.request, "labels": dict(plan.job["labels"])}
+            nodefiles.write(folder / "request.json", json.dumps(request).encode())
             for node in requested:
                 self._ship(bundle, Path(node["folder"]))
         except OSError as error:
             raise BackendError(
                 f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
             ) from None
+        try:
+            self._start(plan, folder)
+        except OSError as error:
+            self.cancel(str(folder))  # node 0 may run
+            raise BackendError(f"no process can be started: {error.strerror or error}") from None
+        return str(folder)
+
+    def _start(self, plan: Plan, folder: Path) -> None:
+        """Start the supervisors of all nodes; raises OSError."""
+        requested = plan.request["nodes"]
         secrets = _secrets(plan)
         base = _base_environment(plan)
         for rank, node in enumerate(requested):
@@ -136,7 +147,6 @@ class LocalBackend:
             if (folder / "cancel").exists():
                 nodes.stop(place)
             nodes.start(place, node["argv"], env, secrets)
-        return str(folder)
 
     def _ship(self, bundle: Bundle, node: Path) -> None:
         """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
@@ -169,6 +179,17 @@ class LocalBackend:
         folder = self.workdir / run_id / f"a{number}"
         places = _nodes(folder)
         return str(folder) if places and all(nodes.begun(place) for place in places) else None
+
+    def discard(self, attempt_id: str) -> None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        self.cancel(str(self.workdir / run_id / f"a{number}"))
+
+    def labels(self, handle: str) -> dict[str, str]:
+        try:
+            request = json.loads((Path(handle) / "request.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return dict(request.get("labels") or {})
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)

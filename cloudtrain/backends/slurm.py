@@ -6,6 +6,7 @@ asked only for what the files cannot say.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain import batch, jobfolder, nodes, places, provenance, rpc, transfer
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
 from cloudtrain.batch import Reading
-from cloudtrain.errors import BackendError, BadJob, Problem
+from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.manifest import Manifest
 from cloudtrain.requests import slurm as request
 from cloudtrain.rpc import Asked, Here, There
@@ -130,10 +131,20 @@ class SlurmBackend:
         self._asked.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
         self._asked.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
         self._asked.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
+        labels = json.dumps(dict(plan.job["labels"])).encode()
+        self._asked.ask("write", given=labels, path=f"{folder}/labels.json")
         said = self._run(list(plan.request["sbatch"]))
         if said["code"] != 0:
-            raise _refusal(said)
-        self._asked.ask("write", given=said["out"].strip().partition(";")[0].encode(), path=f"{folder}/job")
+            raise batch.refusal(said)
+        number = said["out"].strip().partition(";")[0]
+        if not number.isdigit():
+            raise Unreachable(f"sbatch printed no job number, but {number[:200]!r}", "squeue --me lists your jobs")
+        try:
+            self._asked.ask("write", given=number.encode(), path=f"{folder}/job")
+        except BackendError as error:  # `find` gets the number from Slurm
+            raise Unreachable(
+                f"Slurm has the job {number}, which cannot be noted: {error.message}", error.hint
+            ) from None
         return folder
 
     def _ship(self, bundle: Bundle, root: str) -> None:
@@ -150,10 +161,26 @@ class SlurmBackend:
         if not self._asked.ask("read", path=f"{folder}/job.sh", limit=1).data:
             return None
         found = batch.find(self._run, attempt_id)  # whoever sent it died before it had written the number down
-        if found is None:
+        number = found.job if found else self._owner(folder)
+        if not number:
             return None
-        self._asked.ask("write", given=found.job.encode(), path=f"{folder}/job")
+        self._asked.ask("write", given=number.encode(), path=f"{folder}/job")
         return folder
+
+    def _owner(self, folder: str) -> str:
+        """Return the number of the job that has run in a folder, "" where none has: Slurm forgets jobs (MinJobAge)."""
+        said = self._run(["readlink", f"{folder}/owner"])
+        return str(said["out"]).strip() if said["code"] == 0 else ""
+
+    def discard(self, attempt_id: str) -> None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        folder = f"{self.folder}/runs/{run_id}/a{number}"
+        if self._asked.ask("read", path=f"{folder}/job.sh", limit=1).data:
+            self._asked.ask("write", path=f"{folder}/stop", given=b"")  # an sbatch on its way must not run
+
+    def labels(self, handle: str) -> dict[str, str]:
+        text = self._asked.ask("read", path=f"{handle}/labels.json").data
+        return dict(json.loads(text)) if text else {}
 
     def status(self, handle: str) -> Status:
         reading: Reading | None = None
@@ -216,7 +243,7 @@ class SlurmBackend:
                 self._asked.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
         said = self._run(["scancel", job])
         if said["code"] != 0 and "Invalid job id" not in said["err"]:
-            raise _refusal(said)
+            raise batch.refusal(said, "Slurm does not cancel the job")
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         run_dir = self._asked.ask("read", path=f"{handle}/run_dir").data.decode()
@@ -271,7 +298,7 @@ class SlurmBackend:
         allowed = [word for word in argv[2:-1] if not word.startswith(("--output", "--open-mode", "--chdir"))]
         taken = self._run(["sbatch", "--test-only", *allowed, "--wrap=true"])
         if taken["code"] != 0:
-            yield Problem(_refusal(taken).message, "options.slurm", "sinfo and sacctmgr show what there is")
+            yield Problem(batch.refusal(taken).message, "options.slurm", "sinfo and sacctmgr show what there is")
             return
         if found:
             return
@@ -320,17 +347,3 @@ def _problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
         hint = "name the partition whose jobs may be preempted: options.slurm.spot_partition, or spot_qos"
         problems.append(Problem("means nothing to this cluster", "resources.use_spot", hint))
     return problems + places.output_path(job.output)[1] + places.inputs(job)
-
-
-def _refusal(said: Mapping[str, Any]) -> BackendError:
-    """Return Slurm's refusal as an error of ours."""
-    lines = [line for line in said["err"].splitlines() if line.strip()]
-    text = re.sub(r"^\w+: (error: )?", "", lines[-1]) if lines else f"exit code {said['code']}"
-    hint = "cloudtrain doctor slurm looks closer"
-    if "time limit" in text.lower():
-        hint = "ask for less: limits.max_runtime; sinfo -o '%P %l' shows what partitions allow"
-    elif "account" in text.lower() or "qos" in text.lower():
-        hint = "options.slurm.account and qos; sacctmgr show user $USER withassoc shows yours"
-    elif "partition" in text.lower():
-        hint = "options.slurm.partition; sinfo -s shows what there is"
-    return BackendError(f"Slurm refuses the job: {text}", hint)

@@ -124,7 +124,8 @@ class SshBackend:
         folder = str(plan.request["folder"])
         chosen = self._choose(plan)
         labels = [machine.label for machine, _ in chosen]
-        request = {"hosts": labels, "run_dir": plan.request["env"]["CLOUDTRAIN_RUN_DIR"]}
+        run_dir = plan.request["env"]["CLOUDTRAIN_RUN_DIR"]
+        request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": _least(plan)}
         written = json.dumps(request).encode()
 
         def ship(item: tuple[int, tuple[_Machine, Mapping[str, Any]]]) -> None:
@@ -143,11 +144,26 @@ class SshBackend:
         given: dict[str, Any] = {"secrets": nodes.given_secrets(plan.manifest), "token": os.urandom(16).hex()}
         if len(machines) > 1:  # a submit that is finished by another needs the same word
             given["token"] = machines[0].there.ask("token", folder=folder).value
-        started = self._launch(plan, machines, 0, None, given)
-        if len(machines) > 1 and started["control"]:  # otherwise node 0 ended already, and its state says why
-            rest = range(1, len(machines))
-            _raise(everywhere(lambda rank: self._launch(plan, machines, rank, started["control"], given), rest))
-        return _handle(labels, folder)
+        handle = _handle(labels, folder)
+        try:
+            started = self._launch(plan, machines, 0, None, given)
+            if len(machines) > 1 and started["control"]:  # otherwise node 0 ended already, and its state says why
+                rest = range(1, len(machines))
+                _raise(everywhere(lambda rank: self._launch(plan, machines, rank, started["control"], given), rest))
+        except Unreachable:
+            raise
+        except CloudtrainError as error:
+            self._take_back(handle, error)
+            raise
+        return handle
+
+    def _take_back(self, handle: str, error: CloudtrainError) -> None:
+        """End the nodes that were started before one was refused; raises Unreachable where that is not confirmed."""
+        try:
+            self.cancel(handle)
+        except BackendError as unconfirmed:
+            said = f"{error.message}; its other nodes may run: {unconfirmed.message}"
+            raise Unreachable(said, error.hint) from None
 
     def _choose(self, plan: Plan) -> list[tuple[_Machine, Mapping[str, Any]]]:
         """Return the machines by node rank, each with what lies there; raises Unreachable when too few answer.
@@ -160,12 +176,15 @@ class SshBackend:
         silent = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, CloudtrainError)}
         _raise([error for error in silent.values() if not isinstance(error, Unreachable)])
         found = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, dict)}
-        before = next((said["request"] for said in found.values() if said["request"]), None)
+        before = list(dict.fromkeys(tuple(said["request"]["hosts"]) for said in found.values() if said["request"]))
+        if len(before) > 1:
+            begun = self._find(str(plan.request["folder"]))[0]
+            before = [hosts for hosts in before if _handle(hosts, plan.request["folder"]) == begun] or before
         if before:
-            _raise([silent[label] for label in before["hosts"] if label in silent])
-            return [(m, found[label]) for label in before["hosts"] for m in machines if m.label == label]
+            _raise([silent[label] for label in before[0] if label in silent])
+            return [(m, found[label]) for label in before[0] for m in machines if m.label == label]
         here = [machine for machine in machines if machine.label in found]
-        wanted, least = plan.request["nodes"], plan.manifest["min_nodes"] or plan.request["nodes"]
+        wanted, least = plan.request["nodes"], _least(plan)
         first = [machine for machine in here if found[machine.label]["first"]]
         kept_apart = plan.attempt > 1 and plan.manifest["output"] is None
         if len(here) < least or (kept_apart and silent and not first):
@@ -213,19 +232,43 @@ class SshBackend:
 
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
-        folder = f"{self.root}/runs/{run_id}/a{number}"
+        return self._find(f"{self.root}/runs/{run_id}/a{number}")[0]
+
+    def _find(self, folder: str) -> tuple[str | None, list[str]]:
+        """Return the handle of an attempt that has begun, and those of all that were requested; raises BackendError.
+
+        Nothing begins before the request lies on every machine that was chosen. So what answers proves nothing about an
+        attempt all of whose machines may be silent: it is not known then whether it has begun.
+        """
         answers = everywhere(lambda machine: machine.there.ask("request", folder=folder).value, self.machines)
-        if not any(not isinstance(answer, CloudtrainError) for answer in answers):
-            _raise(answers)
+        known = [answer for answer in answers if isinstance(answer, dict)]
+        handles = dict.fromkeys(_handle(request["hosts"], folder) for request in known)
+        requested = [handle for handle in handles if self._attempt(handle)]  # two: an interrupted submit chose anew
+        silent = [answer for answer in answers if isinstance(answer, CloudtrainError)]
+        least = min((int(request.get("least") or 1) for request in known), default=1)
+        unknown: list[Any] = silent if len(silent) >= least else []
+        for handle in requested:
+            attempt = self._attempt(handle) or []
+            begun = everywhere(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
+            if True in begun:  # where a node answers that it has not, submit starts it
+                return (None if False in begun else handle), requested
+            if begun[0] is not False:  # node 0 is started before the others
+                unknown = [*unknown, *begun]
+        _raise(unknown)
+        return None, requested
+
+    def discard(self, attempt_id: str) -> None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        for requested in self._find(f"{self.root}/runs/{run_id}/a{number}")[1]:
+            self.cancel(requested)
+
+    def labels(self, handle: str) -> dict[str, str]:
+        attempt = self._attempt(handle) or []
+        answers = everywhere(lambda node: node.ask("request", folder=node.attempt).value, attempt)
         request = next((answer for answer in answers if isinstance(answer, dict)), None)
         if request is None:
-            return None
-        handle = _handle(request["hosts"], folder)
-        attempt = self._attempt(handle)
-        if attempt is None:
-            return None
-        begun = everywhere(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
-        return handle if all(answer is True or isinstance(answer, Unreachable) for answer in begun) else None
+            _raise(answers)
+        return dict((request or {}).get("labels") or {})
 
     def status(self, handle: str) -> Status:
         attempt = self._attempt(handle)
@@ -376,6 +419,10 @@ def _merged(attempt: Sequence[_Node], answers: Sequence[Any], silent: Sequence[_
     if silent and status.state in (State.QUEUED, State.STARTING):
         return Status(State.STARTING, reason=f"{silent[0].label} cannot be reached")
     return status
+
+
+def _least(plan: Plan) -> int:
+    return int(plan.manifest["min_nodes"] or plan.request["nodes"])
 
 
 def _handle(labels: Sequence[str], folder: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from cloudtrain.backends.slurm import SlurmBackend
 from cloudtrain.batch import HIDE, Reading, find, read
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BackendError, BadJob
+from cloudtrain.errors import BackendError, BadJob, Unreachable
 from cloudtrain.job import Job
 from cloudtrain.manifest import Manifest
 from cloudtrain.state import State
@@ -160,7 +160,14 @@ def test_what_slurm_says_is_understood() -> None:
     assert find(site(scontrol=(0, line.replace("x-a1", "other") + line, "")), "x-a1") == Reading(
         "7", "NODE_FAIL", "NodeDown"
     )
-    assert find(site(), "x-a1") is None
+    with pytest.raises(Unreachable, match="Slurm cannot be asked"):
+        find(site(), "x-a1")  # a second job would be sent otherwise
+    assert find(site(squeue=(0, "", "")), "x-a1") is None, "without accounting slurmctld's word is enough"
+    silent = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    for ask in (read, find):
+        with pytest.raises(Unreachable):
+            ask(site(squeue=silent, scontrol=silent, sacct=(0, "", "")), "7")  # slurmdbd may not have heard of it yet
+        assert ask(site(squeue=(1, "", "denied"), scontrol=(1, "", "denied"), sacct=(0, "", "")), "7") is None
     assert all(not name.startswith(HIDE) for name in ("SLURM_CONF", "PATH"))
 
 
