@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
+from cloudtrain import googleapi
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.googleapi import Api, ApiError
 
@@ -105,7 +107,7 @@ class Bucket:
 
     def _send(self, path: Path, size: int, session: str, what: str) -> bool:
         """Send the pieces of a resumable upload; one that broke off goes on where it was."""
-        at = 0
+        at = stuck = 0
         with open(path, "rb") as file:
             while True:
                 file.seek(at)
@@ -115,15 +117,20 @@ class Bucket:
                     sent = self._api.call(
                         "PUT", "storage", session, what, data=piece, headers=span, tries=1, fine=(308, 412)
                     )
-                except (ApiError, Unreachable) as error:
-                    if isinstance(error, ApiError) and error.status < 500:
+                except Unreachable:
+                    stuck += 1
+                    if stuck == googleapi.TRIES:
                         raise
                     asked = {"Content-Range": f"bytes */{size}"}
                     sent = self._api.call("PUT", "storage", session, what, data=b"", headers=asked, fine=(308, 412))
                 if sent.status != 308:
                     return sent.status != 412
                 known = sent.headers.get("range", "")
-                at = int(known.rpartition("-")[2]) + 1 if known else 0
+                former, at = at, int(known.rpartition("-")[2]) + 1 if known else 0
+                if at > former:
+                    stuck = 0
+                else:
+                    time.sleep(googleapi.PAUSE_S * 2**stuck)
 
     def _at(self, name: str) -> str:
         return f"/storage/v1/b/{quote(self.name)}/o/{quote(name, safe='')}"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain import googleimages, images
 from cloudtrain.bucket import Bucket
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.googleapi import Api, ApiError, explained
+from cloudtrain.googleapi import Api, ApiError, api_error, explained, without_machines
 from cloudtrain.importing import Quickly
 from cloudtrain.joblog import Merge, node_of, result, seconds
-from cloudtrain.requests.vertex import ATTEMPT
+from cloudtrain.requests.vertex import ATTEMPT, RUN
 from cloudtrain.state import EXIT_RESUMABLE, State, Status
 
 if TYPE_CHECKING:
@@ -68,20 +68,32 @@ class CustomJobs:
             return known
         Bucket(self._api, request["source"]["bucket"]).put_once(bundle.path, request["source"]["object"])
         by_sdk = client == "sdk" and has_sdk()
+        lost = False
         for turn in range(CREATES):
             try:
                 return self._create_by_sdk(request["parent"], job) if by_sdk else self._create(request["parent"], job)
             except BackendError as error:
-                if not isinstance(error, Unreachable) and getattr(error, "status", 500) < 500:
+                lost = lost or isinstance(error, Unreachable) or getattr(error, "status", 0) >= 500
+                if not lost:
                     raise
                 # Nobody knows whether it was heard: a second job would train twice.
-                for look in range(LOOKS):
-                    time.sleep(self._look_s * look)
-                    if (known := self.find(attempt_id)) is not None:
-                        return known
-                if turn == CREATES - 1:
+                if (known := self._look_again(attempt_id, error)) is not None:
+                    return known
+                if turn == CREATES - 1 or not isinstance(error, Unreachable):
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def _look_again(self, attempt_id: str, error: BackendError) -> str | None:
+        """Look for a job whose create had no answer, more than once; raises Unreachable where a list has none either."""
+        try:
+            for look in range(LOOKS):
+                time.sleep(self._look_s * look)
+                if (known := self.find(attempt_id)) is not None:
+                    return known
+        except BackendError as silence:
+            said = f"{error.message}; whether the job exists could not be asked: {silence.message}"
+            raise Unreachable(said, silence.hint) from None
+        return None
 
     def find(self, attempt_id: str) -> str | None:
         """Return the handle of an attempt's job; a list that fails is an error, never an absence."""
@@ -101,14 +113,18 @@ class CustomJobs:
         made = self._api.call(
             "POST", "aiplatform", f"/v1/{parent}/customJobs", "the job was not accepted", body=job, tries=1
         )
-        return str(made.json["name"])
+        try:
+            return str(made.json["name"])
+        except (LookupError, TypeError):
+            raise Unreachable("the job was not accepted: the answer names no job", "check proxies") from None
 
     def _create_by_sdk(self, parent: str, job: Mapping[str, Any]) -> str:
         """Create the job through aiplatform.CustomJob; the message is the plan's, field by field."""
         import logging
 
         with Quickly():
-            from google.api_core.exceptions import GoogleAPICallError
+            from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+            from google.auth import exceptions
             from google.auth.credentials import AnonymousCredentials
             from google.cloud import aiplatform
             from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
@@ -142,8 +158,11 @@ class CustomJobs:
         try:
             made.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
-            raise ApiError(int(error.code or 500), str(error.message), "the job was not accepted") from None
-        except OSError as error:  # requests' errors are such
+            raise api_error(int(error.code or 500), str(error.message), "the job was not accepted") from None
+        except exceptions.RefreshError as error:
+            said = f"the job was not accepted: Google does not accept the credentials: {error}".split("\n")[0][:300]
+            raise BackendError(said, "gcloud auth application-default login") from None
+        except (OSError, GoogleAPIError, exceptions.TransportError) as error:  # requests' errors are OSErrors
             raise Unreachable(f"the job was not accepted: {type(error).__name__}") from None
         finally:
             talk.setLevel(level)
@@ -188,7 +207,9 @@ class CustomJobs:
             return Status(its, code, str(word.get("reason", "")), started, ended, url)
         code_said = _STATUS.search(said)
         reason = explained(0, said, "Vertex AI")[0] if said else "Vertex AI gives no reason"
-        return Status(state, int(code_said[1]) if code_said else None, reason, started, ended, url)
+        code = int(code_said[1]) if code_said else None
+        event = "capacity" if started is None and without_machines(0, said) else ""
+        return Status(state, code, reason, started, ended, url, event=event)
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image that its pool names, with the digest that the tag stands for now.
@@ -209,6 +230,13 @@ class CustomJobs:
                     named[node] = image
         known = {image: googleimages.exact(self._api, image) for image in dict.fromkeys(named.values())}
         return {node: known[image] for node, image in named.items() if known[image]}
+
+    def labels(self, handle: str) -> dict[str, str]:
+        """Return a job's labels, those that every job of ours has left out."""
+        job = self.get(handle)
+        if job is None:
+            raise BackendError(f"{handle} is gone")
+        return {name: str(value) for name, value in job.get("labels", {}).items() if name not in (ATTEMPT, RUN)}
 
     def cancel(self, handle: str) -> None:
         """Ask for the end; a job that has ended or is gone stays as it is."""

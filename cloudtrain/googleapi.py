@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
-from cloudtrain.errors import BackendError, MissingExtra, Unreachable
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 60.0
@@ -23,6 +23,9 @@ TRIES = 5
 PAUSE_S = 0.25  # doubled from try to try
 LATER = (408, 429, 500, 502, 503, 504)  # the same call may work later
 _METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
+_RATE = re.compile(
+    r"per (minute|second|100 seconds|day)|rate.?limit|requests", re.IGNORECASE
+)  # of calls, not of machines
 
 
 class ApiError(BackendError):
@@ -34,6 +37,21 @@ class ApiError(BackendError):
         self.status, self.said = status, said
 
 
+class ApiUnreachable(ApiError, Unreachable):
+    """An API is overloaded or failed by itself: what was asked may have been done."""
+
+
+class ApiNoCapacity(ApiError, NoCapacity):
+    """There are no such machines, or a quota for them is used up."""
+
+
+def api_error(status: int, said: str, what: str) -> ApiError:
+    """Return an API's answer as the error of its kind."""
+    if without_machines(status, said):
+        return ApiNoCapacity(status, said, what)
+    return (ApiUnreachable if status in LATER or status >= 500 else ApiError)(status, said, what)
+
+
 class Answer(NamedTuple):
     """What an API answered: status, headers by small letters, body."""
 
@@ -43,7 +61,12 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return json.loads(self.body or b"null")
+        """The body as data; raises Unreachable where something on the way has answered in place of the API."""
+        try:
+            return json.loads(self.body or b"null")
+        except ValueError:
+            said = " ".join(self.body[:100].decode("utf-8", "replace").split())
+            raise Unreachable(f"Google was not reached: the answer is not JSON: {said}", "check proxies") from None
 
 
 class Api:
@@ -108,7 +131,7 @@ class Api:
                 if found.status in fine:
                     return found
                 if last or found.status not in LATER:
-                    raise ApiError(found.status, _said(found.body), what) from None
+                    raise api_error(found.status, _said(found.body), what) from None
             except (OSError, http.client.HTTPException) as error:
                 if last:
                     reason = getattr(error, "reason", None) or error
@@ -136,7 +159,7 @@ class Api:
                 if error.code == 416:
                     return  # all of it was there
                 if error.code not in LATER or turn == TRIES - 1:
-                    raise ApiError(error.code, said, what) from None
+                    raise api_error(error.code, said, what) from None
             except (OSError, http.client.HTTPException) as error:
                 if turn == TRIES - 1:
                     raise Unreachable(f"{what}: the transfer broke off: {error}") from None
@@ -157,6 +180,9 @@ class Api:
                 self._credentials.refresh(_transport())
         except exceptions.DefaultCredentialsError:
             raise BackendError("no credentials for Google Cloud were found", login) from None
+        except exceptions.TransportError as error:
+            said = f"Google's token server was not reached: {error}".split("\n")[0][:300]
+            raise Unreachable(said, "check the network") from None
         except exceptions.GoogleAuthError as error:
             raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
         return self._credentials
@@ -180,12 +206,20 @@ def _place(address: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
+def without_machines(status: int, said: str) -> bool:
+    """Return whether an answer tells of missing machines or a used up quota for them; a rate of calls is no quota."""
+    low = said.lower()
+    if _METRIC.search(said) or "resources are insufficient" in low or "stockout" in low:
+        return True
+    return status == 429 and "quota" in low and not _RATE.search(said)
+
+
 def explained(status: int, said: str, what: str) -> tuple[str, str]:
     """Return one sentence and a hint for an error of Google's APIs."""
     text = " ".join(said.split())[:400]
     low = text.lower()
     metric = _METRIC.search(text)
-    if metric or (status == 429 and "quota" in low):
+    if metric or (status == 429 and "quota" in low and not _RATE.search(text)):
         which = f" ({metric[1]})" if metric else ""
         hint = "ask for more on the console's page IAM & Admin > Quotas, or try another region"
         if metric and "preemptible" in metric[1]:
@@ -216,7 +250,8 @@ def explained(status: int, said: str, what: str) -> tuple[str, str]:
         return f"{what}: Vertex AI is not offered there: {text}", "check options.vertex.region"
     if status == 403:
         return f"{what}: permission denied: {text}", "docs/vertex.md lists the roles that are needed"
-    return f"{what}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"
+    hint = "try again in some minutes" if status in LATER or status >= 500 else ""
+    return f"{what}: {text or 'no reason was given'} ({status})", hint
 
 
 def _body(error: urllib.error.HTTPError) -> bytes:

@@ -109,6 +109,9 @@ class VertexBackend:
         begin to run, and a tag that has moved since the image was pulled tells the later one."""
         return self._jobs.images(handle)
 
+    def labels(self, handle: str) -> dict[str, str]:
+        return self._jobs.labels(handle)
+
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)
 

@@ -92,6 +92,9 @@ class VertexLocalBackend:
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._jobs.logs(handle, follow=follow, after=after)
 
+    def labels(self, handle: str) -> dict[str, str]:
+        return self._jobs.labels(handle)
+
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)
 

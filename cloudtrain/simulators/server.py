@@ -87,6 +87,7 @@ class Server:
         self._lock = threading.Lock()
         self.faults: list[Fault] = []
         self.seen: list[tuple[str, str]] = []  # method and path with its query, in the order of arrival
+        self.answered: list[tuple[str, str, int]] = []  # the same with the status; 0: closed without an answer
         self.bodies: list[tuple[str, str, bytes]] = []  # of requests that had one
         self.received = 0  # bytes of all bodies
         self.busy_at = time.monotonic()
@@ -113,6 +114,12 @@ class Server:
         return sum(known == method and re.search(part, path) is not None for known, path in self.seen)
 
     def _answer(self, request: Request) -> Answer | None:
+        found = self._outcome(request)
+        with self._lock:
+            self.answered.append((request.method, request.path, found.status if found else 0))
+        return found
+
+    def _outcome(self, request: Request) -> Answer | None:
         self.busy_at = time.monotonic()
         with self._lock:
             self.seen.append((request.method, request.path))
