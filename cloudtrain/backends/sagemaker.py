@@ -174,7 +174,8 @@ class SagemakerBackend:
             nodes = int(found["ResourceConfig"].get("InstanceCount") or 1) if found else 0
             known = cloudwatch.places(after, nodes) if known is None else known
             final = found is None or trainingjobs.status_of(found).state.final
-            late = final and found is not None and (trainingjobs.seconds_since_end(found) or LATE_S) < LATE_S
+            began = found is not None and trainingjobs.seconds_since_start(found) is not None
+            late = final and found is not None and began and (trainingjobs.seconds_since_end(found) or LATE_S) < LATE_S
             yield from cloudwatch.read(self.aws, name, known, over=final and not late)
             if not final and not follow:
                 return

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -38,7 +39,7 @@ class Fault:
     """What the next calls of an action get instead of, or after, what they ask for."""
 
     action: str  # CreateTrainingJob, PutObject, GetLogEvents, GetCallerIdentity ...
-    status: int = 500
+    status: int = 500  # 0: the connection is closed without an answer
     code: str = "InternalFailure"
     times: int = 1
     committed: bool = False  # the request is carried out, the answer is lost
@@ -131,7 +132,7 @@ class Simulator:
                 if fault:
                     fault.times -= 1
         if fault and not fault.committed:
-            return _refuse(start, target, fault.status, fault.code, fault.message)
+            return _fail(environ, start, target, fault)
         if service == "logs" and action == "GetLogEvents" and self.page and body is not None:
             body["limit"] = self.page
             _give_back(environ, json.dumps(body).encode())
@@ -146,7 +147,7 @@ class Simulator:
             return self._moto(environ, start)  # type: ignore[no-any-return]
         else:
             list(self._moto(environ, lambda *_: None))
-        return _refuse(start, target, fault.status, fault.code, fault.message)
+        return _fail(environ, start, target, fault)
 
     def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = str(request["TrainingJobName"])
@@ -227,6 +228,13 @@ def _give_back(environ: dict[str, Any], raw: bytes) -> None:
     import io
 
     environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(raw), str(len(raw))
+
+
+def _fail(environ: Mapping[str, Any], start: _Start, target: str, fault: Fault) -> list[bytes]:
+    if fault.status:
+        return _refuse(start, target, fault.status, fault.code, fault.message)
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    return _answer(start, 500, b"", "text/plain")
 
 
 def _refuse(start: _Start, target: str, status: int, code: str, message: str) -> list[bytes]:
