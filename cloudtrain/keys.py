@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.errors import BadRequest
@@ -26,6 +27,19 @@ def identity(plan: Plan) -> str:
     """
     text = json.dumps([_job(plan.job), plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def same(stored: Plan, plan: Plan) -> bool:
+    """Return whether a stored plan, which an older version may have made, is of the same job as a new one."""
+    if identity(stored) == identity(plan):
+        return True
+    from cloudtrain.job import Job
+
+    try:
+        job = Job.from_dict(stored.job).to_dict()  # with the fields that are new since
+    except BadRequest:
+        return False
+    return identity(replace(stored, job=job)) == identity(plan)
 
 
 def labels(job: Mapping[str, Any], source_sha256: str, backend: str, target: str) -> dict[str, str]:

@@ -75,7 +75,7 @@ class Run:
 
         Watcher(self.store, self.run_id, complain=complain, may_send=may_send).run(until=lambda: True)
         newest = self.attempts[-1]
-        if self.watch and not self.record.status.state.final and (newest.handle or send.is_free(newest)):
+        if self.watch and not self.record.status.state.final and send.needs_watcher(self.record, newest):
             spawn.watcher(self.store, newest.plan, instead=True)
         return self.record.status
 
@@ -281,8 +281,12 @@ class Run:
             )
 
     def acknowledge(self) -> None:
-        """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one."""
-        self.store.acknowledge(self.run_id)
+        """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one.
+
+        Where nobody knows yet whether the platform has the job, an equal submit goes on taking it up.
+        """
+        if not self.attempts[-1].unanswered_since:
+            self.store.acknowledge(self.run_id)
 
 
 def _give_back(folder: Path) -> None:

@@ -142,6 +142,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         elif first and old:
             reason = f"its submission was interrupted, and {backend.name} has no such job"
             _end(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
+            store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
             store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
             return False
@@ -156,6 +157,13 @@ def is_free(attempt: AttemptRecord) -> bool:
         return True
     sender = Process.parse(attempt.owner)
     return sender is not None and sender.alive is False
+
+
+def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
+    """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
+    if attempt.handle is not None or attempt.status.state.final:
+        return True
+    return is_free(attempt) and (attempt.number > 1 or attempt.owner == "" or run.cancel_requested)
 
 
 def age_s(attempt: AttemptRecord) -> float:

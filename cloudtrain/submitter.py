@@ -133,7 +133,7 @@ class Submitter(Planner):
             if not free and not attempt.unanswered_since:
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
-            if mine is None and run.identity == identity(plan) and run.key is None:
+            if mine is None and run.key is None and keys.same(attempt.plan, plan):
                 mine = attempt
             elif free and attempt.handle is None and not self._look_for(attempt, plan):
                 unasked.append(f"{attempt.run_id} ({run.target})")
@@ -187,7 +187,7 @@ class Submitter(Planner):
         """Return the run of a plan's id that is in the history; raises BadRequest where it is of another job."""
         record = self.store.find(plan.run_id)
         newest = self.store.attempts(plan.run_id)
-        if record.key is not None and record.identity != identity(plan):
+        if record.key is not None and not keys.same(newest[0].plan, plan):
             keys.refuse(record, newest[0].plan, plan)
         return self._finish(newest[-1])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import registry, retry, send
+from cloudtrain import keys, registry, retry, send
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
 from cloudtrain.job import Job
@@ -355,3 +355,11 @@ def test_two_processes_send_it_once(submitter, job, platform):
     assert platform.calls == ["submit"], "somebody else sends it just now"
     assert submitter.submit(job).run_id == run.run_id and platform.calls == ["submit"]
     assert send.send_again(submitter.store, attempt, Platform({}, Path())) is None
+
+
+def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
+    """A field that is new since is no other job: neither for a key nor for an interrupted submit."""
+    plan = submitter.plan(job, key="nightly")
+    data = {name: value for name, value in plan.job.items() if name not in ("min_nodes", "image", "inputs")}
+    assert keys.same(replace(plan, job=data), plan)
+    assert not keys.same(replace(plan, job={**data, "args": ["other"]}), plan)

@@ -227,15 +227,15 @@ def test_cancel_of_what_had_not_ended(cli, name):
     assert len(cli.states(name)) == 1
 
 
-def test_an_interrupted_submit_is_finished_by_a_reader(cli):
-    assert cli.show("unsent")["state"] in ("QUEUED", "STARTING", "RUNNING")
-    cli("wait", "unsent")
-    assert cli.states("unsent") == ["SUCCEEDED"]
-    assert cli.log("unsent") == FIRST + REST and cli.losses("unsent") == LOSSES
+def test_a_reader_ends_an_interrupted_submit_that_is_old(cli):
+    shown = cli.show("unsent")
+    assert (shown["state"], shown["handle"]) == ("FAILED", None) and "was interrupted" in shown["reason"]
+    assert cli.log("unsent") == []
 
 
 def test_an_interrupted_submit_is_finished_by_the_next_one(cli):
-    done = json.loads(cli("submit", "unsent.yaml", "--wait", "--json").splitlines()[-1])
+    cli("submit", "unsent.yaml", code=2)
+    done = json.loads(cli("submit", "unsent.yaml", "--adopt", "--wait", "--json").splitlines()[-1])
     assert done["state"] == "SUCCEEDED"
     rows = [row["run_id"] for row in json.loads(cli("ls", "--json")) if row["name"] == "unsent"]
     assert rows == [done["run_id"]], "no second run"
