@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-from cloudtrain import aws, customjobs, googleapi
+from cloudtrain import aws, config, customjobs, googleapi, retry
+from cloudtrain.cli import main
+from cloudtrain.process import Process
+from cloudtrain.run import Run
 from cloudtrain.simulators import sagemaker, server, vertex
 from cloudtrain.simulators.life import Pace
+from cloudtrain.state import State
+from cloudtrain.store import Store
+from cloudtrain.submitter import Submitter, identity
+from cloudtrain.watch import Watcher
+from tests.conftest import WAIT_S, processes_of, wait_for
 from tests.laws.outcomes import LONG, NORMAL, Platform, drive, recorded
 
+CLIENT = aws.Aws.client
 Figure = Callable[[str, object], None]
 
 
@@ -50,6 +64,20 @@ class Sagemaker:
         )  # S3 throttles by 503
         times, committed = choose.randint(1, 3), choose.random() < 0.6
         self.simulator.faults.append(sagemaker.Fault(action, status, code, times, committed))
+
+    def answer(self, kind: str, times: int = 1) -> None:
+        """Let the next creates get an answer of a kind: quota, denied, busy."""
+        codes = {"quota": (400, "ResourceLimitExceeded"), "denied": (400, "AccessDeniedException")}
+        status, code = codes.get(kind, (400, "ThrottlingException"))
+        self.simulator.faults.append(sagemaker.Fault("CreateTrainingJob", status, code, times))
+
+    def away(self) -> None:
+        """The next create is carried out, and from then on nothing about jobs is answered."""
+        self.simulator.faults.append(sagemaker.Fault("CreateTrainingJob", 0, times=10**6, committed=True))
+        self.simulator.faults.append(sagemaker.Fault("DescribeTrainingJob", 0, times=10**6))
+
+    def creates(self) -> int:
+        return self.simulator.calls.count("sagemaker:CreateTrainingJob")
 
     def heal(self) -> None:
         self.simulator.faults.clear()
@@ -90,6 +118,22 @@ class Vertex:
         status, times = choose.choice((429, 500, 503, 0)), choose.randint(1, 3)
         fault = server.Fault(method, path, status, times=times, after=choose.random() < 0.6)
         self.simulator.faults.append(fault)
+
+    def answer(self, kind: str, times: int = 1) -> None:
+        """Let the next creates get an answer of a kind: quota, denied, busy."""
+        metric = "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+        rate = "Quota exceeded for quota metric 'Create requests' and limit 'Create requests per minute per region'"
+        denied = "Permission 'aiplatform.customJobs.create' denied"
+        status, said = {"quota": (429, metric), "denied": (403, denied)}.get(kind, (429, rate))
+        self.simulator.faults.append(server.Fault(*self.calls[0], status, said, times))
+
+    def away(self) -> None:
+        """The next create is carried out, and from then on nothing about jobs is answered."""
+        self.simulator.faults.append(server.Fault(*self.calls[0], 0, times=10**6, after=True))
+        self.simulator.faults.append(server.Fault(*self.calls[1], 0, times=10**6, skip=1))
+
+    def creates(self) -> int:
+        return self.simulator.server.asked(*self.calls[0])
 
     def heal(self) -> None:
         self.simulator.faults.clear()
@@ -140,12 +184,11 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     monkeypatch.setattr(aws, "TRIES", 2)
     clients: dict[tuple[str, str | None], Any] = {}  # to make one takes longer than all its calls
-    client = aws.Aws.client
 
     def kept(its: aws.Aws, service: str) -> Any:
         place = service, its.endpoint
         if place not in clients:
-            clients[place] = client(its, service)
+            clients[place] = CLIENT(its, service)
         return clients[place]
 
     monkeypatch.setattr(aws.Aws, "client", kept)
@@ -185,3 +228,177 @@ def test_lost_answers_make_one_job(platform, tmp_path, monkeypatch, figure):
 @pytest.mark.timeout(3600)
 def test_many_more_lost_answers_make_one_job(platform, tmp_path, monkeypatch, figure):
     sequences(platform, tmp_path, LONG, monkeypatch, figure)
+
+
+# -- one story each ----------------------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize("platform", ["sagemaker", "vertex-rest"], indirect=True)
+
+
+class User:
+    """Somebody with a folder, a target of their configuration, and the command line in this process."""
+
+    def __init__(self, platform: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.platform, self._capsys = platform, capsys
+        self.source = folder / "source"
+        self.source.mkdir()
+        (self.source / "train.py").write_text("print(1)\n")
+        (self.source / "job.yaml").write_text("name: story\nentrypoint: train.py\nenvironment: {requirements: none}\n")
+        config = folder / "config" / "cloudtrain"
+        config.mkdir(parents=True)
+        lines = ["[targets.prod]", f'backend = "{platform.backend}"']
+        lines += [f"{name} = {json.dumps(value)}" for name, value in platform.options.items()]
+        (config / "cloudtrain.toml").write_text("\n".join(lines))
+
+    def run(self, *words: str) -> tuple[int, Any, str]:
+        """Return exit code, the JSON of standard output, and standard error."""
+        self._capsys.readouterr()
+        code = main(list(words))
+        out, err = self._capsys.readouterr()
+        return code, json.loads(out) if out.startswith("{") else out, err
+
+    def submit(self, *words: str) -> tuple[int, Any, str]:
+        return self.run("submit", str(self.source / "job.yaml"), "-t", "prod", "--json", *words)
+
+    def the_run(self) -> Run:
+        (record,) = Store(config.home()).runs()
+        return Run(record.run_id, Store(config.home()), watch=False)
+
+
+@pytest.fixture
+def user(platform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> User:
+    monkeypatch.setattr("cloudtrain.spawn.watcher", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.cli.follow.cancel.__defaults__", (0.0,))  # it need not wait for the end
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
+    return User(platform, tmp_path, capsys)
+
+
+def look(run: Run, times: int = 1) -> None:
+    for _ in range(times):
+        Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+
+
+@BOTH
+@pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
+def test_a_network_that_stays_away_fails_no_run_and_the_same_submit_takes_it_up(user: User, watched: bool) -> None:
+    user.platform.away()
+    code, said, err = user.submit()
+    run = user.the_run()
+    assert code == 5 and "not known since" in err, err
+    assert run.record.status.state is State.QUEUED and "not known since" in run.record.status.reason
+    assert user.submit()[0] == 5 and user.run("show", "--json")[1]["attempts"][0]["tries"] >= 2
+    user.platform.heal()
+    if watched:
+        look(run)
+        assert run.attempts[0].handle
+    code, again, _ = user.submit()
+    assert (code, again["run_id"], again["reused"]) == (0, said["run_id"], True)
+    assert user.platform.jobs() == user.platform.live() == [f"{run.run_id}-a1"]
+    assert user.submit()[1]["run_id"] != run.run_id, "the person knows that it was accepted"
+
+
+@BOTH
+def test_a_cancel_reaches_it_when_the_platform_answers(user: User) -> None:
+    user.platform.away()
+    assert user.submit()[0] == 5
+    code, _, err = user.run("cancel", user.the_run().run_id)
+    assert code == 5 and "could not be asked" in err, err
+    assert user.platform.live() and not user.the_run().record.status.state.final
+    user.platform.heal()
+    look(user.the_run(), 3)
+    wait_for(lambda: look(user.the_run()) or user.the_run().record.status.state is State.CANCELLED, "the end", 20)
+    assert user.platform.live() == []
+
+
+@BOTH
+def test_a_used_up_quota_is_waited_for_where_the_job_says_so(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.platform.answer("quota")
+    code, _, err = user.submit()
+    assert code == 5 and "quota" in err and user.the_run().record.status.state is State.FAILED
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(config.home().with_name("another")))
+    user.platform.answer("quota")
+    capacity = ("--set", "retry.on_events=[capacity]", "--set", "retry.max_attempts=2")
+    code, _, err = user.submit(*capacity)
+    run = user.the_run()
+    assert code == 0 and run.record.status.state is State.QUEUED and "another attempt in" in run.record.status.reason
+    look(run, 2)
+    assert len(run.attempts) == 1 and user.platform.jobs() == []
+    monkeypatch.setattr(retry, "CAPACITY_S", 0.0)
+    look(run)
+    assert [bool(attempt.handle) for attempt in run.attempts] == [False, True]
+    assert user.platform.live() == [f"{run.run_id}-a2"]
+
+
+@BOTH
+def test_a_busy_platform_is_asked_less_and_less_often(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.platform.answer("busy", times=10**6)
+    assert user.submit()[0] == 5
+    run, once = user.the_run(), user.platform.creates()
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.2)  # 0.2, 0.4, 0.8 ...
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        look(run)
+        time.sleep(0.01)
+    tries = run.attempts[0].tries
+    assert 2 <= tries <= 4 and user.platform.creates() <= tries * once
+    assert run.record.status.state is State.QUEUED and f"tried {tries} times" in run.record.status.reason
+
+
+@BOTH
+def test_a_refused_retry_is_the_end_and_nothing_begins_by_itself(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.platform.answer("quota")
+    user.platform.answer("denied", times=10**6)
+    user.submit("--set", "retry.on_events=[capacity]", "--set", "retry.max_attempts=5")
+    run = user.the_run()
+    monkeypatch.setattr(retry, "CAPACITY_S", 0.0)
+    look(run, 2)
+    status = run.record.status
+    assert status.state is State.FAILED and status.reason.startswith("attempt 2 was refused:"), status
+    assert len(run.attempts) == 2
+    asked = user.platform.creates()
+    user.platform.heal()
+    look(run, 3)
+    user.run("show", run.run_id)
+    user.run("ls")
+    assert user.platform.creates() == asked and user.platform.jobs() == []
+
+
+@pytest.mark.parametrize("platform", ["sagemaker"], indirect=True)
+def test_a_dead_intent_without_credentials_is_in_nobodys_way(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitter = Submitter("prod", watch=False)
+    resolved = submitter.resolve(str(user.source / "job.yaml"))
+    plan = submitter.plan_of(resolved, submitter.package(resolved))
+    dead = replace(Process.here(), started="0")
+    assert submitter.store.intend(plan, identity=identity(plan), owner=dead)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setattr(aws.Aws, "client", CLIENT)  # the kept one has its credentials
+    code, _, err = user.run("submit", str(user.source / "job.yaml"), "-t", "local", "--json")
+    assert code == 0 and err.count(plan.run_id) == 1, err
+    code, _, err = user.run("cancel", plan.run_id)
+    assert code == 5 and "could not be asked" in err and "no AWS credentials" in err, err
+    assert submitter.store.find(plan.run_id).cancel_requested
+
+
+@BOTH
+def test_a_key_names_the_same_job_from_an_empty_history_too(user: User, tmp_path: Path) -> None:
+    def command(home: str, *words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "cloudtrain.cli", "submit", "job.yaml", "-t", "prod", "--json", "--key=k", *words]
+        env = os.environ | {"CLOUDTRAIN_HOME": str(tmp_path / home)}
+        return subprocess.run(line, cwd=user.source, env=env, capture_output=True, text=True, timeout=WAIT_S)
+
+    first, again = command("first"), command("second")
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    one, other = json.loads(first.stdout), json.loads(again.stdout)
+    assert (one["reused"], other["reused"]) == (False, True) and one["run_id"] == other["run_id"]
+    refused = command("third", "--set", "hyperparameters.lr=2")
+    assert refused.returncode == 2 and "the job's digest (" in refused.stderr and "source" not in refused.stderr
+    (user.source / "train.py").write_text("print(2)\n")
+    refused = command("fourth")
+    assert refused.returncode == 2 and "the source's digest (" in refused.stderr, refused.stderr
+    assert "it differs in the source" in command("first").stderr
+    assert len(user.platform.jobs()) == 1 and not Store(tmp_path / "fourth").runs()
+    Run.find(one["run_id"], home=tmp_path / "first").cancel()
+    wait_for(lambda: not processes_of(tmp_path), "the end of all watchers")
