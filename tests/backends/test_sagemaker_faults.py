@@ -15,7 +15,7 @@ from cloudtrain import aws, cloudwatch
 from cloudtrain.backend import Plan
 from cloudtrain.backends.sagemaker import SagemakerBackend
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BackendError, MissingExtra
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 from cloudtrain.job import Job
 from cloudtrain.simulators.sagemaker import Fault, Simulator
 from cloudtrain.state import State
@@ -121,6 +121,8 @@ REFUSALS = {
     "capacity": ("CreateTrainingJob", 400, "CapacityError", "none left", "no such machines free", "try again"),
     "busy": ("CreateTrainingJob", 400, "ThrottlingException", "", "to slow down", "some minutes"),
     "broken": ("CreateTrainingJob", 500, "InternalFailure", "", "failed on AWS's side", "try again"),
+    "closed": ("CreateTrainingJob", 0, "", "", "cannot be reached", "network"),
+    "busy bucket": ("PutObject", 503, "SlowDown", "", "to slow down", "some minutes"),
     "no bucket": ("PutObject", 404, "NoSuchBucket", "", "no such bucket", "options.sagemaker.bucket"),
     "validation": ("CreateTrainingJob", 400, "ValidationException", "bad role", "was refused: bad role", ""),
 }
@@ -132,7 +134,40 @@ def test_a_refusal_is_a_sentence_with_what_to_do(bench: Bench, name: str) -> Non
     bench.simulator.faults.append(Fault(action, status, code, times=99, message=message or "injected"))
     error = bench.refusal()
     assert said in error.message and hint in error.hint, (error.message, error.hint)
+    assert isinstance(error, NoCapacity) is (name in ("quota", "capacity"))
+    assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed", "busy bucket"))
     assert bench.simulator.jobs == {}
+
+
+@pytest.mark.parametrize("first", [(0, "closed"), (500, "InternalFailure")])
+@pytest.mark.parametrize("then", ["AccessDeniedException", "ResourceLimitExceeded", "ThrottlingException"])
+def test_a_refusal_of_a_later_try_is_none_where_an_earlier_one_was_accepted(bench: Bench, first, then) -> None:
+    status, code = first
+    bench.simulator.faults.append(Fault("CreateTrainingJob", status, code, committed=True))
+    bench.simulator.faults.append(Fault("CreateTrainingJob", 400, then, times=99))
+    assert bench.backend.submit(*bench.plan()) == bench.backend.find("fault-a1")
+
+
+@pytest.mark.parametrize("status", [0, 500])
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ExpiredTokenException", "ThrottlingException"])
+def test_what_cannot_be_found_out_is_not_refused(bench: Bench, status: int, code: str) -> None:
+    bench.simulator.faults.append(Fault("CreateTrainingJob", status, times=99, committed=True))
+    bench.simulator.faults.append(Fault("DescribeTrainingJob", 400, code, times=99))
+    assert isinstance(bench.refusal(), Unreachable) and list(bench.simulator.jobs) == ["fault-a1"]
+
+
+def test_only_the_platforms_word_means_that_there_is_no_job(bench: Bench) -> None:
+    assert bench.backend.find("fault-a1") is None
+    bench.simulator.faults.append(Fault("DescribeTrainingJob", 400, "ValidationException", message="bad name"))
+    with pytest.raises(BackendError, match="bad name"):
+        bench.backend.find("fault-a1")
+    with pytest.raises(BackendError, match="pinned to 999"):
+        bench.connect(account="999999999999").find("fault-a1")
+
+
+def test_labels_are_read_back(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan(labels={"team": "nlp"}))
+    assert bench.backend.labels(handle) == {"team": "nlp"}
 
 
 def test_nobody_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

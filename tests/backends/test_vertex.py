@@ -14,7 +14,7 @@ from cloudtrain import bucket, customjobs
 from cloudtrain.backend import Plan
 from cloudtrain.backends.vertex import VertexBackend
 from cloudtrain.bundle import Bundle
-from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import MARK
 from cloudtrain.job import Job
 from cloudtrain.simulators import replicas
@@ -200,6 +200,39 @@ def test_lost_answer_and_lost_list_send_nothing_twice(paper: Bench):
     assert len(paper.sent()) == 1
 
 
+@pytest.mark.parametrize("client", ["rest", "sdk"])
+@pytest.mark.parametrize("status", [403, 503])
+def test_what_cannot_be_found_out_is_not_refused(paper: Bench, client: str, status: int):
+    plan, bundle = paper.plan("print(1)")
+    paper.simulator.faults.append(Fault("POST", r"/customJobs(\?|$)", 503, after=True))
+    paper.simulator.faults.append(Fault("GET", LIST, status, times=99, skip=1))
+    with pytest.raises(Unreachable, match="could not be asked"):
+        paper.backend(client=client).submit(plan, bundle)
+    assert len(paper.sent()) == 1
+
+
+@pytest.mark.parametrize("client", ["rest", "sdk"])
+def test_a_refusal_after_a_lost_answer_is_none_where_the_job_was_made(paper: Bench, client: str, monkeypatch):
+    """A list may lag behind: the job is in none of the first three."""
+    plan, bundle = paper.plan("print(1)")
+    paper.simulator.faults.append(Fault("POST", r"/customJobs(\?|$)", 503, after=True))
+    paper.simulator.faults.append(Fault("POST", r"/customJobs(\?|$)", 403, "denied", times=99))
+    look, looks = customjobs.CustomJobs.find, []
+
+    def late(its, attempt_id):
+        looks.append(attempt_id)
+        return None if len(looks) <= 4 else look(its, attempt_id)
+
+    monkeypatch.setattr(customjobs.CustomJobs, "find", late)
+    assert paper.backend(client=client).submit(plan, bundle) and len(paper.simulator.jobs._jobs) == 1
+
+
+def test_labels_are_read_back(paper: Bench):
+    plan, bundle = paper.plan("print(1)", labels={"team": "nlp"})
+    backend = paper.backend()
+    assert backend.labels(backend.submit(plan, bundle)) == {"team": "nlp"}
+
+
 def test_unchanged_source_uploads_nothing(paper: Bench):
     plan, bundle = paper.plan("print(1)")
     backend = paper.backend()
@@ -278,7 +311,23 @@ def test_refusals_are_sentences_that_say_what_to_do(paper: Bench, client, status
         paper.backend(client=client).submit(plan, bundle)
     assert said in caught.value.message and hint in caught.value.hint
     assert "\n" not in caught.value.message
+    assert isinstance(caught.value, NoCapacity) is ("quota" in text or said == "no such machines")
+    assert not isinstance(caught.value, Unreachable)
     assert len(paper.sent()) == 1, "what is refused is not sent again"
+
+
+RATE = "Quota exceeded for quota metric 'Create requests' and limit 'Create requests per minute per region'"
+
+
+@pytest.mark.parametrize("client", ["rest", "sdk"])
+@pytest.mark.parametrize(("status", "text"), [(429, RATE), (429, "slow down"), (500, "x"), (503, "x"), (0, "")])
+@pytest.mark.parametrize("path", [r"/customJobs(\?|$)", UPLOAD])
+def test_an_outage_is_no_refusal(paper: Bench, client, status, text, path):
+    plan, bundle = paper.plan("print(1)")
+    paper.simulator.faults.append(Fault("POST", path, status, text, times=99))
+    with pytest.raises(Unreachable) as caught:
+        paper.backend(client=client).submit(plan, bundle)
+    assert not isinstance(caught.value, NoCapacity)
 
 
 def test_a_bucket_that_is_not_there(paper: Bench):
