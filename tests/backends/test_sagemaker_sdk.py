@@ -19,7 +19,7 @@ from cloudtrain.backends.sagemaker import SagemakerBackend
 from cloudtrain.bundle import Bundle
 from cloudtrain.job import Job
 from cloudtrain.requests import huggingfaceimages
-from cloudtrain.simulators.sagemaker import Simulator
+from cloudtrain.simulators.sagemaker import Fault, Simulator
 from tests.backends.test_sagemaker import options, simulator  # noqa: F401 - a fixture
 from tests.requests.test_sagemaker import CASES, made
 
@@ -100,3 +100,32 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
 def test_the_table_of_images_is_the_sdks(sdk: Path) -> None:
     regions = sorted(huggingfaceimages.REGISTRIES)
     assert ask(sdk, "image", *regions) == {region: huggingfaceimages.image(region) for region in regions}
+
+
+@pytest.mark.timeout(1200)
+def test_an_outage_of_the_estimators_is_no_refusal(sdk: Path, simulator: Simulator, home: Path, tmp_path: Path) -> None:  # noqa: F811
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('hello')\n")
+    bundle = Bundle.make(source, home / "bundles")
+    chosen = options(simulator, client="sdk")
+    job = Job.from_dict(
+        {"name": "lost", "source": str(source), "entrypoint": "train.py", "options": {"sagemaker": chosen}}
+    )
+    backend = SagemakerBackend(chosen, home / "runs")
+
+    def submitted(name: str, *faults: Fault) -> dict:
+        plan = backend.plan(job, bundle, name)
+        (tmp_path / "plan.json").write_text(plan.to_json())
+        simulator.faults[:] = faults
+        return ask(sdk, "outcome", home, tmp_path / "plan.json", **simulator.environ)
+
+    lost = Fault("CreateTrainingJob", 0, times=99, committed=True)
+    silent = Fault("DescribeTrainingJob", 503, "ServiceUnavailable", times=99)
+    assert submitted("found", lost)["handle"] == backend.find("found-a1")
+    assert "Unreachable" in submitted("unknown", lost, silent)["kinds"] and "unknown-a1" in simulator.jobs
+    assert (
+        "NoCapacity" in submitted("quota", Fault("CreateTrainingJob", 400, "ResourceLimitExceeded", times=9))["kinds"]
+    )
+    denied = submitted("denied", Fault("CreateTrainingJob", 400, "AccessDeniedException", times=9))
+    assert {"Unreachable", "NoCapacity"}.isdisjoint(denied["kinds"])

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.vertex_local import VertexLocalBackend
+from cloudtrain.errors import BadRequest
 from cloudtrain.process import Process
 from cloudtrain.simulators import replicas
+from cloudtrain.submitter import Submitter
 from cloudtrain.testing.contract import BackendContract
 from tests.conftest import wait_for
 
@@ -37,3 +39,19 @@ class TestVertexLocal(BackendContract):
     def leftovers(self, handle: str) -> list[str]:
         number = handle.rpartition("/")[2]
         return [f"{pid} in {place}" for pid, place in replicas.marked() if f"/{number}/" in place]
+
+
+def test_a_key_names_the_same_job_after_the_history_is_lost(shared_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job = {"name": "keyed", "source": str(tmp_path), "entrypoint": "train.py", "args": ["1"]}
+    job["environment"] = {"requirements": "none"}
+    first = Submitter("vertex-local", home=shared_home, watch=False).submit(job, key="k")
+    first.wait(120)
+    database = first.store.database.path
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()
+    submitter = Submitter("vertex-local", home=shared_home, watch=False)
+    with pytest.raises(BadRequest, match="the job's digest"):
+        submitter.submit({**job, "args": ["2"]}, key="k")
+    again = submitter.submit(job, key="k")
+    assert again.run_id == first.run_id and again.adopted and again.attempts[0].handle

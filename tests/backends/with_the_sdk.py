@@ -2,6 +2,7 @@
 
 with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that the SDK builds of the estimator alone}
 with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
+with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
 with_the_sdk.py image REGION       the SDK's own address of the newest Hugging Face training image
 """
 
@@ -46,6 +47,26 @@ def submit(home: str, plan_file: str) -> dict:
     return {"handle": handle, "kind": type(made).__name__, "model": made.model_data}
 
 
+def outcome(home: str, plan_file: str) -> dict:
+    from botocore.retries import standard
+
+    from cloudtrain.backend import Plan
+    from cloudtrain.backends.sagemaker import SagemakerBackend
+    from cloudtrain.bundle import Bundle
+    from cloudtrain.errors import BackendError
+
+    standard.ExponentialBackoff.delay_amount = lambda *_: 0.0
+    plan = Plan.from_json(Path(plan_file).read_text())
+    bundle = Bundle.stored(Path(home) / "bundles", str(plan.bundle["sha256"]))
+    try:
+        return {
+            "handle": SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs").submit(plan, bundle),
+            "kinds": [],
+        }
+    except BackendError as error:
+        return {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": error.message}
+
+
 def image(region: str) -> str:
     from sagemaker import image_uris
 
@@ -57,6 +78,8 @@ if __name__ == "__main__":
     what, *words = sys.argv[1:]
     if what == "requests":
         print(json.dumps(requests(json.loads(Path(words[0]).read_text()))))
+    elif what == "outcome":
+        print(json.dumps(outcome(*words)))
     elif what == "submit":
         print(json.dumps(submit(*words)))
     else:
