@@ -176,7 +176,14 @@ class Cluster:
         return [name.strip() for number, name in self._rows().items() if number not in self.before]
 
     def live(self) -> list[str]:
-        return [name.strip() for name in self._rows("PENDING", "RUNNING", "CONFIGURING", "COMPLETING").values()]
+        names = [name.strip() for name in self._rows("PENDING", "RUNNING", "CONFIGURING").values()]
+        return [name for name in names if not self._is_over(name)]
+
+    def _is_over(self, name: str) -> bool:
+        """Return whether the launcher of a job has ended: Slurm takes a moment longer to end its script."""
+        run_id, _, number = name.rpartition("-a")
+        node = self.slurm.shared / "runs" / run_id / f"a{number}" / "node-0"
+        return (supervision.read_status(node) or {}).get("state") in supervision.FINAL
 
     def check(self) -> None:
         pass
