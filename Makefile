@@ -32,10 +32,10 @@ test-long: $(STAMP) ## the long forms too
 
 test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md says what else they need
 	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }
-	$(BIN)/python -m pytest tests/backends/real_kubernetes.py
+	$(BIN)/python -m pytest tests/backends/kubernetes/real_kubernetes.py
 
 test-docker: $(STAMP) ## the tests in real containers: needs a running Docker engine and the image of images/build.sh
-	CLOUDTRAIN_REQUIRE="docker,$(CLOUDTRAIN_REQUIRE)" $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/test_sagemaker_local.py
+	CLOUDTRAIN_REQUIRE="docker,$(CLOUDTRAIN_REQUIRE)" $(BIN)/python -m pytest -n $(WORKERS) -m docker tests/backends/sagemaker/test_local.py
 
 image-cpu: $(STAMP) ## the image of the shared trainer on CPUs, for sagemaker-local and for a registry of yours
 	PYTHON=$(abspath $(BIN)/python) images/build.sh

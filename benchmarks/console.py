@@ -19,11 +19,11 @@ from pathlib import Path
 from measure import report, table
 from playwright.sync_api import Page, sync_playwright
 
-from cloudtrain.backend import Plan
-from cloudtrain.process import Process
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter
+from cloudtrain.backends.api import Plan
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.submit import Submitter
 
 RUNS, LINES, POINTS, ROUNDS = 10_000, 1_000_000, 15, 21
 EMITTING = """

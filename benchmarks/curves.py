@@ -20,7 +20,7 @@ CURVE_S, LIST_S = 0.3, 0.2  # what each may take
 
 def curve(home: Path, run_id: str, points: int) -> None:
     """Write a curve with noise into a run of the history, the fast way: as rows, past the watcher."""
-    from cloudtrain.store import Store
+    from cloudtrain.history.store import Store
 
     store = Store(home)
     for first in range(0, points, 100_000):
@@ -36,7 +36,7 @@ def main() -> int:
     """Measure and print; return 1 when a question takes too long."""
     from measure import report, table
 
-    from cloudtrain.store import Store
+    from cloudtrain.history.store import Store
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--points", type=int, default=1_000_000)

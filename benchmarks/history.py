@@ -25,10 +25,10 @@ def name(number: int) -> str:
 
 def fill(home: Path, count: int) -> None:
     """Write so many runs into a history, the newest last: nearly all of them over, one of a thousand running."""
-    from cloudtrain.backend import Plan
-    from cloudtrain.job import Job
-    from cloudtrain.process import Process
-    from cloudtrain.store import Store
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.history.store import Store
+    from cloudtrain.job.job import Job
+    from cloudtrain.nodes.process import Process
 
     choose = random.Random(1)
     data = Job(
@@ -60,8 +60,8 @@ def main() -> int:
     """Measure and print; return 1 when a query takes too long."""
     from measure import interleaved, median, process, report, spread, table
 
-    from cloudtrain.state import State
-    from cloudtrain.store import Store
+    from cloudtrain.events import State
+    from cloudtrain.history.store import Store
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=100_000)

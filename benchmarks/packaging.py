@@ -28,7 +28,7 @@ from pathlib import Path
 
 from measure import report, table
 
-from cloudtrain.bundle import Bundle
+from cloudtrain.source.bundle import Bundle
 
 
 def main() -> int:
@@ -87,7 +87,7 @@ def memory_mb(work: Path) -> float:
     code = """
 import resource, sys
 from pathlib import Path
-from cloudtrain.bundle import Bundle
+from cloudtrain.source.bundle import Bundle
 Bundle.make(Path(sys.argv[1]), Path(sys.argv[2]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

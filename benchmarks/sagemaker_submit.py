@@ -21,7 +21,7 @@ from pathlib import Path
 
 from measure import ROOT, Sample, interleaved, median, peer, process, report, spread, table
 
-from cloudtrain.simulators.sagemaker import REGION, ROLE, Simulator
+from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 
 BUCKET = "bench"
 SDK = "sagemaker==2.257.7"

@@ -23,10 +23,12 @@ from pathlib import Path
 
 from measure import Sample, interleaved, median, report, spread, table
 
-from cloudtrain import nodes, remote, transfer
-from cloudtrain.bundle import Bundle
-from cloudtrain.remote import Host
-from cloudtrain.rpc import There, look
+from cloudtrain.nodes import logs as node_logs
+from cloudtrain.nodes import ssh as remote
+from cloudtrain.nodes import transfer
+from cloudtrain.nodes.rpc import There, look
+from cloudtrain.nodes.ssh import Host
+from cloudtrain.source.bundle import Bundle
 
 FILES, FILE_BYTES = 400, 11_000
 FIRST = "import time\nprint(f'first {time.time()}', flush=True)\n"
@@ -171,7 +173,7 @@ def logs(folder: Path, port: int, count: int, lines: int) -> tuple[Sample, int]:
     seen = [0] * count
 
     def read() -> None:
-        for line in nodes.merged(look(places, set()), count):
+        for line in node_logs.merged(look(places, set()), count):
             assert line.seq == seen[line.node], "a line is missing or comes twice"
             seen[line.node] += 1
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from measure import Sample, interleaved, median, process, report, spread, table
 
-from cloudtrain.simulators.life import Pace
-from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.simulators.vertex.lifecycle import Pace
+from cloudtrain.simulators.vertex.server import Simulator
 
 OURS = """
 import sys

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:
-    from cloudtrain.attached import attach
     from cloudtrain.errors import CloudtrainError, RunFailed
-    from cloudtrain.job import Job
-    from cloudtrain.notebook import runs
-    from cloudtrain.run import Run
-    from cloudtrain.state import State, Status
-    from cloudtrain.submitter import Submitter, submit
+    from cloudtrain.events import State, Status
+    from cloudtrain.job.job import Job
+    from cloudtrain.report.notebook import runs
+    from cloudtrain.runs.attach import attach
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.submit import Submitter, submit
     from cloudtrain.training import DistributedTraining
 
 # public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
 _HOME = {
     "CloudtrainError": "errors",
     "DistributedTraining": "training",
-    "Job": "job",
-    "Run": "run",
+    "Job": "job.job",
+    "Run": "runs.run",
     "RunFailed": "errors",
-    "State": "state",
-    "Status": "state",
-    "Submitter": "submitter",
-    "attach": "attached",
-    "runs": "notebook",
-    "submit": "submitter",
+    "State": "events",
+    "Status": "events",
+    "Submitter": "runs.submit",
+    "attach": "runs.attach",
+    "runs": "runs",
+    "submit": "runs.submit",
 }
 __all__ = [
     "CloudtrainError",
@@ -53,10 +55,26 @@ def __getattr__(name: str) -> object:
     from cloudtrain.importing import Quickly
 
     with Quickly():
-        value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        module = import_module(f"{__name__}.{_HOME[name]}")
+    value: object = module if _HOME[name] == name else getattr(module, name)  # `runs` is a package, and can be called
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Moved:
+    """Finds modules under the names that they had before; asked last, for names that nothing else finds."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> object:
+        if not name.startswith("cloudtrain."):
+            return None
+        from cloudtrain._moved import find_spec
+
+        return find_spec(name)
+
+
+sys.meta_path.append(_Moved)  # type: ignore[arg-type]

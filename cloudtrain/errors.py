@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.state import Status
+    from cloudtrain.events import Status
 
 
 class CloudtrainError(Exception):

@@ -1,46 +1,110 @@
-"""The event stream of a run: marked lines in its log, numbered at the source.
-
-A script prints `::cloudtrain::{"kind": "metric", ...}`; every backend can carry a line of log, so one parser serves all.
-The launcher's own events (state, world, usage, result) travel in the same way, with rank -1.
-"""
+"""What every layer speaks: the state of a run, a line of its log, an event of its log."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class State(StrEnum):
+    """The life of a run or an attempt.
+
+    QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | TIMED_OUT | PREEMPTED | LOST
+                             └─> STOPPING -> CANCELLED
+
+    For an attempt every state below the arrows' ends is final. A run whose attempt ends PREEMPTED or LOST goes on
+    with another attempt while retries are left, and is in that state itself only when none are.
+    """
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
+    TIMED_OUT = "TIMED_OUT"
+    LOST = "LOST"
+
+    @property
+    def final(self) -> bool:
+        return self in FINAL
+
+
+FINAL = frozenset(
+    {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.PREEMPTED, State.TIMED_OUT, State.LOST},
+)
+
+# Exit codes of the launcher inside a job (design: the exit-code contract).
+EXIT_RESUMABLE = 75  # checkpointed and left on request
+EXIT_REFUSED = 78  # refused before training
+
+# What `submit --wait`, `--follow` and `wait` exit with when the run has no code of its own to pass on.
+CLI_EXIT = {
+    State.SUCCEEDED: 0,
+    State.CANCELLED: 130,
+    State.TIMED_OUT: 124,
+    State.PREEMPTED: EXIT_RESUMABLE,
+    State.LOST: 69,
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run's or attempt's state at one moment; times are UTC, ISO 8601."""
+
+    state: State
+    exit_code: int | None = None  # the script's own; None while it runs or when nobody knows
+    reason: str = ""
+    started_at: str | None = None
+    ended_at: str | None = None
+    url: str | None = None
+    billable_s: int | None = None  # what the platform bills, the seconds of all nodes together
+    event: str = ""  # of retry.on_events, where the state does not say it: capacity
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, neither well nor because a person wanted it: such an end has a verdict."""
+        return self.state.final and self.state not in (State.SUCCEEDED, State.CANCELLED)
+
+    @property
+    def cli_exit_code(self) -> int:
+        """What the command line exits with: 0, the script's own code, or the state's."""
+        if self.state in CLI_EXIT:
+            return CLI_EXIT[self.state]
+        return self.exit_code if self.exit_code else 1
+
+
+class LogLine(NamedTuple):
+    """One line of a run's log.
+
+    `rank` is -1 for the launcher's own lines; `seq` counts from 0 on each node, at the source; `cursor` is opaque,
+    and `logs(after=cursor)` continues behind that line on every node.
+    """
+
+    at: str
+    node: int
+    rank: int
+    seq: int
+    text: str
+    cursor: str
+
 
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 MAX_DEPTH = 64  # so is one whose values lie deeper in one another
 STEPS = 1 << 63  # what the history can hold: steps whose amount is below
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements"})
-
-# What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
-_SPEED = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, ([^,\[\]]{3,80})(?=[,\]])")
-_TOLD = re.compile(r", ([^=,\[\](){}]*)(?:=((?:[^,\[\](){}]|\([^()]*\)|\[[^\[\]]*\])*))?")
-_COUNT = re.compile(r"(?:^|[\s|])([\d.]+)([kMGTPEZY]?)(?:/([\d.]+)([kMGTPEZY]?)|/\?)?$")
-_SCALED = re.compile(
-    r"(?:\d\.\d\d|\d\d\.\d|\d{3})[kMGTPEZY] ?([^\s\d].*)/s$"
-)  # a speed with `unit_scale`; others have two decimals
-_SCALES = {letter: 1000.0**power for power, letter in enumerate(" kMGTPEZY") if power}
 _BEHIND_BAR = "]" + MARK
 
 # What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
-
-# A dictionary of which Python cannot read all is read piece by piece; a string or object without an end goes to the last.
-MAX_ROW = 8192  # characters of such a dictionary
-_PIECE = re.compile(r"""[()\[\]{},]|'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|[^()\[\]{},'"]+""", re.DOTALL)
-_ENTRY = re.compile(r"\s*'([^'\\]+)':\s*(\S.*)", re.DOTALL)
-_WRAPPED = re.compile(  # tensor(1.2, device='cuda:0', grad_fn=<...>), np.float64(1.2), Array(1.2, dtype=float32)
-    r"(?:(?:np|numpy|torch)\.)?(?:tensor|[aA]rray|b?float\d*|longdouble|u?int\d+)"
-    r"\(\s*([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\s*[,)]"
-)
 
 
 @dataclass(frozen=True)
@@ -110,153 +174,55 @@ def rows(event: Event, points: Iterable[tuple[float, str, float]]) -> list[tuple
     ]
 
 
-class MetricParser:
-    """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
-
-    The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
-    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
-    several ranks print the same metric, the first one heard is listened to. A name that has an expression is heard by that
-    alone.
-    """
-
-    def __init__(self, patterns: Mapping[str, str], seen: Mapping[str, int] | None = None) -> None:
-        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._seen: dict[str, int] = dict(seen or {})
-        self._speaker: dict[str, int] = {}
-        self._bars: dict[str, tuple[int, int, int]] = {}  # done and size of the newest bar, steps of those before it
-
-    def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
-        """Return (step, name, value) for every metric in one line of a rank's log."""
-        if self._patterns or "{'" in text or ("[" in text and "/" in text and _SPEED.search(text)):
-            return self._found(text, rank)
-        return iter(())  # most lines: what they cost is what following a log costs
-
-    def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
-        if "\x1b" in text:
-            text = ESCAPE.sub("", text)
-        if "{'" in text or "[" in text:
-            for piece in text.split("\r"):
-                yield from self._progress(piece, rank)
-        for name, pattern in self._patterns.items():
-            for match in pattern.finditer(text):
-                groups = match.groupdict()
-                value = _number(groups["value"] if "value" in groups else _first(match, pattern))
-                if value is not None and self._heard(name, rank):
-                    yield self._step(name, groups.get("step")), name, value
-
-    def _progress(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
-        """Yield what a progress bar says, and a dictionary that begins the line or stands right behind a bar."""
-        head, brace, rest = text.partition("{'")
-        speed = _SPEED.search(head) if "[" in head else None
-        if speed and (count := _count(head[: speed.start()], speed[1])):
-            yield from self._bar(*count, _told(head, speed.end()), rank)
-        head, rest = head.strip(), rest.rstrip()
-        if rest.endswith("}") and (not head or (speed and head[-1] == "]")):  # what transformers' Trainer prints
-            yield from self._trainer(brace + rest, rank)
-
-    def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
-        row = _literal(literal) or _readable(literal[:MAX_ROW])
-        step = row.get("step", row.get("global_step"))
-        for name, raw in row.items():
-            value = _number(raw)
-            named = isinstance(name, str) and name not in ("epoch", "step", "global_step", *self._patterns)
-            if named and value is not None and self._heard(name, rank):
-                yield self._step(name, step), name, value
-
-    def _bar(self, done: int, total: int, told: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
-        """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
-        for name, raw in told:
-            value = None if name in self._patterns else _number(raw)
-            if value is None or not self._heard(name, rank):
-                continue
-            at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
-            if done == at:
-                continue  # drawn again
-            before += max(size, at) if done < at else 0
-            self._bars[name] = (done, total, before)
-            self._seen[name] = before + done
-            yield before + done, name, value
-
-    def _heard(self, name: str, rank: int) -> bool:
-        return self._speaker.setdefault(name, rank) == rank
-
-    def _step(self, name: str, said: Any) -> int:
-        number = _number(said)
-        if number is not None and abs(number) < STEPS:
-            self._seen[name] = int(number)
-        else:
-            self._seen[name] = self._seen.get(name, 0) + 1
-        return self._seen[name]
+MOST_GPUS = 64  # of one node that are listened to
 
 
-def _count(text: str, speed: str) -> tuple[int, int] | None:
-    """Return how far a bar is and its size, 0 where it has none, from what stands before its brackets; None for no bar.
+@dataclass(frozen=True)
+class Gpu:
+    """The use of one GPU; None is what was not told."""
 
-    What tqdm has rounded (`unit_scale`) is a rounded step; the letters are powers of 1000, which is tqdm's own choice.
-    """
-    text = text[-80:].rstrip()
-    found = _COUNT.search(text)
-    if not found or "/" not in found[0]:  # no size: the unit stands behind, the one that the speed is in
-        scaled = _SCALED.match(speed)
-        unit = scaled[1] if scaled else speed.lstrip("?. 0123456789").removesuffix("/s").removeprefix("s/")
-        found = _COUNT.search(text.removesuffix(unit).rstrip()) if unit and text.endswith(unit) else None
-    if not found:
+    index: int
+    percent: float | None
+    memory_bytes: float | None
+    memory_total_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The use of one node, in percent of one processor and in bytes; None is what was not told."""
+
+    cpu_percent: float | None
+    rss_bytes: float | None
+    gpus: tuple[Gpu, ...]
+
+    def __bool__(self) -> bool:
+        return self != _NOTHING
+
+
+_NOTHING = Usage(None, None, ())
+
+
+def read_usage(data: Mapping[str, Any]) -> Usage:
+    """Return what a usage event's data say: finite numbers that are not negative, and GPUs that tell any of theirs."""
+    told = data.get("gpus")
+    rows = [row for row in told if isinstance(row, Mapping)] if isinstance(told, list) else []
+    gpus = [_gpu(at, row) for at, row in enumerate(rows[:MOST_GPUS])]
+    known = tuple(gpu for gpu in gpus if (gpu.percent, gpu.memory_bytes, gpu.memory_total_bytes) != (None, None, None))
+    return Usage(_amount(data, "cpu_percent"), _amount(data, "rss_bytes"), known)
+
+
+def _gpu(at: int, row: Mapping[str, Any]) -> Gpu:
+    index = _amount(row, "index")
+    amounts = (_amount(row, name) for name in ("percent", "memory_bytes", "memory_total_bytes"))
+    return Gpu(int(index) if index is not None and index < 1000 else at, *amounts)
+
+
+def _amount(data: Mapping[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        done = round(float(found[1]) * _SCALES.get(found[2], 1.0))
-        total = round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
-    except (ValueError, OverflowError):
+        amount = float(value)
+    except OverflowError:  # an integer of hundreds of digits
         return None
-    return (done, total) if max(done, total) < STEPS else None
-
-
-def _told(text: str, at: int) -> list[tuple[str, str]]:
-    """Return the names and values in a bar from behind its speed to its closing bracket; none where that is not there."""
-    told = []
-    while found := _TOLD.match(text, at):
-        at = found.end()
-        told.append((found[1], found[2] or ""))
-    return told if text[at : at + 1] == "]" else []
-
-
-def _literal(text: str) -> dict[Any, Any] | None:
-    try:
-        row = literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _readable(text: str) -> dict[Any, Any]:
-    """Return the text of every value of a printed dictionary that stands by itself between two commas."""
-    row, depth, parts = {}, 0, list[str]()
-    for piece in _PIECE.findall(text):
-        depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
-        if depth == 0 or (depth == 1 and piece == ","):
-            if found := _ENTRY.fullmatch("".join(parts)):
-                row[found[1]] = found[2].strip().strip("'\"")
-            parts = []
-            if depth == 0:
-                break
-        elif depth > 1 or piece != "{" or parts:
-            parts.append(piece)
-    return row
-
-
-def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:
-    """Return the first group that is not the step, or the whole match where there is none."""
-    step = pattern.groupindex.get("step")
-    numbers = [number for number in range(1, pattern.groups + 1) if number != step]
-    return match[numbers[0]] if numbers else match[0]
-
-
-def _number(raw: Any) -> float | None:
-    """Return a finite or non-finite float, or None where there is no number (transformers 5 prints strings)."""
-    if isinstance(raw, bool):
-        return None
-    try:
-        value = float(raw)
-    except (TypeError, ValueError, OverflowError):
-        wrapped = _WRAPPED.match(raw) if isinstance(raw, str) else None
-        return _number(wrapped[1]) if wrapped else None
-    return value if not math.isnan(value) else math.nan
+    return amount if math.isfinite(amount) and amount >= 0 else None

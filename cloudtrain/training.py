@@ -27,11 +27,10 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest, MissingExtra, RunFailed
-from cloudtrain.events import MARK
-from cloudtrain.state import State, Status
+from cloudtrain.events import MARK, State, Status
 
 if TYPE_CHECKING:
-    from cloudtrain.run import Run
+    from cloudtrain.runs.run import Run
 
 ENTRYPOINT = ".cloudtrain/shipped.py"
 MAX_BYTES = 1 << 30  # of model and data together: every node gets its own copy of them
@@ -154,8 +153,8 @@ class DistributedTraining:
     # -- the steps ----------------------------------------------------------------------------------------------------
 
     def _submit(self, source: str, nodes: int, use_gpus: bool | str, settings: Mapping[str, Any], more: Any) -> Run:
-        from cloudtrain.job import Job
-        from cloudtrain.submitter import Submitter
+        from cloudtrain.job.job import Job
+        from cloudtrain.runs.submit import Submitter
 
         gpus = {"accelerators": use_gpus if isinstance(use_gpus, str) else "GPU:1"} if use_gpus else {}
         wanted = {
@@ -174,7 +173,7 @@ class DistributedTraining:
 
     def _follow(self, run: Run) -> None:
         """Say the run's lines until it is final; raises RunFailed."""
-        from cloudtrain.cli.log import Memory
+        from cloudtrain.cli.view.log import Memory
 
         memory, cursor = Memory(), None
         while True:

@@ -119,7 +119,7 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
 
 def spec_page() -> str:
     """Return the reference of all keys of the job file."""
-    from cloudtrain.job import schema
+    from cloudtrain.job.job import schema
 
     whole = schema()
     parts = [SPEC_HEAD.rstrip(), "", WRITTEN, "", "## job", "", *_table(whole, whole)]

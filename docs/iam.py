@@ -48,10 +48,10 @@ def actions(calls: list[str]) -> list[str]:
 
 def record(folder: Path) -> dict[str, list[str]]:
     """Return the calls of every command against a simulator; blocking (some seconds)."""
-    from cloudtrain.backends.sagemaker import SagemakerBackend
-    from cloudtrain.bundle import Bundle
-    from cloudtrain.job import Job
-    from cloudtrain.simulators.sagemaker import ACCOUNT, REGION, ROLE, Simulator
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+    from cloudtrain.job.job import Job
+    from cloudtrain.simulators.sagemaker.server import ACCOUNT, REGION, ROLE, Simulator
+    from cloudtrain.source.bundle import Bundle
 
     simulator = Simulator(folder / "hosts")
     os.environ.update(simulator.environ)

@@ -47,8 +47,8 @@ LAWS = (
         "What a platform receives equals what `plan` printed. `plan` needs no network, no credentials and no SDK.",
         (
             "tests/laws/test_law1_plan.py",
-            "tests/backends/test_local.py::test_plan_is_pure",
-            "tests/backends/test_local.py::test_golden_plan",
+            "tests/backends/local/test_backend.py::test_plan_is_pure",
+            "tests/backends/local/test_backend.py::test_golden_plan",
         ),
     ),
     Law(
@@ -57,31 +57,36 @@ LAWS = (
         " `no`, `1.10`, `1e-4` and dates stay the text that stands in the file.",
         (
             "tests/laws/test_law2_arguments.py",
-            "tests/backends/test_local.py::test_arguments_arrive_as_written",
-            "tests/backends/test_local.py::test_environment_arrives_as_written",
+            "tests/backends/local/test_backend.py::test_arguments_arrive_as_written",
+            "tests/backends/local/test_backend.py::test_environment_arrives_as_written",
         ),
     ),
     Law(
         "Submit is exactly once",
         "Killed anywhere and run again, one attempt exists, and it is run to its end. The same key is the same run.",
         (
-            "tests/test_exactly_once.py",
-            "tests/test_faults.py::test_two_submits_at_once_are_two_runs",
-            "tests/test_faults.py::test_two_submits_at_once_with_one_key_are_one_run",
+            "tests/runs/test_exactly_once.py",
+            "tests/runs/test_faults.py::test_two_submits_at_once_are_two_runs",
+            "tests/runs/test_faults.py::test_two_submits_at_once_with_one_key_are_one_run",
         ),
     ),
     Law(
         "Packaging is git's",
         "The files are those that git would list, the same tree has the same digest on any machine, no link leads out of it,"
         " and credentials are refused.",
-        ("tests/test_source.py", "tests/test_archive.py", "tests/test_bundle.py", "tests/test_guard.py"),
+        (
+            "tests/source/test_files.py",
+            "tests/source/test_archive.py",
+            "tests/source/test_bundle.py",
+            "tests/source/test_secrets.py",
+        ),
     ),
     Law(
         "Cancel is not success, and ends everything",
         "At whatever moment it comes, the run ends CANCELLED and no process of it is left on any node.",
         (
             "tests/laws/test_law5_cancel.py",
-            "tests/backends/test_local.py::test_cancel_is_not_success_and_ends_everything",
+            "tests/backends/local/test_backend.py::test_cancel_is_not_success_and_ends_everything",
         ),
     ),
     Law(
@@ -95,7 +100,7 @@ LAWS = (
     Law(
         "Resume is exact",
         "For the shared trainer: killed at any step and resumed on the same layout, the samples and losses are bit-equal.",
-        ("tests/entrypoints/test_train_resume.py", "tests/test_resume.py"),
+        ("tests/entrypoints/test_train_resume.py", "tests/runs/test_resume.py"),
     ),
     Law(
         "The world is what was asked",
@@ -111,14 +116,14 @@ LAWS = (
         "Secrets never land",
         "Not in a plan, a bundle, the store, an event, a log or a process list; the environment of the job's own ranks"
         " excepted.",
-        ("tests/laws/test_law10_secrets.py", "tests/backends/test_local.py::test_secret_stands_nowhere"),
+        ("tests/laws/test_law10_secrets.py", "tests/backends/local/test_backend.py::test_secret_stands_nowhere"),
     ),
 )
 STORE = Law(
     "Beside the laws: the history",
     "It survives many writers, killed writers, a full disk and a network file system. How fast a long one answers is"
     " measured by `benchmarks/history.py` (`benchmarks/results/history.md`).",
-    ("tests/laws/test_store_load.py", "tests/test_store.py"),
+    ("tests/laws/test_store_load.py", "tests/history/test_store.py"),
 )
 
 

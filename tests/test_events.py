@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain import events, registry
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
+from cloudtrain import events
+from cloudtrain import metrics as metric_lines
+from cloudtrain.backends import registry
+from cloudtrain.events import State
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
-from cloudtrain.watch import Watcher
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=40),
@@ -50,7 +52,7 @@ def test_other_lines_are_ordinary_text(line):
 
 
 def metrics(*lines, **patterns):
-    parser = events.MetricParser(patterns)
+    parser = metric_lines.MetricParser(patterns)
     return [found for line in lines for found in parser.metrics(line)]
 
 
@@ -85,7 +87,7 @@ def test_steps_that_are_said_are_the_steps():
 
 
 def test_of_several_ranks_one_is_heard():
-    parser = events.MetricParser({})
+    parser = metric_lines.MetricParser({})
     lines = [
         (0, "{'loss': 3.0}"),
         (1, "{'loss': 3.0}"),
@@ -98,7 +100,7 @@ def test_of_several_ranks_one_is_heard():
 
 
 def test_counting_goes_on_where_another_watcher_was():
-    assert list(events.MetricParser({}, {"loss": 7}).metrics("{'loss': 1.0}")) == [(8, "loss", 1.0)]
+    assert list(metric_lines.MetricParser({}, {"loss": 7}).metrics("{'loss': 1.0}")) == [(8, "loss", 1.0)]
 
 
 def test_an_event_behind_a_progress_bar_is_heard():
@@ -109,7 +111,7 @@ def test_an_event_behind_a_progress_bar_is_heard():
 
 
 def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
-    parser = events.MetricParser({})
+    parser = metric_lines.MetricParser({})
     lines = [
         "  0%|          | 0/2 [00:00<?, ?it/s]",
         " 50%|#####     | 1/2 [00:00<00:00, 9.90it/s, loss=1.5, lr=1e-3]",
@@ -191,10 +193,12 @@ def test_one_value_that_cannot_be_read_does_not_hide_the_others(value):
 )
 def test_what_a_hostile_dictionary_costs_is_bounded(text, monkeypatch):
     taken = []
-    findall = events._PIECE.findall
-    monkeypatch.setattr(events, "_PIECE", type("", (), {"findall": lambda text: taken.append(text) or findall(text)}))
+    findall = metric_lines._PIECE.findall
+    monkeypatch.setattr(
+        metric_lines, "_PIECE", type("", (), {"findall": lambda text: taken.append(text) or findall(text)})
+    )
     assert len(metrics("{'loss': 1.25, 'x': <" + text * (60_000 // len(text)) + "}")) <= 2
-    assert all(len(text) <= events.MAX_ROW for text in taken)
+    assert all(len(text) <= metric_lines.MAX_ROW for text in taken)
     assert len(findall("{" + text * 10)) <= 10 * len(text) + 1  # every character once
 
 

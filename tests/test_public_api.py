@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,11 @@ def test_no_public_function_bears_the_name_of_its_module():
     from importlib import import_module
 
     for name, module in cloudtrain._HOME.items():
-        assert name != module
+        if name == module:  # `runs` is a package that can be called, so that both names are the same thing
+            assert callable(import_module(f"cloudtrain.{module}"))
+            continue
         assert getattr(import_module(f"cloudtrain.{module}"), name) is getattr(cloudtrain, name)
+        assert not (Path(cloudtrain.__file__).parent / name).exists()
 
 
 def test_public_names_have_docstrings():

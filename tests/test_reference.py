@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cloudtrain.cli import COMMANDS
-from cloudtrain.job import schema
+from cloudtrain.job.job import schema
 from tests.conftest import WAIT_S
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.errors import BadJob, CloudtrainError, Problem, RunFailed
-from cloudtrain.state import FINAL, State, Status
+from cloudtrain.events import FINAL, State, Status
 
 
 def test_final_states():

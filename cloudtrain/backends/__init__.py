@@ -1,0 +1,1 @@
+"""One package for every provider, and what they share."""

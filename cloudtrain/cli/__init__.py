@@ -166,7 +166,7 @@ def _run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except BaseException as error:
-        from cloudtrain.cli import failures
+        from cloudtrain.cli.view import failures
 
         return failures.report(error, words)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli import options, runs, summary, terminal
+from cloudtrain.cli.view import options, runs, summary, terminal
 
 
 @options.command()
@@ -21,7 +21,7 @@ def command(uri: str, as_json: bool) -> int:
     cloudtrain attach s3://bucket/runs/tiny-lm-261120-101500-ab3d
     cloudtrain attach /shared/runs/tiny-lm-261120-101500-ab3d --json
     """
-    from cloudtrain.attached import attach
+    from cloudtrain.runs.attach import attach
 
     found = attach(uri, runs.history().home)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli import follow, options, runs, terminal
+from cloudtrain.cli.view import follow, options, runs, terminal
 from cloudtrain.errors import CloudtrainError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.cli import options, terminal
+from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadRequest
 
 
@@ -31,7 +31,7 @@ def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
     """
     from importlib.util import find_spec
 
-    from cloudtrain import config
+    from cloudtrain.job import targets
 
     missing = [name for name in ("nicegui", "plotly") if find_spec(name) is None]
     if missing:
@@ -43,7 +43,7 @@ def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
 
     from cloudtrain.console import server
 
-    where = (home or config.home()).absolute()
+    where = (home or targets.home()).absolute()
     with ExitStack() as open_pages:
 
         def started(address: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.view import options, runs, terminal
 
 SHOWN = 60  # characters of a value
 LINES = 40  # of the patches' difference
@@ -29,13 +29,13 @@ def command(first: str, second: str, as_json: bool) -> int:
     \b
     cloudtrain diff tiny-lm-26 tiny-lm-27
     """
-    from cloudtrain import comparison
+    from cloudtrain.report import compare
 
     one, other = runs.find(first), runs.find(second)
     one.refresh()
     other.refresh()
-    found = comparison.between(one, other)
-    patches = comparison.patches(one, other)
+    found = compare.between(one, other)
+    patches = compare.patches(one, other)
     if as_json:
         data = {"runs": [one.run_id, other.run_id], "differences": [asdict(row) for row in found], "patch": patches}
         terminal.print_json(data, indent=2)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import CloudtrainError
 
 FREE_BYTES = 1 << 30
@@ -59,7 +59,8 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def _machine() -> Iterator[Finding]:
-    from cloudtrain import __version__, config
+    from cloudtrain import __version__
+    from cloudtrain.job import targets
 
     yield Finding("cloudtrain", True, f"{__version__}, in {Path(__file__).parents[1]}")
     fits = sys.version_info >= (3, 11)
@@ -67,7 +68,7 @@ def _machine() -> Iterator[Finding]:
         "python", fits, f"{sys.version.split()[0]}, {sys.executable}", "" if fits else "3.11 or newer is needed"
     )
     yield _git()
-    home = config.home()
+    home = targets.home()
     yield _disk(home)
     yield _history(home)
     for package, extra in (("torch", "train"), ("accelerate", "train"), ("transformers", "train")):
@@ -98,7 +99,7 @@ def _disk(home: Path) -> Finding:
 def _history(home: Path) -> Finding:
     if not (home / "history.sqlite3").exists():
         return Finding("history", None, "none yet")
-    from cloudtrain.store import Store
+    from cloudtrain.history.store import Store
 
     store = Store(home)
     try:
@@ -122,13 +123,14 @@ def _installed(package: str, extra: str) -> Finding:
 
 
 def _target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
-    from cloudtrain import config, registry
-    from cloudtrain.backend import HasCapacity
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import HasCapacity
+    from cloudtrain.job import targets
 
-    known = config.targets()
+    known = targets.named_targets()
     place = known.get(name)
     backend = place.backend if place else name
-    made = registry.create(backend, {**(place.options.value if place else {}), **options}, config.home())
+    made = registry.create(backend, {**(place.options.value if place else {}), **options}, targets.home())
     problems = made.check()
     what = f"target {name}" if place else f"backend {name}"
     for problem in problems:

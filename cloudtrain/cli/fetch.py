@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.backend import FETCHABLE
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
 
 PLACES = {

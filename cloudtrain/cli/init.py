@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from cloudtrain.cli import options, terminal
 from cloudtrain.cli.schema import schema_text
+from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadRequest
 
 SCHEMA = "job.schema.json"
@@ -88,8 +88,9 @@ def _entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
 
 
 def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
-    from cloudtrain import config, registry
-    from cloudtrain.job import fit_name
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+    from cloudtrain.job.job import fit_name
 
     lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}", "source: ."]
     if entrypoint:
@@ -118,23 +119,24 @@ def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
     if target:
         lines.append(f"target: {_quoted(target)}")
     else:
-        choices = sorted({*registry.names(), *config.targets()})
+        choices = sorted({*registry.names(), *targets.named_targets()})
         lines.append(f"target: local                  # one of {', '.join(choices)}")
     return "\n".join(lines) + "\n"
 
 
 def _discovered(target: str | None, folder: Path) -> dict[str, Any]:
     """Return what a backend can find out about the account; nothing for a target that is there already."""
-    from cloudtrain import config, registry
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
 
-    if target is None or target in config.targets(folder):
+    if target is None or target in targets.named_targets(folder):
         return {}
     return registry.backend_class(target).discover()
 
 
 def _add_target(folder: Path, name: str, found: Mapping[str, Any]) -> Path:
     """Add a target to the folder's cloudtrain.toml, behind what stands there, and return the file."""
-    from cloudtrain import configfile
+    from cloudtrain.job import configfile
 
     path = folder / configfile.NAME
     before = path.read_text("utf-8").rstrip("\n") + "\n\n" if path.exists() else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
-from cloudtrain.cli.failures import INTERRUPTED
-from cloudtrain.cli.log import Interrupted, Screen, print_log
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.failures import INTERRUPTED
+from cloudtrain.cli.view.log import Interrupted, Screen, print_log
 
 
 @options.command()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import CloudtrainError, Unreachable
-from cloudtrain.state import State
+from cloudtrain.events import State
 
 if TYPE_CHECKING:
-    from cloudtrain.curves import Summary
-    from cloudtrain.records import RunRecord
-    from cloudtrain.store import Store
+    from cloudtrain.history.curves import Summary
+    from cloudtrain.history.records import RunRecord
+    from cloudtrain.history.store import Store
 
 
 @options.command()
@@ -64,7 +64,7 @@ def _look(store: Store, limit: int, name: str | None) -> None:
 
     A place that did not answer is not asked again: each time may take seconds.
     """
-    from cloudtrain.run import Run
+    from cloudtrain.runs.run import Run
 
     live = [state for state in State if not state.final]
     silent: dict[tuple[str, str], list[str]] = {}  # backend and target -> runs there that were not asked

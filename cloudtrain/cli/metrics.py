@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.view import options, runs, terminal
 
 if TYPE_CHECKING:
-    from cloudtrain.curves import Summary
-    from cloudtrain.run import Run
+    from cloudtrain.history.curves import Summary
+    from cloudtrain.runs.run import Run
 
 ROWS = 14  # of a chart
 
@@ -107,7 +107,7 @@ def _order(known: dict[str, list[Summary]]) -> list[str]:
 
 def _plots(found: Sequence[Run], names: Sequence[str]) -> None:
     """Draw one chart for every metric, with a curve for every run that has it."""
-    from cloudtrain.cli import chart
+    from cloudtrain.cli.view import chart
 
     width, colours = terminal.width(), terminal.colours()
     for name in names:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.backend import Plan
-from cloudtrain.cli import options, runs, terminal
-from cloudtrain.cli.jobs import JOB_FILES, wanted
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.jobs import JOB_FILES, wanted
 from cloudtrain.errors import BadRequest, BadSource
 
 if TYPE_CHECKING:
-    from cloudtrain.source import File
+    from cloudtrain.source.files import File
 
 
 @options.command()
@@ -33,9 +33,9 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     cloudtrain package --list
     cloudtrain package src --why data/big.bin
     """
-    from cloudtrain import config
-    from cloudtrain.bundle import Bundle, list_files
-    from cloudtrain.bundle import why as reason
+    from cloudtrain.job import targets
+    from cloudtrain.source.bundle import Bundle, list_files
+    from cloudtrain.source.bundle import why as reason
 
     folder, allowed = _source(source)
     if why is not None:
@@ -46,7 +46,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
             terminal.say(said)
         return 0
     try:
-        bundle = Bundle.make(folder, config.home() / "bundles", **allowed)
+        bundle = Bundle.make(folder, targets.home() / "bundles", **allowed)
     except BadSource:
         if as_list and not as_json:  # what is refused is easier to mend when all is seen
             _list(list_files(folder))
@@ -80,9 +80,10 @@ def _source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
     found = wanted(text)
     if isinstance(found, Plan):
         raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
-    from cloudtrain import config, registry
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
 
-    job = config.resolve(found.job, found.sets, backends=registry.names()).job
+    job = targets.resolve(found.job, found.sets, backends=registry.names()).job
     chosen = job.source
     if "://" in chosen:
         raise BadRequest(f"the source is no folder: {chosen}", "cloudtrain plan shows its commit and its files")

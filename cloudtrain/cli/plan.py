@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.backend import Plan
-from cloudtrain.cli import options, terminal
-from cloudtrain.cli.jobs import Wanted, wanted
-from cloudtrain.cli.summary import of_plan
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import options, terminal
+from cloudtrain.cli.view.jobs import Wanted, wanted
+from cloudtrain.cli.view.summary import of_plan
 
 
 @options.command()
@@ -67,7 +67,7 @@ def command(
 def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
     if isinstance(found, Plan):
         return found
-    from cloudtrain.planner import Planner
+    from cloudtrain.runs.plan import Planner
 
     return Planner(target).plan(found.job, sets=found.sets, key=key)
 
@@ -83,8 +83,9 @@ def _manifests(plan: Plan) -> None:
         raise BadRequest(said, "leave files out of it: .cloudtrainignore")
     import yaml
 
-    from cloudtrain import attempts, config
-    from cloudtrain.requests.kubernetes import applicable
+    from cloudtrain.backends.kubernetes.request import applicable
+    from cloudtrain.job import targets
+    from cloudtrain.runs import attempts
 
-    packed = attempts.stored_bundle(plan, config.home()).path.read_bytes()
+    packed = attempts.stored_bundle(plan, targets.home()).path.read_bytes()
     sys.stdout.write(yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
 
 
@@ -25,13 +25,13 @@ def command(run: str | None, output: Path | None, as_json: bool) -> int:
     \b
     cloudtrain report tiny-lm-26 -o report.html
     """
-    from cloudtrain import report
+    from cloudtrain.report import page
 
     found = runs.find(run)
     found.refresh()
     path = output or Path(f"{found.run_id}.html")
     try:
-        report.write(found, path)
+        page.write(found, path)
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size

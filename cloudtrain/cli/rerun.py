@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli import options, runs
-from cloudtrain.cli.follow import Begun, begin
+from cloudtrain.cli.view import options, runs
+from cloudtrain.cli.view.follow import Begun, begin
 
 
 @options.command()

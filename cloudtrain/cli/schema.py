@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.cli import options, terminal
+from cloudtrain.cli.view import options, terminal
 
 
 @options.command()
@@ -30,6 +30,6 @@ def command(output: str | None) -> int:
 
 def schema_text() -> str:
     """Return the schema as indented JSON."""
-    from cloudtrain.job import schema
+    from cloudtrain.job.job import schema
 
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.backend import Plan
-from cloudtrain.cli import options, provenance, runs, summary, terminal, timeline, why
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import options, provenance, runs, summary, terminal, timeline, why
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
-    from cloudtrain.records import AttemptRecord
-    from cloudtrain.run import Run
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.runs.run import Run
 
 
 @options.command()
@@ -123,13 +123,14 @@ _SAID = ("name", "source", "entrypoint", "args", "num_nodes", "target", "process
 
 
 def _origins(text: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    from cloudtrain import config, registry
-    from cloudtrain.cli.jobs import wanted
+    from cloudtrain.backends import registry
+    from cloudtrain.cli.view.jobs import wanted
+    from cloudtrain.job import targets
 
     found = wanted(text, (), sets)
     if isinstance(found, Plan):
         raise BadRequest("a plan does not know where its values were written", "name the job file")
-    resolved = config.resolve(found.job, found.sets, target=target, backends=registry.names())
+    resolved = targets.resolve(found.job, found.sets, target=target, backends=registry.names())
     data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
     script = "" if isinstance(found.job, Path) else "the script"
     rows = [

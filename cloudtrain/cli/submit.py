@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.backend import Plan
-from cloudtrain.cli import options, runs, terminal
-from cloudtrain.cli.follow import Begun, begin
-from cloudtrain.cli.jobs import wanted
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.follow import Begun, begin
+from cloudtrain.cli.view.jobs import wanted
 from cloudtrain.errors import BadRequest
 
 
@@ -51,7 +51,7 @@ def command(
     cloudtrain submit job.yaml --wait --key "$CI_COMMIT" --on-interrupt cancel
     cloudtrain submit plan.json
     """
-    from cloudtrain.submitter import Submitter
+    from cloudtrain.runs.submit import Submitter
 
     options.exclusive(follow, wait)
     if new and adopt:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli import options, runs, terminal
-from cloudtrain.cli.failures import INTERRUPTED
-from cloudtrain.cli.follow import final_json, quietly, tell_end
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.failures import INTERRUPTED
+from cloudtrain.cli.view.follow import final_json, quietly, tell_end
 
 TIMED_OUT = 124
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from cloudtrain.cli import options, runs, terminal
-from cloudtrain.cli.failures import INTERRUPTED
-from cloudtrain.cli.follow import tell_end
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view.failures import INTERRUPTED
+from cloudtrain.cli.view.follow import tell_end
 from cloudtrain.errors import BadRequest
 
 STAND_BY_S = 0.25
@@ -23,7 +23,7 @@ def command(run: str | None, as_json: bool) -> int:
     starts the next attempt when one is due. While another process watches it stands by, and takes over when that one
     ends. Exits with the run's own code; the run goes on when this command is interrupted.
     """
-    from cloudtrain.watch import Watcher
+    from cloudtrain.runs.watch import Watcher
 
     found = runs.find(run)
     if uri := found.record.attached:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from cloudtrain.backend import FETCHABLE
+from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
-from cloudtrain.run import Run
+from cloudtrain.runs.run import Run
 
 MOST = 2000  # files that are listed
 FETCHED = "fetched"  # below the home: what was brought here from elsewhere

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cloudtrain import plots
-from cloudtrain.console import history, parts
-from cloudtrain.run import Run
-from cloudtrain.store import Store
+from cloudtrain.console import history, widgets
+from cloudtrain.history.store import Store
+from cloudtrain.report import plots
+from cloudtrain.runs.run import Run
 
 POINTS = 600  # of a curve: a picture is about as many pixels wide
 MOST = 24  # pictures on a page at first
@@ -125,7 +125,7 @@ def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: Look)
 
 
 def plain(figure: Any) -> dict[str, Any]:
-    """Return a figure of plots.py as the page's plotly draws it: our colours behind and around it, our buttons."""
+    """Return a figure of report/plots.py as the page's plotly draws it: our colours behind and around it, our buttons."""
     data = figure.to_plotly_json()
     layout = data["layout"] | _LAYOUT
     for name in [key for key in layout if key.startswith(("xaxis", "yaxis"))]:
@@ -182,10 +182,10 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
 
 async def of_run(run_id: str, live: list[Callable[[], Any]]) -> None:
     """Draw the curves and the use of a run; what keeps them up to date joins `live`."""
-    with parts.card("Curves"):
+    with widgets.card("Curves"):
         curves = Curves([run_id])
         await curves.show()
-    with parts.card("Use of each node"):
+    with widgets.card("Use of each node"):
         use = Use(run_id)
         await use.show()
     live += [curves.refresh, use.refresh]

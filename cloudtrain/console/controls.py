@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import frame, text
+from cloudtrain.console import shell, text
 from cloudtrain.console.fields import Field
 from cloudtrain.console.form import Form
 from cloudtrain.errors import Problem
@@ -49,7 +49,7 @@ class Controls:
         from nicegui import ui
 
         with ui.element("section").classes("ct-card"):
-            frame.heading(name, 2)
+            shell.heading(name, 2)
             if above:
                 above()
             self.draw([field for field in members if field.main])
@@ -157,7 +157,7 @@ class Controls:
 
         with ui.element("div").classes("ct-field ct-rows") as around:
             if field.label != field.group:
-                frame.heading(field.label, 3)
+                shell.heading(field.label, 3)
             ui.label(text.clean(field.help)).classes("ct-dim ct-small")
             body = ui.element("div").classes("ct-pairs-edited")
             self._said[field.name] = ui.label("").classes("ct-wrong").props('role="alert"')

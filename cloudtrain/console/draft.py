@@ -14,19 +14,19 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain import attempts
-from cloudtrain.backend import Plan
-from cloudtrain.bundle import Bundle, File, list_files
+from cloudtrain.backends.api import Plan
 from cloudtrain.console import trainer
 from cloudtrain.console.form import FILE, Form, lean
 from cloudtrain.console.jobtext import Table
-from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
-from cloudtrain.problems import dotted
+from cloudtrain.job.document import Document
+from cloudtrain.job.problems import dotted
+from cloudtrain.runs import attempts
+from cloudtrain.source.bundle import Bundle, File, list_files
 
 if TYPE_CHECKING:
-    from cloudtrain.run import Run
-    from cloudtrain.submitter import Submitter
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.submit import Submitter
 
 FORMS = (".yaml", ".yml", ".json")
 _OF_SOURCE = ("source", "entrypoint", "environment", "allow_secrets", "allow_large", "allow_pointers")
@@ -77,7 +77,7 @@ class Draft:
     def begun(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
         """Return the draft that one begins with in a folder: its name, and the script that `cloudtrain init` would take."""
         from cloudtrain.cli.init import USUAL
-        from cloudtrain.job import fit_name
+        from cloudtrain.job.job import fit_name
 
         made = cls.blank(home, root, watched=watched)
         script = next((name for name in USUAL if (root / name).is_file()), None)
@@ -101,8 +101,8 @@ class Draft:
 
         Raises UnknownRun.
         """
-        from cloudtrain.job import Job
-        from cloudtrain.run import Run
+        from cloudtrain.job.job import Job
+        from cloudtrain.runs.run import Run
 
         run = Run.find(run_id, home)
         plan = run.attempts[0].plan
@@ -144,8 +144,8 @@ class Draft:
 
     def listing(self) -> Listing:
         """Return what the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
-        from cloudtrain.job import Job
-        from cloudtrain.planner import Resolved
+        from cloudtrain.job.job import Job
+        from cloudtrain.runs.plan import Resolved
 
         if bundle := self._stored():
             return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
@@ -215,7 +215,7 @@ class Draft:
         return path
 
     def _submitter(self) -> Submitter:
-        from cloudtrain.submitter import Submitter
+        from cloudtrain.runs.submit import Submitter
 
         return Submitter(home=self.home, watch=self.watched)
 
@@ -230,7 +230,7 @@ class Draft:
         """Return the source that the parent run had, where that is wanted; raises BackendError when it is gone."""
         if not (self.parent and self.same_source):
             return None
-        from cloudtrain.run import Run
+        from cloudtrain.runs.run import Run
 
         return attempts.stored_bundle(Run.find(self.parent, self.home).attempts[0].plan, self.home)
 
@@ -290,7 +290,7 @@ def _asked(plan: Plan, home: Path) -> Mapping[str, Any]:
     """Return a plan's job without what every plan gets anew: two labels, and the requirements that its source has."""
     import getpass
 
-    from cloudtrain.planner import label
+    from cloudtrain.runs.plan import label
 
     commit = str(plan.bundle.get("commit") or "")[:12] + ("-dirty" if plan.bundle.get("dirty") else "")
     own = {"user": label(getpass.getuser()), "commit": commit}

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from cloudtrain.errors import Problem
-from cloudtrain.problems import dotted
+from cloudtrain.job.problems import dotted
 
 
 class Step(StrEnum):
@@ -92,7 +92,7 @@ _LABELS = {
 @cache
 def job_fields() -> tuple[Field, ...]:
     """Return the fields of every key of the job file but `options`, step by step."""
-    from cloudtrain.job import schema
+    from cloudtrain.job.job import schema
 
     known = dict(_keys(schema()))
     found = []
@@ -107,7 +107,7 @@ def job_fields() -> tuple[Field, ...]:
 
 def option_fields(backend: str) -> tuple[Field, ...]:
     """Return the fields of a backend's own options; raises UnknownBackend, MissingExtra."""
-    from cloudtrain import registry
+    from cloudtrain.backends import registry
 
     whole = registry.backend_class(backend).options().model_json_schema()
     required = whole.get("required", ())
@@ -120,9 +120,10 @@ def option_fields(backend: str) -> tuple[Field, ...]:
 
 def targets(folder: Any) -> dict[str, str]:
     """Return the backend of every name that `target` may have in a folder; raises BadRequest for a bad file."""
-    from cloudtrain import config, registry
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
 
-    named = {name: place.backend for name, place in sorted(config.targets(folder).items())}
+    named = {name: place.backend for name, place in sorted(targets.named_targets(folder).items())}
     return {**{name: name for name in registry.names()}, **named}
 
 

@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudtrain import jobfile, yaml12
 from cloudtrain.console import jobtext
 from cloudtrain.console.fields import Field
 from cloudtrain.console.jobtext import Node, Plain, Table
-from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.problems import dotted
+from cloudtrain.job import load, yaml
+from cloudtrain.job.document import Document
+from cloudtrain.job.problems import dotted
 
 KeyPath = tuple[str, ...]
 FILE = "job.yaml"
@@ -42,7 +42,7 @@ class Form:
     @classmethod
     def load(cls, path: Path) -> Form:
         """Return the form of a job file; blocking. Raises BadRequest, or BadJob where it cannot be parsed."""
-        document, folder = jobfile.read(path)
+        document, folder = load.read(path)
         if document.problems:
             raise BadJob(document.problems)
         text = path.read_text("utf-8-sig")
@@ -73,7 +73,7 @@ class Form:
         typed = [problem for found in self.problems.values() for problem in found]
         if typed:
             raise BadJob(typed)
-        return yaml12.read(self.text(), FILE), self.folder
+        return yaml.read(self.text(), FILE), self.folder
 
     def moved(self, folder: Path) -> Form:
         """Return the form of the same job in another folder: relative paths are written as they are seen from there."""
@@ -202,7 +202,7 @@ class Form:
 
 def lean(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's plain data without what is default, or follows from other values; it makes an equal job."""
-    from cloudtrain.job import Job
+    from cloudtrain.job.job import Job
 
     size = {key: data[key] for key in ("num_nodes", "processes_per_node", "resources") if key in data}
     usual = Job(name="job", **size).to_dict()
@@ -247,7 +247,7 @@ def _put(table: Table, key: str, value: Node, *, top: bool) -> None:
             return
     at = len(table)
     if top:
-        from cloudtrain.job import Job
+        from cloudtrain.job.job import Job
 
         order = {name: number for number, name in enumerate(Job.model_fields)}
         mine = order.get(key, len(order))

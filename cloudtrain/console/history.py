@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from cloudtrain.console import text
 from cloudtrain.errors import UnknownRun
-from cloudtrain.run import Run
-from cloudtrain.store import Store
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
 
 T = TypeVar("T")
 THREADS = 8  # a question to a platform may take long; those to the store need one

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from cloudtrain import yaml12
-from cloudtrain.document import Document, Path, written
+from cloudtrain.job import yaml
+from cloudtrain.job.document import Document, Path, written
 
 LINE = 100  # characters of a list that stands in one line
 # Text that every reader of YAML, old ones too, takes for that very text; anything else is quoted.
@@ -49,7 +49,7 @@ def of_document(document: Document) -> Table:
 
 def parse(text: str, name: str = "") -> Node:
     """Return what a value means that was typed alone, as `--set` takes it; raises BadJob."""
-    document = yaml12.scalar(text, name)
+    document = yaml.scalar(text, name)
     return _node(document.value, (), document)
 
 
@@ -93,7 +93,7 @@ def _node(value: Any, path: Path, document: Document) -> Node:
 
 def _means(text: str) -> Any:
     try:
-        return yaml12.scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
+        return yaml.scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
     except ValueError:
         return text
 

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 
-from cloudtrain.backend import LogLine
-from cloudtrain.events import MARK, parse
-from cloudtrain.run import Run
-from cloudtrain.store import Store
+from cloudtrain.events import MARK, LogLine, parse
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
 
 BATCH = 5000  # lines that appear at once
 PIECE = 4 << 20  # bytes that are searched at once

@@ -14,11 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.console import artifacts, frame, history
-from cloudtrain.console.gate import OPEN, Gate
-from cloudtrain.console.pages import PAGES, Page
+from cloudtrain.console import artifacts, history, shell
+from cloudtrain.console.routes import PAGES, Page
+from cloudtrain.console.security import OPEN, Gate
 from cloudtrain.errors import BadRequest
-from cloudtrain.writing import new_file
+from cloudtrain.source.atomic import new_file
 
 ADDRESS = "127.0.0.1"
 BUILD_S = 120.0  # how long a page may take on a busy machine, or where a failed run's log is read for its verdict
@@ -79,9 +79,9 @@ def _application(home: Path) -> Any:
         given = ui.page(page.path, title=f"{page.title} · cloudtrain", response_timeout=BUILD_S)
         given(_framed(page, show))
     artifacts.route()
-    frame.dress()
+    shell.dress()
     ui.run_with(
-        application, title="cloudtrain", favicon=frame.ICON, tailwind=False, show_welcome_message=False,
+        application, title="cloudtrain", favicon=shell.ICON, tailwind=False, show_welcome_message=False,
         reconnect_timeout=RECONNECT_S,
     )  # fmt: skip
     return application
@@ -92,8 +92,8 @@ def _framed(page: Page, show: Callable[..., Awaitable[None]]) -> Callable[..., A
 
     @wraps(show)
     async def build(*args: Any, **given: Any) -> None:
-        with frame.around(page):
-            await frame.guarded(lambda: show(*args, **given))
+        with shell.around(page):
+            await shell.guarded(lambda: show(*args, **given))
 
     return build
 

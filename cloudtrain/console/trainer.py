@@ -64,7 +64,7 @@ def _page() -> Any:
     """Return the trainer's own module of arguments, which travels in every bundle and imports nothing heavy."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    from cloudtrain.bundle import runtime_files
+    from cloudtrain.source.bundle import runtime_files
 
     path = dict(runtime_files())[".cloudtrain/arguments.py"]
     spec = spec_from_file_location(_MODULE, path)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.simulators.server import Refusal
+from cloudtrain.simulators.http import Refusal
 
 CLUSTER_PORT = 2222
 PROJECT_NUMBER = "123456789012"

@@ -25,13 +25,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain import events, registry
-from cloudtrain.backend import Backend, Feature, HasImages, LogLine, Plan
-from cloudtrain.bundle import Bundle
-from cloudtrain.events import MARK
-from cloudtrain.images import exact
-from cloudtrain.job import Job
-from cloudtrain.state import State, Status
+from cloudtrain import events
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Feature, HasImages, Plan
+from cloudtrain.backends.images import exact
+from cloudtrain.events import MARK, LogLine, State, Status
+from cloudtrain.job.job import Job
+from cloudtrain.source.bundle import Bundle
 
 # How long any single thing may take, in seconds; generous, machines are slow and busy.
 WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))

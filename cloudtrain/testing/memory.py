@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cloudtrain import registry
-from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
-from cloudtrain.manifest import Manifest
-from cloudtrain.state import State, Status
-from cloudtrain.store import now
+from cloudtrain.events import LogLine, State, Status
+from cloudtrain.history.store import now
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cloudtrain.bundle import Bundle
-    from cloudtrain.job import Job
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
 
 
 @dataclass

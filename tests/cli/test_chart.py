@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cloudtrain.cli.chart import chart, short, spark
+from cloudtrain.cli.view.chart import chart, short, spark
 
 
 def test_a_small_curve_goes_from_its_lowest_to_its_highest():

@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 import yaml
 
-from cloudtrain import registry
-from cloudtrain.backend import Plan
-from cloudtrain.job import Job
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Plan
+from cloudtrain.job.job import Job
 
 # -- plan -------------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def test_init_never_writes_over_a_file(cli, project):
 
 
 def test_init_writes_a_target_of_what_can_be_found_out(cli, tmp_path, monkeypatch):
-    from cloudtrain.backends.ssh import SshBackend
+    from cloudtrain.backends.ssh.backend import SshBackend
 
     monkeypatch.chdir(tmp_path)
     found = {"hosts": [{"address": 'o"ne', "user": "ml"}, {"address": "two"}], "port": 22}
@@ -223,7 +223,7 @@ def test_what_the_job_allows_is_packaged(cli, project):
 
 
 def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, project, monkeypatch):
-    monkeypatch.setattr("cloudtrain.sizes.MAX_FILE", 2_000_000)
+    monkeypatch.setattr("cloudtrain.source.limits.MAX_FILE", 2_000_000)
     (project / "weights.bin").write_bytes(b"\0" * 2_500_000)
     shown = cli("plan", "train.py")
     assert shown.code == 2 and "1 file over 2 MB:\n     2.5 MB  weights.bin" in shown.err

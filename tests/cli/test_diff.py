@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from cloudtrain.events import Event
-from cloudtrain.store import Store
+from cloudtrain.history.store import Store
 
 
 def git(*words, cwd):

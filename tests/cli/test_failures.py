@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
-from cloudtrain import registry
-from cloudtrain.cli import failures
+from cloudtrain.backends import registry
+from cloudtrain.cli.view import failures
 from cloudtrain.errors import BackendError, BadJob, BadRequest, MissingExtra, Problem, RunFailed, StoreError
-from cloudtrain.state import State, Status
+from cloudtrain.events import State, Status
 from tests.cli.conftest import CLI
 from tests.conftest import WAIT_S
 

@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 
-from cloudtrain import config
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.store import Store
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.job import targets
+from cloudtrain.runs.run import Run
 from tests.cli.conftest import read_until, start
 from tests.conftest import WAIT_S, wait_for
 
@@ -171,7 +171,7 @@ def test_watch_stands_by_takes_over_and_ends_with_the_runs_code(project, shell, 
     gate = tmp_path / "gate"
     shell("submit", "train.py", "--", "--gate", gate, "--exit", "6")
     run_id = shell("ls", "--json").json[0]["run_id"]
-    wait_for(lambda: Store(config.home()).watched(run_id), "the watcher that submit has started")
+    wait_for(lambda: Store(targets.home()).watched(run_id), "the watcher that submit has started")
     process = start("watch", "--json")
     assert process.stderr is not None
     assert "another process watches it; standing by" in process.stderr.readline()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain import registry, watch
+from cloudtrain.backends import registry
+from cloudtrain.backends.images import Reference, exact, lines, reference, with_digest
 from cloudtrain.errors import BackendError
-from cloudtrain.images import Reference, exact, lines, reference, with_digest
-from cloudtrain.run import Run
-from cloudtrain.state import State, Status
-from cloudtrain.store import now
-from cloudtrain.submitter import Submitter
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import now
+from cloudtrain.runs import watch
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 
 ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backend import Plan
-from cloudtrain.cli.jobs import Wanted, script_job, wanted
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view.jobs import Wanted, script_job, wanted
 from cloudtrain.errors import BadRequest
-from cloudtrain.job import Job
+from cloudtrain.job.job import Job
 
 HOSTILE = [
     "with space",

@@ -13,16 +13,15 @@ import termios
 
 import pytest
 
-from cloudtrain import usage
-from cloudtrain.backend import Plan
-from cloudtrain.cli.columns import cells
-from cloudtrain.cli.live import LOG, ROOM, Live, Panel, used
-from cloudtrain.cli.terminal import clean
-from cloudtrain.events import Event
-from cloudtrain.process import Process
-from cloudtrain.run import Run
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store
+from cloudtrain import events
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view.columns import cells
+from cloudtrain.cli.view.live import LOG, ROOM, Live, Panel, used
+from cloudtrain.cli.view.terminal import clean
+from cloudtrain.events import Event, State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.run import Run
 from tests.cli.conftest import CLI
 from tests.conftest import WAIT_S, wait_for
 
@@ -145,8 +144,8 @@ def test_the_panel_says_what_the_history_knows(store, monkeypatch):
 
 
 def test_use_of_a_node_that_says_little():
-    assert used(usage.read({})) == ""
-    assert used(usage.read({"cpu_percent": 3, "gpus": [{"percent": 7}]})) == "cpu 3%  gpu0 7%"
+    assert used(events.read_usage({})) == ""
+    assert used(events.read_usage({"cpu_percent": 3, "gpus": [{"percent": 7}]})) == "cpu 3%  gpu0 7%"
 
 
 def test_the_panel_stands_what_ranks_print(store):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.backend import LogLine
-from cloudtrain.cli.log import KEPT, Memory
+from cloudtrain.cli.view.log import KEPT, Memory
+from cloudtrain.events import LogLine
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "    f()", "ValueError: boom"]
 

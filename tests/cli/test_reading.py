@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.cli.terminal import clean
+from cloudtrain.cli.view.terminal import clean
 from tests.cli.conftest import CLI, SCRIPT
 from tests.conftest import WAIT_S, wait_for
 
@@ -166,7 +166,7 @@ def watchers(run_id: str) -> list[int]:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"cloudtrain.watch" in words and run_id.encode() in words:
+        if b"cloudtrain.runs.watch" in words and run_id.encode() in words:
             found.append(int(entry.parent.name))
     return found
 
@@ -383,8 +383,10 @@ def test_python_of_the_tests_is_that_of_the_commands():
 
 def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypatch):
     """Each question may take seconds, and runs of years ago may stand there."""
-    from cloudtrain import Submitter, registry, spawn
+    from cloudtrain import Submitter
+    from cloudtrain.backends import registry
     from cloudtrain.errors import BackendError, Unreachable
+    from cloudtrain.runs import watcher
     from cloudtrain.testing.memory import MemoryBackend
 
     asked, started = [], []
@@ -399,7 +401,7 @@ def test_ls_asks_a_place_that_does_not_answer_once(cli, home, project, monkeypat
             raise (Unreachable if len(asked) > 3 else BackendError)("nobody answers")
 
         patch.setattr(MemoryBackend, "status", status)
-        patch.setattr(spawn, "watcher", lambda *_, **__: started.append(1))
+        patch.setattr(watcher, "start", lambda *_, **__: started.append(1))
         each = cli("ls")
         assert len(asked) == 3 and "not asked" not in each.err, "a refusal may be of one run alone"
         shown = cli("ls")

@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from cloudtrain.run import Run
-from cloudtrain.store import Store
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
 from tests.cli.conftest import start
 from tests.cli.test_jobs import HOSTILE
 from tests.conftest import WAIT_S
-from tests.trees import git, repository
+from tests.source.trees import git, repository
 
 pytestmark = pytest.mark.usefixtures("census")
 

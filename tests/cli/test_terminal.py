@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.cli import columns
-from cloudtrain.cli.terminal import BATCH, Lines, clean, pairs, show_json, table
+from cloudtrain.cli.view import columns
+from cloudtrain.cli.view.terminal import BATCH, Lines, clean, pairs, show_json, table
 from tests.conftest import wait_for
 
 OBEYED = [chr(code) for code in [*range(9), *range(10, 32), *range(127, 160)]]

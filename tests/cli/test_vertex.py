@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.simulators import vertex
-from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.simulators.vertex import server
+from cloudtrain.simulators.vertex.server import Simulator
 from tests.cli.conftest import Cli
 from tests.conftest import wait_for
 
@@ -108,11 +108,11 @@ def test_vertex_local_survives_the_command_line_and_ends_when_idle(
     begun = shell("submit", "job.yaml", "--json", "--", "--gate", gate)
     assert begun.code == 0, begun.err
     folder = home / "simulators" / "vertex"
-    assert vertex.address(folder) and (folder / "server.json").stat().st_mode & 0o077 == 0
+    assert server.address(folder) and (folder / "server.json").stat().st_mode & 0o077 == 0
     gate.touch()
     assert shell("wait", begun.json["run_id"]).code == 0
     (folder / "server.json").unlink()  # its sign to leave; otherwise it does when nobody has asked for a minute
-    wait_for(lambda: vertex.address(folder) is None, "its end")
+    wait_for(lambda: server.address(folder) is None, "its end")
     again = shell("logs", begun.json["run_id"])  # a new one knows what the former did
     assert again.code == 0 and again.out.count("through the gate") == 2
     into = tmp_path / "out"

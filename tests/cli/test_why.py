@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.cli.why import LONGEST, rows
-from cloudtrain.verdict import Verdict
+from cloudtrain.cli.view.why import LONGEST, rows
+from cloudtrain.diagnosis.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("census")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from cloudtrain.run import Run
-from cloudtrain.submitter import Submitter
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, require
 
 CHROMIUM = "chromium"

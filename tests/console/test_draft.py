@@ -12,8 +12,8 @@ import pytest
 from cloudtrain.console import fields
 from cloudtrain.console.draft import Draft
 from cloudtrain.errors import BadJob, BadRequest
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
+from cloudtrain.events import State
+from cloudtrain.runs.submit import Submitter
 
 FIELDS = {field.name: field for field in fields.job_fields()}
 SCRIPT = "import sys\nprint(sys.argv[1:])\n"
@@ -49,7 +49,7 @@ def test_a_blank_draft_becomes_a_run_once_however_often_it_is_sent(root, home, c
         thread.join()
     (run,) = Submitter(home=home).store.runs()
     assert set(found) == {run.run_id} == {review.plan.run_id} and len(found) == 4
-    from cloudtrain.run import Run
+    from cloudtrain.runs.run import Run
 
     kept = Run.find(run.run_id, home)
     assert kept.wait(120).state is State.SUCCEEDED

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain import checkout, yaml12
 from cloudtrain.console import fields, jobtext, trainer
 from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.form import Form, GitSource, lean
-from cloudtrain.document import Document
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.job import Job, schema
+from cloudtrain.job import yaml
+from cloudtrain.job.document import Document
+from cloudtrain.job.job import Job, schema
+from cloudtrain.source import clone
 
 FIELDS = {field.name: field for field in fields.job_fields()}
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10) | st.sampled_from(
@@ -216,7 +217,7 @@ def test_a_problem_stands_at_its_field(path, place):
 
 
 def test_the_options_of_every_backend_have_fields():
-    from cloudtrain import registry
+    from cloudtrain.backends import registry
 
     for backend in registry.names():
         found = fields.option_fields(backend)
@@ -237,7 +238,7 @@ def test_the_trainers_arguments_are_its_own():
 
 
 def test_a_tagged_number_stays_what_it_is():
-    document = yaml12.read("options: {x: {settle_s: !!float 5}}")
+    document = yaml.read("options: {x: {settle_s: !!float 5}}")
     field = Field(("options", "x", "settle_s"), Step.INFRASTRUCTURE, "Options", "number", "")
     form = Form(jobtext.of_document(document), Path("/p"))
     form.put(field, form.shown(field))
@@ -266,4 +267,4 @@ def test_problems_are_sorted_by_step():
 def test_a_git_address_has_three_parts(text, parts):
     found = GitSource.parse(text)
     assert tuple(found) == parts and str(found) == text
-    assert checkout.Remote.parse(text) == checkout.Remote(*parts)
+    assert clone.Remote.parse(text) == clone.Remote(*parts)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from playwright.sync_api import expect
 
-from cloudtrain.backend import Plan
-from cloudtrain.process import Process
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store
+from cloudtrain.backends.api import Plan
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
 
 
 def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain import yaml12
 from cloudtrain.console import jobtext
 from cloudtrain.console.jobtext import Plain, Table
-from cloudtrain.document import Document
 from cloudtrain.errors import BadJob
+from cloudtrain.job import yaml
+from cloudtrain.job.document import Document
 
 # What YAML, old readers of it, or a shell would take for something else
 ODD = [
@@ -31,7 +31,7 @@ values = st.recursive(
 def test_whatever_is_written_is_read_again(value):
     document = Document.of(value, "x")
     table = jobtext.of_document(document)
-    read = yaml12.read(jobtext.text_of(table, "# a head\n"), "x")
+    read = yaml.read(jobtext.text_of(table, "# a head\n"), "x")
     assert read.problems == []
     assert repr(read.value) == repr(document.value)  # repr: nan is nan, 1 is not 1.0
     assert jobtext.of_document(read) == table
@@ -46,7 +46,7 @@ def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):
 
 def test_numbers_keep_their_text():
     text = "a: 1e-4\nb: 0123\nc: 1.10\nd: 0x1F\ne: ~\nf: TRUE\ng: [3.0e-4, 0o7, -.inf, .NaN]\nh: !!float 5\n"
-    table = jobtext.of_document(yaml12.read(text))
+    table = jobtext.of_document(yaml.read(text))
     assert jobtext.text_of(table) == text
     assert table.get("h") == Plain("5", "!!float")
 
@@ -92,5 +92,5 @@ def test_a_file_looks_as_a_person_would_write_it():
 
 
 def test_a_key_that_is_given_twice_is_still_there():
-    read = yaml12.read(jobtext.text_of(Table([("env", Table([("A", "1"), ("A", "2")]))])))
+    read = yaml.read(jobtext.text_of(Table([("env", Table([("A", "1"), ("A", "2")]))])))
     assert "given twice" in read.problems[0].message

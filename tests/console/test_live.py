@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from cloudtrain.run import Run
-from cloudtrain.store import Store
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
 from tests.conftest import wait_for
 from tests.console.conftest import submit
 

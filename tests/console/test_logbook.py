@@ -6,7 +6,7 @@ import pytest
 
 from cloudtrain.console import logbook
 from cloudtrain.console.logbook import Logbook, Wanted
-from cloudtrain.submitter import Submitter
+from cloudtrain.runs.submit import Submitter
 
 TALK = """
 for n in range(300):

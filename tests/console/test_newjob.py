@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import wait_for
 
 SCRIPT = "import sys\nprint('given', sys.argv[1:])\n"

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
-from cloudtrain.run import Run
+from cloudtrain.runs.run import Run
 from tests.conftest import wait_for
 from tests.console.conftest import submit
-from tests.console.test_gate import ask
+from tests.console.test_security import ask
 
 PAYLOAD = "<script>window.pwned=1</script><img src=x onerror='window.pwned=2'>{{window.pwned=3}}${window.pwned=4}`"
 HOSTILE = (

@@ -7,8 +7,8 @@ from datetime import datetime
 import pytest
 from playwright.sync_api import expect
 
-from cloudtrain import comparison
-from cloudtrain.run import Run
+from cloudtrain.report import compare
+from cloudtrain.runs.run import Run
 from tests.console.conftest import submit
 
 TRAINING = """
@@ -76,7 +76,7 @@ def test_runs_are_chosen_and_compared(console, page, story, seemly, picture):
     rows = page.get_by_role("region", name="Hyperparameters").locator("tbody tr")
     expect(rows).to_have_count(1)
     expect(rows.locator("td")).to_have_text(["learning_rate", "0.05", "0.3"])
-    results = [row.path for row in comparison.among(story[:2]) if row.section == "results"]
+    results = [row.path for row in compare.among(story[:2]) if row.section == "results"]
     assert "loss" in results
     expect(page.get_by_role("region", name="Results").locator("tbody td:first-child")).to_have_text(results)
     assert page.evaluate(f"{PICTURES}.map(last => [last.traces, last.axis, last.x])") == [[2, "linear", 239]] * 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from node import processes
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 from tests.conftest import WAIT_S, wait_for
 
 ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"

@@ -15,7 +15,7 @@ import pytest
 from node import claims
 from node.store import Store
 
-from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.simulators.vertex.server import Simulator
 from tests.entrypoints.launching import Attempt
 from tests.entrypoints.test_snapshot import keeper, steps, training
 from tests.entrypoints.test_sync import PLACE, arrived, s3, said, sync_of, write

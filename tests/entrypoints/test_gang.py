@@ -6,7 +6,7 @@ import pytest
 from node.gang import SETTLE_S, SIGNAL_S, Gang, Start, Verdict, launcher_code, refusal
 from node.orders import Orders
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 
 
 def gang(nodes: int = 2, join_s: float = 10, started: bool = True, **manifest) -> Gang:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from node import gcs
 
-from cloudtrain.simulators.server import Fault
-from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.simulators.http import Fault
+from cloudtrain.simulators.vertex.server import Simulator
 
 
 @pytest.fixture

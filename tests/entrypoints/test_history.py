@@ -14,7 +14,7 @@ from node.keep import KeptLog
 from node.orders import Orders, decode
 from node.output import Log
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
 from tests.stores import S3, running

@@ -12,7 +12,7 @@ from node.output import Log
 
 from cloudtrain import events
 from cloudtrain.events import Event
-from cloudtrain.installed import requirements
+from cloudtrain.report.packages import requirements
 
 
 def test_what_this_interpreter_has_is_what_its_metadata_says():

@@ -19,7 +19,7 @@ from node.ranks import input_variable
 from node.usage import Usage
 from node.writes import Writes
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
 

@@ -10,7 +10,7 @@ import pytest
 from node import orders
 from node.orders import Refused
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 
 MANIFEST = Manifest(
     run_id="r", attempt=2, argv=("a.py", "ü\n☃", ""), nodes=2, processes_per_node=3, env={"A": "x" * 9000 + "ß"}

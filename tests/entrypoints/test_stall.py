@@ -12,10 +12,10 @@ from node import processes
 from node.gang import STALLED, Gang, Start, Verdict
 from node.stall import Stall
 
-from cloudtrain.manifest import Manifest
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S
 from tests.entrypoints.launching import Attempt
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.run import Run
+from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]

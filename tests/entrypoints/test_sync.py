@@ -12,7 +12,7 @@ from node.orders import decode
 from node.output import Log
 from node.sync import Sync
 
-from cloudtrain.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
 from tests.stores import S3, running

@@ -15,15 +15,16 @@ from typing import Any, Protocol
 
 import pytest
 
-from cloudtrain import registry, retry
-from cloudtrain.cli import runs as shown
-from cloudtrain.cli.follow import cancel as cancel_as_cli
+from cloudtrain.backends import registry
+from cloudtrain.cli.view import runs as shown
+from cloudtrain.cli.view.follow import cancel as cancel_as_cli
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter
-from cloudtrain.watch import Watcher
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs import retry
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watch import Watcher
 from tests.conftest import wait_for
 
 NORMAL, LONG = 40, 200  # sequences

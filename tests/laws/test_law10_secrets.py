@@ -24,9 +24,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.store import Store
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S, processes_of, wait_for
 
 pytestmark = pytest.mark.usefixtures("census")

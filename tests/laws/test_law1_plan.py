@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cloudtrain.backend import Plan
-from cloudtrain.run import Run
-from cloudtrain.state import State
+from cloudtrain.backends.api import Plan
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S
 
 # Loaded by Python itself before anything of ours: no socket can be made, no SDK be imported, and both are told.

@@ -20,13 +20,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backend import Plan
-from cloudtrain.job import Job
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
+from cloudtrain.backends.api import Plan
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S
-from tests.test_arguments import TEXT, alike
+from tests.job.test_arguments import TEXT, alike
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PARSERS = {"argparse": "argparse", "click": "argparse", "hf": "hf", "hydra": "hydra"}  # parser -> arg_style

@@ -18,16 +18,21 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cloudtrain import aws, config, customjobs, googleapi, retry
+from cloudtrain.backends import aws, google
+from cloudtrain.backends.vertex import jobs
 from cloudtrain.cli import main
-from cloudtrain.process import Process
-from cloudtrain.run import Run
-from cloudtrain.simulators import sagemaker, server, vertex
-from cloudtrain.simulators.life import Pace
-from cloudtrain.state import State
-from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter, identity
-from cloudtrain.watch import Watcher
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.job import targets
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import retry
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.runs.watch import Watcher
+from cloudtrain.simulators import http
+from cloudtrain.simulators.sagemaker import server
+from cloudtrain.simulators.vertex import server as vertex
+from cloudtrain.simulators.vertex.lifecycle import Pace
 from tests.conftest import WAIT_S, processes_of, wait_for
 from tests.laws.outcomes import LONG, NORMAL, Platform, drive, recorded
 
@@ -44,12 +49,12 @@ class Sagemaker:
                (503, "ServiceUnavailable"), (0, "closed"))  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
-        self.simulator = sagemaker.Simulator(folder)
+        self.simulator = server.Simulator(folder)
         self.simulator.habits.pending_s = 600.0
         with urlopen(Request(f"{self.simulator.url}/moto-api/reset", method="POST"), timeout=60):
             pass
         self.simulator.make_bucket("training")
-        place = {"role": sagemaker.ROLE, "bucket": "training", "region": sagemaker.REGION, "image": "any"}
+        place = {"role": server.ROLE, "bucket": "training", "region": server.REGION, "image": "any"}
         self.options = {**place, "endpoint": self.simulator.url, "client": "boto3"}
 
     def lose(self, choose: random.Random) -> None:
@@ -63,18 +68,18 @@ class Sagemaker:
             self.answers[1:] if action.endswith("Object") else self.answers
         )  # S3 throttles by 503
         times, committed = choose.randint(1, 3), choose.random() < 0.6
-        self.simulator.faults.append(sagemaker.Fault(action, status, code, times, committed))
+        self.simulator.faults.append(server.Fault(action, status, code, times, committed))
 
     def answer(self, kind: str, times: int = 1) -> None:
         """Let the next creates get an answer of a kind: quota, denied, busy."""
         codes = {"quota": (400, "ResourceLimitExceeded"), "denied": (400, "AccessDeniedException")}
         status, code = codes.get(kind, (400, "ThrottlingException"))
-        self.simulator.faults.append(sagemaker.Fault("CreateTrainingJob", status, code, times))
+        self.simulator.faults.append(server.Fault("CreateTrainingJob", status, code, times))
 
     def away(self) -> None:
         """The next create is carried out, and from then on nothing about jobs is answered."""
-        self.simulator.faults.append(sagemaker.Fault("CreateTrainingJob", 0, times=10**6, committed=True))
-        self.simulator.faults.append(sagemaker.Fault("DescribeTrainingJob", 0, times=10**6))
+        self.simulator.faults.append(server.Fault("CreateTrainingJob", 0, times=10**6, committed=True))
+        self.simulator.faults.append(server.Fault("DescribeTrainingJob", 0, times=10**6))
 
     def creates(self) -> int:
         return self.simulator.calls.count("sagemaker:CreateTrainingJob")
@@ -116,7 +121,7 @@ class Vertex:
 
     def _fault(self, method: str, path: str, choose: random.Random) -> None:
         status, times = choose.choice((429, 500, 503, 0)), choose.randint(1, 3)
-        fault = server.Fault(method, path, status, times=times, after=choose.random() < 0.6)
+        fault = http.Fault(method, path, status, times=times, after=choose.random() < 0.6)
         self.simulator.faults.append(fault)
 
     def answer(self, kind: str, times: int = 1) -> None:
@@ -125,12 +130,12 @@ class Vertex:
         rate = "Quota exceeded for quota metric 'Create requests' and limit 'Create requests per minute per region'"
         denied = "Permission 'aiplatform.customJobs.create' denied"
         status, said = {"quota": (429, metric), "denied": (403, denied)}.get(kind, (429, rate))
-        self.simulator.faults.append(server.Fault(*self.calls[0], status, said, times))
+        self.simulator.faults.append(http.Fault(*self.calls[0], status, said, times))
 
     def away(self) -> None:
         """The next create is carried out, and from then on nothing about jobs is answered."""
-        self.simulator.faults.append(server.Fault(*self.calls[0], 0, times=10**6, after=True))
-        self.simulator.faults.append(server.Fault(*self.calls[1], 0, times=10**6, skip=1))
+        self.simulator.faults.append(http.Fault(*self.calls[0], 0, times=10**6, after=True))
+        self.simulator.faults.append(http.Fault(*self.calls[1], 0, times=10**6, skip=1))
 
     def creates(self) -> int:
         return self.simulator.server.asked(*self.calls[0])
@@ -142,11 +147,7 @@ class Vertex:
         return [job["labels"]["cloudtrain_attempt"] for job in self._jobs()]
 
     def live(self) -> list[str]:
-        return [
-            job["labels"]["cloudtrain_attempt"]
-            for job in self._jobs()
-            if customjobs.STATES[job["state"]].final is False
-        ]
+        return [job["labels"]["cloudtrain_attempt"] for job in self._jobs() if jobs.STATES[job["state"]].final is False]
 
     def _jobs(self) -> list[dict[str, Any]]:
         return list(self.simulator.jobs._jobs.values())
@@ -179,7 +180,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients do not wait, and try each call twice."""
     from botocore.retries import standard
 
-    for name, value in sagemaker.KEYS.items():
+    for name, value in server.KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     monkeypatch.setattr(aws, "TRIES", 2)
@@ -192,14 +193,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return clients[place]
 
     monkeypatch.setattr(aws.Aws, "client", kept)
-    monkeypatch.setattr(googleapi, "PAUSE_S", 0.0)
-    monkeypatch.setattr("cloudtrain.backends.vertex.SIMULATED_S", 0.001)
-    call = googleapi.Api.call
+    monkeypatch.setattr(google, "PAUSE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.backends.vertex.backend.SIMULATED_S", 0.001)
+    call = google.Api.call
 
     def twice(*given: Any, **more: Any) -> Any:
         return call(*given, **{**more, "tries": min(more.get("tries", 2), 2)})
 
-    monkeypatch.setattr(googleapi.Api, "call", twice)
+    monkeypatch.setattr(google.Api, "call", twice)
 
 
 @pytest.fixture(params=KINDS)
@@ -261,14 +262,14 @@ class User:
         return self.run("submit", str(self.source / "job.yaml"), "-t", "prod", "--json", *words)
 
     def the_run(self) -> Run:
-        (record,) = Store(config.home()).runs()
-        return Run(record.run_id, Store(config.home()), watch=False)
+        (record,) = Store(targets.home()).runs()
+        return Run(record.run_id, Store(targets.home()), watch=False)
 
 
 @pytest.fixture
 def user(platform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> User:
-    monkeypatch.setattr("cloudtrain.spawn.watcher", lambda *_, **__: None)
-    monkeypatch.setattr("cloudtrain.cli.follow.cancel.__defaults__", (0.0,))  # it need not wait for the end
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr("cloudtrain.cli.view.follow.cancel.__defaults__", (0.0,))  # it need not wait for the end
     monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
     return User(platform, tmp_path, capsys)
 
@@ -315,7 +316,7 @@ def test_a_used_up_quota_is_waited_for_where_the_job_says_so(user: User, monkeyp
     user.platform.answer("quota")
     code, _, err = user.submit()
     assert code == 5 and "quota" in err and user.the_run().record.status.state is State.FAILED
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(config.home().with_name("another")))
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(targets.home().with_name("another")))
     user.platform.answer("quota")
     capacity = ("--set", "retry.on_events=[capacity]", "--set", "retry.max_attempts=2")
     code, _, err = user.submit(*capacity)

@@ -16,15 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import batch, registry, remote, rpc, supervision
+from cloudtrain.backends import registry
+from cloudtrain.backends.kubernetes.client import TRIES, refusal
+from cloudtrain.backends.slurm import client
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
-from cloudtrain.kubeapi import TRIES, refusal
-from cloudtrain.simulators.server import Fault
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
-from tests.backends.clusters import Ground, ground
-from tests.backends.test_ssh import options
+from cloudtrain.events import State
+from cloudtrain.nodes import rpc, ssh, supervisor
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.simulators.http import Fault
+from tests.backends.kubernetes.clusters import Ground, ground
+from tests.backends.ssh.test_backend import options
 from tests.conftest import wait_for
 from tests.lab.network import Lab
 from tests.lab.slurm import Slurm
@@ -87,8 +89,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.kubeapi.PAUSE_S", 0.0005)
-    monkeypatch.setattr("cloudtrain.remote.PAUSE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.backends.kubernetes.client.PAUSE_S", 0.0005)
+    monkeypatch.setattr("cloudtrain.nodes.ssh.PAUSE_S", 0.0)
 
 
 def over_kubernetes(place: Ground, folder: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -183,7 +185,7 @@ class Cluster:
         """Return whether the launcher of a job has ended: Slurm takes a moment longer to end its script."""
         run_id, _, number = name.rpartition("-a")
         node = self.slurm.shared / "runs" / run_id / f"a{number}" / "node-0"
-        return (supervision.read_status(node) or {}).get("state") in supervision.FINAL
+        return (supervisor.read_status(node) or {}).get("state") in supervisor.FINAL
 
     def check(self) -> None:
         pass
@@ -197,8 +199,8 @@ def over_slurm(slurm: Slurm, folder: Path, seeds: range, monkeypatch: pytest.Mon
             platform = Cluster(slurm, folder / f"{seed}-shims", runs=seed % 5 == 0)
             with monkeypatch.context() as patch, recorded("slurm", patch):
                 patch.setenv("PATH", f"{platform.bin}:{path}")
-                patch.setattr("cloudtrain.backends.slurm.LATE_S", (0.05, 0.1))
-                patch.setattr("cloudtrain.backends.slurm.SlurmBackend.poll_s", 0.1)
+                patch.setattr("cloudtrain.backends.slurm.backend.LATE_S", (0.05, 0.1))
+                patch.setattr("cloudtrain.backends.slurm.backend.SlurmBackend.poll_s", 0.1)
                 done += drive(platform, folder / str(seed), seed)
     finally:
         slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
@@ -273,8 +275,8 @@ class Machines:
         return [_attempt_of(node) for node in self._firsts()]
 
     def live(self) -> list[str]:
-        final = supervision.FINAL
-        return [_attempt_of(n) for n in self._firsts() if (supervision.read_status(n) or {}).get("state") not in final]
+        final = supervisor.FINAL
+        return [_attempt_of(n) for n in self._firsts() if (supervisor.read_status(n) or {}).get("state") not in final]
 
     def check(self) -> None:
         for host in self.lab.hosts:
@@ -289,7 +291,7 @@ def _attempt_of(node: Path) -> str:
 def machines(lab: Lab) -> Iterator[Lab]:
     """The lab's machines; connections are closed behind the test, so that no agent is left on them."""
     yield lab
-    remote.close_all()
+    ssh.close_all()
 
 
 def over_ssh(lab: Lab, folder: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -299,7 +301,7 @@ def over_ssh(lab: Lab, folder: Path, seeds: range, monkeypatch: pytest.MonkeyPat
             nodes = 1 + seed % 2
             platform = Machines(lab, 2 + seed // 2 % 2, patch)
             done += drive(platform, folder / str(seed), seed, num_nodes=nodes)
-        remote.close_all()
+        ssh.close_all()
         for host in lab.hosts:
             wait_for(lambda host=host: not host.processes(), "the end of the agents")
             host.clear()
@@ -376,16 +378,16 @@ POLICY = SUBMIT + "Job violates accounting/QOS policy (job submit limit, user's 
     ],
 )
 def test_what_sbatch_says(lines, kind):
-    error = batch.refusal({"code": 1, "out": "", "err": "".join(f"sbatch: error: {line}\n" for line in lines)})
+    error = client.refusal({"code": 1, "out": "", "err": "".join(f"sbatch: error: {line}\n" for line in lines)})
     assert _kind(error) is kind, error
     assert len(lines) == 1 or lines[0] in error.message, "the limit is named"
 
 
 def test_an_sbatch_that_is_killed_may_have_sent_the_job():
     for said in ({"code": -9, "err": ""}, {"code": None, "err": "sbatch took more than 50 s"}):
-        assert _kind(batch.refusal({"out": "", **said})) is Unreachable
+        assert _kind(client.refusal({"out": "", **said})) is Unreachable
     said = {"code": None, "out": "", "err": "sbatch: No such file or directory"}
-    assert _kind(batch.refusal(said)) is BackendError
+    assert _kind(client.refusal(said)) is BackendError
 
 
 def _kind(error: BackendError) -> type[BackendError]:
@@ -421,8 +423,8 @@ def test_a_job_that_was_refused_halfway_is_taken_away(cluster, job, queue):
 
 
 def test_a_machine_that_is_silent_may_hold_the_attempt(machines, job, monkeypatch):
-    monkeypatch.setattr("cloudtrain.remote.PAUSE_S", 0.0)
-    monkeypatch.setattr("cloudtrain.remote.CONNECT_S", 1.0)
+    monkeypatch.setattr("cloudtrain.nodes.ssh.PAUSE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.nodes.ssh.CONNECT_S", 1.0)
     backend = registry.backend_class("ssh")(options(machines, 3), Path("unused"))
     assert backend.find("nobody-a1") is None
     machines.hosts[2].power_off()
@@ -437,7 +439,7 @@ def test_a_machine_that_is_silent_may_hold_the_attempt(machines, job, monkeypatc
 
 def test_a_request_that_another_one_replaced_hides_nothing(machines, job, monkeypatch):
     """A submit chose a machine and broke off; that one was silent when the next submit chose; then it answers again."""
-    monkeypatch.setattr("cloudtrain.remote.PAUSE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.nodes.ssh.PAUSE_S", 0.0)
     run = Submitter("ssh", watch=False, **options(machines, 2)).submit(job)
     handle = run.attempts[-1].handle
     place = machines.hosts[0].path("/root/.cloudtrain/runs") / run.run_id / "a1" / "request.json"
@@ -462,7 +464,7 @@ def test_a_job_that_ran_is_found_when_slurm_has_forgotten_it(slurm, job, monkeyp
     handle = run.attempts[-1].handle
     wait_for(lambda: run.refresh().state.final, "the end")
     Path(handle, "job").unlink()
-    monkeypatch.setattr(batch, "find", lambda run, name: None)
+    monkeypatch.setattr(client, "find", lambda run, name: None)
     backend = registry.backend_class("slurm")({"folder": str(slurm.shared)}, Path("unused"))
     assert backend.find(run.attempts[-1].attempt_id) == handle
     assert backend.status(handle).state is State.SUCCEEDED
@@ -532,7 +534,7 @@ def test_ls_starts_no_attempt_and_watch_does(job, census, capfd, monkeypatch):
     backend = registry.create("local", {}, census)
     wait_for(lambda: backend.status(run.attempts[-1].handle).state is State.PREEMPTED, "the preemption")
     spawned: list[str] = []
-    monkeypatch.setattr("cloudtrain.spawn.watcher", lambda store, plan, **_: spawned.append(plan.run_id))
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda store, plan, **_: spawned.append(plan.run_id))
     for _ in range(50):
         assert main(["ls"]) == 0
     assert main(["show", run.run_id]) == 0

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.store import Store
-from cloudtrain.submitter import Submitter
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, wait_for
 
 LIFE_S = 180

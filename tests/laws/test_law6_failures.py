@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.run import Run
-from cloudtrain.state import State
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S, wait_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))  # as tests/entrypoints/conftest.py does

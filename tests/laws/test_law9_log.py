@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.run import Run
-from cloudtrain.state import State
-from cloudtrain.submitter import Submitter
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S
 from tests.laws.scripts import talk
 

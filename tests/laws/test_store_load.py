@@ -17,13 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import database
-from cloudtrain.backend import Plan
+from cloudtrain.backends.api import Plan
 from cloudtrain.errors import StoreError
-from cloudtrain.events import Event
-from cloudtrain.process import Process
-from cloudtrain.state import State, Status
-from cloudtrain.store import Store
+from cloudtrain.events import Event, State, Status
+from cloudtrain.history import database
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
 from tests.conftest import WAIT_S, wait_for
 
 FORK = multiprocessing.get_context("fork")
@@ -161,7 +160,7 @@ FILL = """
 import resource, signal, sys
 from pathlib import Path
 from cloudtrain.errors import StoreError
-from cloudtrain.store import Store
+from cloudtrain.history.store import Store
 from tests.laws.test_store_load import write_run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))  # the kernel lets no file grow further

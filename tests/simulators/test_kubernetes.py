@@ -11,8 +11,8 @@ import urllib.request
 from pathlib import Path
 
 from cloudtrain.simulators import replicas
-from cloudtrain.simulators.kubernetes import Cluster
-from cloudtrain.simulators.server import Answer, Request, Server
+from cloudtrain.simulators.http import Answer, Request, Server
+from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.conftest import require, wait_for
 
 SCRIPT = Path(__file__).with_name("by_hand_kubernetes.py")

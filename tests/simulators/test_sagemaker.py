@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.simulators.sagemaker import Simulator
+from cloudtrain.simulators.sagemaker.server import Simulator
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.simulators.vertex import Simulator
+from cloudtrain.simulators.vertex.server import Simulator
 from tests.conftest import require, wait_for
 
 SCRIPT = Path(__file__).with_name("googles.py")

@@ -1,0 +1,199 @@
+"""What a backend is: the one file that a backend's author reads.
+
+A backend turns a Job into the exact request of its platform (`plan`, pure), sends it (`submit`), and afterwards finds,
+watches, stops and empties it by a handle: a string that is all a new object needs. It never touches the store, never
+prints, and never imports another backend. `cloudtrain.testing.contract` is the suite that it must pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from cloudtrain.errors import BadRequest, Problem
+from cloudtrain.events import LogLine, Status
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
+
+
+PLAN_VERSION = 1
+FETCHABLE = ("model", "outputs", "checkpoints")
+ATTACHED = "attached:"  # begins the identity and the handles of a run that was submitted elsewhere; no backend's do
+
+
+class Feature(StrEnum):
+    """What a backend can do; a job that needs more is refused before anything is uploaded."""
+
+    MULTI_NODE = "more than one node"
+    MIN_NODES = "fewer nodes than asked for (min_nodes)"
+    SPOT = "spot capacity (resources.use_spot)"
+    NATIVE_RETRY = "retries driven by the platform"
+    ENV_SECRETS = "secrets from the client's environment (env:NAME)"
+    FILE_SECRETS = "secrets from a file on the node (file:PATH)"
+    LOCAL_PATHS = "inputs and output that are paths of this machine"
+    OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"
+    IMAGES = "container images (image)"
+    INSTANCE_TYPES = "instance types (resources.instance_type)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be sent for one attempt, as plain data: printing it is the dry run."""
+
+    backend: str
+    run_id: str
+    attempt: int
+    request: Mapping[str, Any]  # the platform's own request; values that only the server knows stand as ${...}
+    bundle: Mapping[str, Any]  # sha256, source_sha256, size_bytes, files, commit, dirty
+    manifest: Mapping[str, Any]  # see cloudtrain.backends.manifest.Manifest
+    job: Mapping[str, Any]  # the resolved job, from which the same bundle can be made again
+    target: str = ""
+    retries: str = "client"  # who starts the next attempt: client or platform
+    price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
+    notes: tuple[str, ...] = ()
+    version: int = field(default=PLAN_VERSION, compare=False)
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.run_id}-a{self.attempt}"
+
+    def to_json(self) -> str:
+        """Return the plan as indented JSON with a final newline."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote; raises BadRequest when the text is something else."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BadRequest(f"the plan is not JSON: {error}") from None
+        if not isinstance(data, dict) or not {"backend", "run_id", "request", "manifest", "job"} <= data.keys():
+            raise BadRequest("the file is not a plan", "cloudtrain plan job.yaml -o plan.json writes one")
+        if data.get("version") != PLAN_VERSION:
+            raise BadRequest(
+                f"the plan has version {data.get('version')}, this cloudtrain reads version {PLAN_VERSION}",
+                "make the plan again with this version",
+            )
+        unknown = data.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise BadRequest(f"the plan has unknown entries: {', '.join(sorted(unknown))}")
+        return cls(**{**data, "notes": tuple(data.get("notes", ()))})
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A place where jobs run. Constructors take validated options and a folder of their own, and do no I/O."""
+
+    name: str
+    poll_s: float  # how often its status may be asked for, in seconds
+    features: frozenset[Feature]
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None: ...
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        """Return the model of this backend's `options`; a method, so that readers need not import pydantic."""
+        ...
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        """Return what would be sent. Pure: no network, clock, randomness, SDK or credentials.
+
+        Raises BadJob with every problem that this platform has with the job.
+        """
+        ...
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        """Upload, create, and return the handle; blocks until the platform has accepted.
+
+        Sending the same plan again completes what an interrupted call left undone and returns the same handle.
+
+        Raises:
+            BackendError: the platform refuses the attempt (validation, permission): it is FAILED.
+            NoCapacity: there are no such machines, or a quota is used up: the event `capacity`.
+            Unreachable: no answer, throttled, or an error on the platform's side: the attempt stays open, and nothing
+                is sent again before `find` has answered.
+        """
+        ...
+
+    def find(self, attempt_id: str) -> str | None:
+        """Return the handle of an attempt that exists on the platform, None where the platform says that it has none.
+
+        Blocking. Raises BackendError where the platform cannot be asked: that is no None.
+        """
+        ...
+
+    def status(self, handle: str) -> Status:
+        """Return the attempt's state now; LOST when the platform no longer knows it."""
+        ...
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        """Yield the lines of all nodes, in order on each node; with `follow` until the attempt is final."""
+        ...
+
+    def cancel(self, handle: str) -> None:
+        """Ask the platform to stop the attempt; idempotent, does not wait."""
+        ...
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        """Copy `model`, `outputs` and `checkpoints` below `into` and return it; blocking, resumable."""
+        ...
+
+    def check(self) -> list[Problem]:
+        """Return what stands in the way of using this backend from here (doctor)."""
+        ...
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        """Return options that could be found out about the account (init); never raises."""
+        ...
+
+
+@runtime_checkable
+class HasCapacity(Protocol):
+    """A backend that can say what accelerators its place has; not every platform tells."""
+
+    def capacity(self) -> str:
+        """Return one sentence for doctor; blocking. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
+class HasImages(Protocol):
+    """A backend that can say which container images an attempt's nodes run; asked when it runs, and at its end."""
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> its image as `cloudtrain.backends.images.exact` writes it, of the nodes that are known; blocking.
+
+        Raises BackendError; a run goes on without an answer.
+        """
+        ...
+
+
+@runtime_checkable
+class HasLabels(Protocol):
+    """A backend that can read the labels of an attempt back from its platform; asked when a `--key` is reused."""
+
+    def labels(self, handle: str) -> dict[str, str]:
+        """Return the labels of `plan.job["labels"]` that the platform kept; blocking. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
+class HasRemains(Protocol):
+    """A backend whose submission has several steps, so that an interrupted one can leave something that may run."""
+
+    def discard(self, attempt_id: str) -> None:
+        """Stop what is left of an attempt that `find` does not know, and that nobody wants; blocking, idempotent.
+
+        Raises BackendError where that cannot be confirmed: the attempt stays open.
+        """
+        ...

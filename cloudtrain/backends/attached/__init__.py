@@ -1,0 +1,1 @@
+"""A run that was submitted elsewhere, read from its output."""

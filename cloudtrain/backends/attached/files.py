@@ -1,0 +1,192 @@
+"""The files of a run's output as somebody else's machine sees them: a folder, s3:// or gs://. Nothing here writes there.
+
+What they hold was written by others. Names are relative, links of a folder are not followed, and what is larger than it
+may be is not read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudtrain.backends import s3
+from cloudtrain.backends.aws import Aws, AwsError
+from cloudtrain.backends.gcs import Bucket
+from cloudtrain.backends.google import Api, ApiError
+from cloudtrain.errors import BackendError, BadRequest
+from cloudtrain.source.archive import leads_out
+
+MOST_NAMES = 500_000  # of one listing
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+
+
+class OutputFiles(Protocol):
+    """Files below one URI. Every call blocks; raises BackendError, MissingExtra."""
+
+    uri: str
+
+    def sizes(self, below: str) -> dict[str, int]:
+        """Return name -> bytes of what lies below a folder; names that we never write are left out."""
+        ...
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return a file's bytes, None where there is none; raises BackendError where there are more than `most`."""
+        ...
+
+    def bring(self, folder: str, into: Path) -> None:
+        """Copy a folder; what is here already is not read again where that can be told."""
+        ...
+
+
+def opened(uri: str) -> OutputFiles:
+    """Return the files of a path, file://, s3:// or gs://; nothing is asked yet. Raises BadRequest."""
+    scheme, mark, rest = uri.partition("://")
+    if not mark or scheme == "file":
+        return _Folder(Path(rest if mark else uri).expanduser().absolute())
+    bucket, _, prefix = rest.rstrip("/").partition("/")
+    if scheme not in ("s3", "gs") or not bucket or not prefix:
+        raise BadRequest(f"{uri} is neither a folder nor s3://bucket/... or gs://bucket/...")
+    return _S3(bucket, prefix) if scheme == "s3" else _Google(bucket, prefix)
+
+
+class _Folder:
+    def __init__(self, path: Path) -> None:
+        self._path, self.uri = path, str(path)
+
+    def sizes(self, below: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path, about in self._walk(self._path / below):
+            name = path.relative_to(self._path / below).as_posix()
+            if _NAME.fullmatch(name) and not path.is_symlink():
+                found[name] = about.st_size
+            _bounded(len(found), self.uri)
+        return found
+
+    def _walk(self, top: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        for place, _, names in os.walk(top):  # it goes into no links
+            for name in names:
+                path = Path(place) / name
+                try:
+                    yield path, path.lstat()
+                except OSError:
+                    continue  # it has gone since it was listed
+
+    def read(self, name: str, most: int) -> bytes | None:
+        path = self._path / name
+        try:
+            if any(part.is_symlink() for part in (path, *path.parents) if part.is_relative_to(self._path / "x" / "..")):
+                return None
+            with open(path, "rb") as file:
+                data = file.read(most + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BackendError(f"{path} cannot be read: {error.strerror}") from None
+        return _sized(data, most, str(path))
+
+    def bring(self, folder: str, into: Path) -> None:
+        import shutil
+
+        top = self._path / folder
+        if top.is_symlink():
+            return
+        found = [path for path, _ in self._walk(top)]
+        links = {path.relative_to(top).as_posix(): str(path.readlink()) for path in found if path.is_symlink()}
+        for path in found:
+            name = path.relative_to(top).as_posix()
+            place = into / name
+            if name in links:
+                if not leads_out(name, links):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.unlink(missing_ok=True)
+                    place.symlink_to(links[name])
+            elif path.is_file():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, place)
+
+
+class _S3:
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket, self._prefix, self.uri = bucket, prefix, f"s3://{bucket}/{prefix}"
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        self.aws = Aws("sagemaker", region, None, endpoint)
+
+    def sizes(self, below: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        folder, token = f"{self._prefix}/{below}/", dict[str, str]()
+        while True:
+            page: Mapping[str, Any] = self.aws.ask("s3", "list_objects_v2", Bucket=self._bucket, Prefix=folder, **token)
+            for item in page.get("Contents", ()):
+                if _NAME.fullmatch(name := str(item["Key"])[len(folder) :]):
+                    found[name] = int(item["Size"])
+            _bounded(len(found), self.uri)
+            if not page.get("IsTruncated"):
+                return found
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def read(self, name: str, most: int) -> bytes | None:
+        try:
+            answer = self.aws.ask("s3", "get_object", Bucket=self._bucket, Key=f"{self._prefix}/{name}")
+        except AwsError as error:
+            if error.code in ("NoSuchKey", "404"):
+                return None
+            raise
+        return _sized(answer["Body"].read(most + 1), most, f"{self.uri}/{name}")
+
+    def bring(self, folder: str, into: Path) -> None:
+        s3.bring(self.aws, f"{self.uri}/{folder}/", into)
+
+
+class _Google:
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._prefix, self.uri = prefix, f"gs://{bucket}/{prefix}"
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        self._bucket = Bucket(Api("", (lambda: emulator.rstrip("/")) if emulator else None), bucket)
+
+    def sizes(self, below: str) -> dict[str, int]:
+        folder = f"{self._prefix}/{below}/"
+        found = {name[len(folder) :]: size for name, (size, _) in self._bucket.sizes(folder).items()}
+        _bounded(len(found), self.uri)
+        return {name: size for name, size in found.items() if _NAME.fullmatch(name)}
+
+    def read(self, name: str, most: int) -> bytes | None:
+        data = _Bounded(most)
+        try:
+            self._bucket.read(f"{self._prefix}/{name}", data)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return _sized(data.getvalue(), most, f"{self.uri}/{name}")
+
+    def bring(self, folder: str, into: Path) -> None:
+        self._bucket.bring(f"{self._prefix}/{folder}/", into)
+
+
+class _Bounded(io.BytesIO):
+    """A file in memory that ends a transfer which becomes too long."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        if self.tell() > self._most:
+            raise BackendError(f"what is read has more than {self._most:,} bytes")
+        return super().write(data)
+
+
+def _sized(data: bytes, most: int, what: str) -> bytes:
+    if len(data) > most:
+        raise BackendError(f"{what} has more than {most:,} bytes: it is no part of a run's history")
+    return data
+
+
+def _bounded(count: int, uri: str) -> None:
+    if count > MOST_NAMES:
+        raise BackendError(f"{uri} holds more than {MOST_NAMES:,} files of a history")

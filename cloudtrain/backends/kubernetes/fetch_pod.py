@@ -1,0 +1,97 @@
+"""A pod that gives out what lies on the claims of an ended job: its manifest and its command.
+
+The API server is asked for a path of the pod (pods/proxy), so that no address in the cluster has to be reached from here.
+Whoever else reaches the pod's port lacks the word, of which the manifest holds a digest only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.backends.kubernetes.request import CONTAINER
+
+PORT = 29381
+WORD = "X-Cloudtrain-Word"  # the header that every request brings
+LIVES_S = 6 * 3600  # at most, when nobody deletes it
+KEPT = ("nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName", "priorityClassName", "securityContext")
+
+COMMAND = r"""
+import hashlib, hmac, http.server, json, os, shutil, urllib.parse
+E = os.environ
+base = E["CLOUDTRAIN_BASE"]
+def files(folder):
+    for here, folders, names in os.walk(os.path.join(base, folder)):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(here, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield os.path.relpath(path, base), os.stat(path)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        word = hashlib.sha256(self.headers.get("X-Cloudtrain-Word", "").encode()).hexdigest()
+        if not hmac.compare_digest(word, E["CLOUDTRAIN_WORD_SHA256"]):
+            return self.send_error(403)
+        where, _, query = self.path.partition("?")
+        asked = dict(urllib.parse.parse_qsl(query))
+        if ".." in "/".join(asked.values()).split("/") or any(value.startswith("/") for value in asked.values()):
+            return self.send_error(404)
+        if where.endswith("/list"):
+            found = [[name, about.st_size, about.st_mtime_ns] for name, about in files(asked["folder"])]
+            return self.give(json.dumps(found).encode())
+        name = asked["name"]
+        if name not in (known for known, _ in files(name.split("/")[0])):
+            return self.send_error(404)
+        with open(os.path.join(base, name), "rb") as file:
+            left = os.fstat(file.fileno()).st_size - file.seek(int(asked.get("from", 0)))
+            self.give(None, left)
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
+    def give(self, data, size=0):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(size if data is None else len(data)))
+        self.end_headers()
+        self.wfile.write(data or b"")
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer((E["CLOUDTRAIN_POD_IP"], int(E["CLOUDTRAIN_PORT"])), Handler).serve_forever()
+"""
+
+
+def pod(job: Mapping[str, Any], name: str, base: str, word_sha256: str) -> dict[str, Any]:
+    """Return a pod that mounts what a Job mounts, for reading only, and gives out what lies below `base`."""
+    spec = job["spec"]["template"]["spec"]
+    container = next(item for item in spec["containers"] if item["name"] == CONTAINER)
+    volumes = [volume for volume in spec.get("volumes") or () if "persistentVolumeClaim" in volume]
+    names = {volume["name"] for volume in volumes}
+    mounts = [{**mount, "readOnly": True} for mount in container.get("volumeMounts") or () if mount["name"] in names]
+    env = {"CLOUDTRAIN_BASE": base, "CLOUDTRAIN_PORT": str(PORT), "CLOUDTRAIN_WORD_SHA256": word_sha256}
+    about = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": about["namespace"], "ownerReferences": [owner]},
+        "spec": {
+            **{field: spec[field] for field in KEPT if field in spec},
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIVES_S,
+            "terminationGracePeriodSeconds": 0,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": container["image"],
+                    "command": [container["command"][0], "-c", COMMAND],
+                    "env": [
+                        *({"name": key, "value": value} for key, value in env.items()),
+                        {"name": "CLOUDTRAIN_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                    ],
+                    "volumeMounts": mounts,
+                    "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+                }
+            ],
+            "volumes": volumes,
+        },
+    }

@@ -1,0 +1,281 @@
+"""Training on this machine: N simulated nodes, each with a folder and a supervisor of its own, detached from the terminal.
+
+The handle is the attempt's folder. Nothing runs in the background but the job itself: every question is answered from
+the files that the supervisors keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.local import bytecode
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
+from cloudtrain.events import LogLine, State, Status
+from cloudtrain.nodes import directory, files, logs, paths, supervisor
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
+
+JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
+
+
+class LocalBackend:
+    """Runs jobs as processes of this machine."""
+
+    name = "local"
+    poll_s = 0.25  # a look costs 1.5 ms; a young run is looked at more often (attempts.pause)
+    features = frozenset(
+        {
+            Feature.MULTI_NODE,
+            Feature.MIN_NODES,
+            Feature.ENV_SECRETS,
+            Feature.FILE_SECRETS,
+            Feature.LOCAL_PATHS,
+            Feature.OBJECT_STORES,
+        }
+    )
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self.python = str(options.get("python") or sys.executable)
+        self.workdir = workdir
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from pydantic import BaseModel, ConfigDict, Field
+
+        class LocalOptions(BaseModel):
+            """Options of the backend `local`."""
+
+            model_config = ConfigDict(extra="forbid")
+            python: str | None = Field(
+                None, description="interpreter of the ranks; default: the one that runs cloudtrain"
+            )
+
+        return LocalOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        about = None
+        if job.output:
+            from cloudtrain.source import provenance
+
+            about = provenance.about(self.name, job, bundle)
+        manifest = Manifest.of(job, run_id, attempt, about)
+        output, problems = paths.output_path(job.output)
+        problems += paths.inputs(job)
+        if problems:
+            raise BadJob(problems)
+        folder = self.workdir / run_id / f"a{attempt}"
+        shared = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
+        shared |= {
+            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
+            "CLOUDTRAIN_HOST": "127.0.0.1",
+            "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
+            "CLOUDTRAIN_STDIN": "1",
+        }
+        gpus = manifest.gpus_per_node
+        processes = [
+            {
+                "folder": str(folder / f"node-{rank}"),
+                "argv": [self.python, ".cloudtrain/launch.py"],
+                "env": shared
+                | {
+                    "CLOUDTRAIN_NODE_RANK": str(rank),
+                    "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
+                    "CLOUDTRAIN_GPUS": ",".join(str(rank * gpus + gpu) for gpu in range(gpus)),
+                },
+            }
+            for rank in range(manifest.nodes)
+        ]
+        notes = [] if gpus else ["no accelerators are asked for: the ranks see no GPU (resources.accelerators)"]
+        if manifest.nodes > 1:
+            notes.append(f"{manifest.nodes} nodes are simulated on this machine")
+        return Plan(
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request={"nodes": processes},
+            bundle=bundle.to_dict(),
+            manifest=manifest.to_dict(),
+            job=job.to_dict(),
+            notes=tuple(notes),
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        requested = plan.request["nodes"]
+        folder = Path(requested[0]["folder"]).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            request = {**plan.request, "labels": dict(plan.job["labels"])}
+            files.write(folder / "request.json", json.dumps(request).encode())
+            for node in requested:
+                self._ship(bundle, Path(node["folder"]))
+        except OSError as error:
+            raise BackendError(
+                f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
+            ) from None
+        try:
+            self._start(plan, folder)
+        except OSError as error:
+            self.cancel(str(folder))  # node 0 may run
+            raise BackendError(f"no process can be started: {error.strerror or error}") from None
+        return str(folder)
+
+    def _start(self, plan: Plan, folder: Path) -> None:
+        """Start the supervisors of all nodes; raises OSError."""
+        requested = plan.request["nodes"]
+        secrets = _secrets(plan)
+        base = _base_environment(plan)
+        for rank, node in enumerate(requested):
+            place = Path(node["folder"])
+            env = base | dict(node["env"])
+            if rank > 0 and not (place / "started").exists():
+                control = self._control(Path(requested[0]["folder"]))
+                if control is None:
+                    break  # node 0 ended before it listened: its own state says why
+                env["CLOUDTRAIN_CONTROL"] = control
+            if (folder / "cancel").exists():
+                directory.stop(place)
+            directory.start(place, node["argv"], env, secrets)
+
+    def _ship(self, bundle: Bundle, node: Path) -> None:
+        """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
+        if not (node / "source").exists():
+            node.mkdir(parents=True, exist_ok=True)
+            try:
+                bundle.extract(node / "source")
+            except StoreError:
+                if not (node / "source").exists():
+                    raise
+                return  # somebody else who settles this very attempt was faster
+            if self.python == sys.executable:
+                bytecode.lend(node / "source", bundle.path.parent / ".bytecode")
+
+    def _control(self, first: Path) -> str | None:
+        """Wait until node 0 listens and return its address, or None when it ended instead."""
+        deadline = time.monotonic() + JOIN_S
+        while time.monotonic() < deadline:
+            said = directory.read_status(first)
+            if said and (control := said.get("control")):
+                return f"{control['host']}:{control['port']}"
+            state = directory.node_status(first)
+            if state is not None and state.state.final:
+                return None
+            time.sleep(0.005)
+        return None
+
+    def find(self, attempt_id: str) -> str | None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        folder = self.workdir / run_id / f"a{number}"
+        places = _nodes(folder)
+        return str(folder) if places and all(directory.begun(place) for place in places) else None
+
+    def discard(self, attempt_id: str) -> None:
+        run_id, _, number = attempt_id.rpartition("-a")
+        self.cancel(str(self.workdir / run_id / f"a{number}"))
+
+    def labels(self, handle: str) -> dict[str, str]:
+        try:
+            request = json.loads((Path(handle) / "request.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return dict(request.get("labels") or {})
+
+    def status(self, handle: str) -> Status:
+        folder = Path(handle)
+        places = _nodes(folder)
+        if not places:
+            return Status(State.LOST, None, f"{folder} is gone")
+        return directory.merge([(directory.read_status(place), _settled(place, places[0])) for place in places])
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        places = _nodes(Path(handle))
+        return logs.tail(
+            [place / "log" for place in places],
+            after=after,
+            follow=follow,
+            ended=lambda: self.status(handle).state.final,
+        )
+
+    def cancel(self, handle: str) -> None:
+        folder = Path(handle)
+        if not folder.is_dir() or (self.status(handle).state.final and not self._left(folder)):
+            return
+        (folder / "cancel").touch()
+        for place in _nodes(folder):
+            directory.stop(place)
+
+    def _left(self, folder: Path) -> bool:
+        return any(directory.left(place) for place in _nodes(folder))
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        request = json.loads((Path(handle) / "request.json").read_text())
+        run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
+        into.mkdir(parents=True, exist_ok=True)
+        for name in what:
+            if (run_dir / name).is_dir():
+                shutil.copytree(run_dir / name, into / name, symlinks=True, dirs_exist_ok=True)
+        return into
+
+    def check(self) -> list[Problem]:
+        problems = []
+        if not shutil.which(self.python):
+            problems.append(Problem(f"the interpreter {self.python} does not exist", "options.local.python"))
+        parent = next(folder for folder in (self.workdir, *self.workdir.parents) if folder.exists())
+        if not os.access(parent, os.W_OK):
+            problems.append(Problem(f"{parent} cannot be written", hint="set CLOUDTRAIN_HOME"))
+        elif shutil.disk_usage(parent).free < 1 << 30:
+            problems.append(Problem(f"less than 1 GiB is free below {parent}", hint="set CLOUDTRAIN_HOME"))
+        return problems
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        return {}
+
+
+def _secrets(plan: Plan) -> dict[str, Any]:
+    """Return what is sent over standard input."""
+    alone = len(plan.request["nodes"]) == 1
+    folder = Path(plan.request["nodes"][0]["folder"]).parent
+    token = os.urandom(16).hex() if alone else files.token(folder)
+    return {"secrets": directory.given_secrets(plan.manifest), "token": token}
+
+
+def _base_environment(plan: Plan) -> dict[str, str]:
+    """Return this process's environment without secrets and without what an outer launcher left in it."""
+    secrets = plan.manifest["secrets"]
+    hidden = {
+        *secrets,
+        *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
+    }
+    return {name: value for name, value in supervisor.clean(os.environ).items() if name not in hidden}
+
+
+def _nodes(folder: Path) -> list[Path]:
+    """Return the folders of an attempt's nodes, as they were requested."""
+    try:
+        request = json.loads((folder / "request.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return [Path(node["folder"]) for node in request["nodes"]]
+
+
+def _settled(place: Path, first: Path) -> Status | None:
+    """Return a node's state; a node that was never started shares the end of node 0, which it was waiting for."""
+    status = directory.node_status(place)
+    if status is None and place != first:
+        leader = directory.node_status(first)
+        if leader is not None and leader.state.final:
+            return leader
+    return status

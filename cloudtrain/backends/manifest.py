@@ -1,0 +1,130 @@
+"""What travels with an attempt beside the source: the launcher's orders.
+
+JSON, compressed, base64url, in pieces of at most 2,400 characters, so that it fits environment variables,
+hyperparameters and labels everywhere. It is not part of the bundle: a changed learning rate uploads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadRequest
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
+MAX_BYTES = 64 * 1024  # encoded
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The orders of one attempt; plain data, equal on every node."""
+
+    run_id: str
+    attempt: int
+    argv: tuple[str, ...]  # the rank's command behind the interpreter: ("train.py", "--lr", "3.0e-4")
+    nodes: int
+    processes_per_node: int
+    min_nodes: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpus_per_node: int = 0
+    parallelism: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> uri, mode
+    output: str | None = None
+    secrets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # name -> sources, never values
+    requirements: str | None = None  # path below the source, or None
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)  # every_s or every_steps, keep
+    max_runtime_s: int = 24 * 3600
+    grace_s: int = 30
+    stall_s: int | None = None  # no limit; left out of the JSON then
+    about: Mapping[str, Any] = field(default_factory=dict)  # for who attaches (provenance.about); in the pieces only
+    version: int = VERSION
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.run_id}-a{self.attempt}"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @classmethod
+    def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
+        """Return the orders for an attempt of a validated job."""
+        return cls(
+            run_id=run_id,
+            attempt=attempt,
+            argv=tuple(job.argv()),
+            nodes=job.num_nodes,
+            min_nodes=job.min_nodes,
+            processes_per_node=job.processes,
+            env=dict(job.env),
+            gpus_per_node=job.resources.gpus,
+            parallelism=job.parallelism.model_dump(mode="json", exclude_none=True),
+            inputs={name: item.model_dump(mode="json") for name, item in job.inputs.items()},
+            output=job.output,
+            secrets={name: list(sources) for name, sources in job.secrets.items()},
+            requirements=job.environment.requirements,
+            checkpoint={
+                "every_s": job.checkpoint.every_s,
+                "every_steps": job.checkpoint.every_steps,
+                "keep": job.checkpoint.keep,
+            },
+            max_runtime_s=job.limits.max_runtime_s,
+            grace_s=job.limits.grace_s,
+            stall_s=job.limits.stall_s,
+            about=about or {},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready plain data: the orders themselves, as a plan shows them."""
+        data = asdict(self)
+        del data["about"]  # the plan says it already
+        data["argv"] = list(self.argv)
+        if self.stall_s is None:
+            del data["stall_s"]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
+        """Return the manifest of a plan; raises BadRequest for another version."""
+        if data.get("version") != VERSION:
+            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads {VERSION}")
+        return cls(**{**data, "argv": tuple(data["argv"])})
+
+    def encode(self) -> list[str]:
+        """Return the pieces; raises BadRequest when they exceed 64 KiB together.
+
+        What is only told to those who attach to the run stays behind where there is no room for it.
+        """
+        no_patch = {name: value for name, value in self.about.items() if name != "patch"}
+        for about in (self.about, no_patch, {}):
+            text = json.dumps(
+                {**self.to_dict(), **({"about": about} if about else {})}, separators=(",", ":"), sort_keys=True
+            )
+            packed = base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
+            if len(packed) <= MAX_BYTES:
+                break
+        if len(packed) > MAX_BYTES:
+            raise BadRequest(
+                f"arguments and environment take {len(packed):,} bytes packed, {MAX_BYTES:,} are possible",
+                "move long values into a file of the source",
+            )
+        return [packed[at : at + MAX_PIECE] for at in range(0, len(packed), MAX_PIECE)]
+
+    @classmethod
+    def decode(cls, pieces: Sequence[str]) -> Manifest:
+        """Return the manifest that `encode` packed; raises BadRequest when a piece is missing or damaged."""
+        try:
+            data = json.loads(zlib.decompress(base64.urlsafe_b64decode("".join(pieces))))
+        except (binascii.Error, zlib.error, ValueError) as error:
+            raise BadRequest(f"the manifest is damaged: {error}") from None
+        return cls.from_dict(data)

@@ -1,0 +1,81 @@
+"""Backend name -> class: the built-in table first, then the entry points `cloudtrain.backends` of installed packages.
+
+The only module that knows the backends' names. A class is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from cloudtrain.backends.api import Backend
+from cloudtrain.errors import MissingExtra, UnknownBackend
+
+GROUP = "cloudtrain.backends"
+# name -> "module:class", and the extra that brings what the module needs
+BUILT_IN: dict[str, tuple[str, str | None]] = {
+    "kubernetes": ("cloudtrain.backends.kubernetes.backend:KubernetesBackend", None),
+    "local": ("cloudtrain.backends.local.backend:LocalBackend", None),
+    "sagemaker": ("cloudtrain.backends.sagemaker.backend:SagemakerBackend", "sagemaker"),
+    "sagemaker-local": ("cloudtrain.backends.sagemaker.local:SagemakerLocalBackend", None),
+    "slurm": ("cloudtrain.backends.slurm.backend:SlurmBackend", None),
+    "ssh": ("cloudtrain.backends.ssh.backend:SshBackend", "ssh"),
+    "vertex": ("cloudtrain.backends.vertex.backend:VertexBackend", "vertex"),
+    "vertex-local": ("cloudtrain.backends.vertex.local:VertexLocalBackend", None),
+}
+
+
+class Names(Collection[str]):
+    """The names of all backends; for a built-in one nothing is looked up among the installed packages (some 20 ms)."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in BUILT_IN or name in _plugins()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*BUILT_IN, *_plugins()}))
+
+    def __len__(self) -> int:
+        return len({*BUILT_IN, *_plugins()})
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def names() -> list[str]:
+    """Return the names of all backends that can be named, without importing any."""
+    return list(Names())
+
+
+def backend_class(name: str) -> type[Backend]:
+    """Return the class of a backend; raises UnknownBackend, or MissingExtra with the pip command."""
+    target, extra = BUILT_IN.get(name, (None, None))
+    if target is None:
+        target = _plugins().get(name)
+    if target is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, names(), n=1)
+        raise UnknownBackend(
+            f"there is no backend or target {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+            f"known backends: {', '.join(names())}",
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        return cast("type[Backend]", getattr(import_module(module), attribute))
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").partition(".")[0] == "cloudtrain":
+            raise
+        raise MissingExtra(f"the backend {name}", extra) from None
+
+
+def create(name: str, options: Mapping[str, Any], home: Path) -> Backend:
+    """Return a backend over validated options; its folder is `<home>/runs`."""
+    return backend_class(name)(options, home / "runs")
+
+
+def _plugins() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}

@@ -1,0 +1,9 @@
+"""Training jobs of SageMaker, and their local mode."""
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    # what the module cloudtrain.backends.sagemaker had, before it was a package
+    def __getattr__(name: str) -> object:
+        from cloudtrain._moved import member
+
+        return member(__name__, name)

@@ -1,0 +1,127 @@
+"""A planned request as a `HuggingFace` estimator of sagemaker<3, and its `fit`.
+
+Every value of the estimator comes from the request. What is sent is the request itself, whatever a configuration file of
+the SDK would put into it; a test compares it with what the SDK makes of the estimator alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.importing import Quickly
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.aws import Aws
+
+
+def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> Any:
+    """Return the estimator of a request, as if `fit` had been called: `.deploy()` finds the job's model.
+
+    `exactly`: its `fit` sends the request; otherwise what the SDK makes of it. Blocking (imports take seconds).
+    """
+    HuggingFace, TrainingJob, Session = _sdk()
+    bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
+    session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"), default_bucket=bucket)
+    if exactly:
+        session.planned = (aws, dict(request))
+    resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
+    specification, output = request["AlgorithmSpecification"], request["OutputDataConfig"]
+    network, checkpoints = request.get("VpcConfig") or {}, request.get("CheckpointConfig") or {}
+    made = HuggingFace(
+        entry_point=None,  # the container's command is the launcher's
+        image_uri=specification["TrainingImage"],
+        role=request["RoleArn"],
+        instance_count=resources["InstanceCount"],
+        instance_type=resources["InstanceType"],
+        volume_size=resources["VolumeSizeInGB"],
+        volume_kms_key=resources.get("VolumeKmsKeyId"),
+        keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
+        max_run=stopping["MaxRuntimeInSeconds"],
+        max_wait=stopping.get("MaxWaitTimeInSeconds"),
+        use_spot_instances=bool(request.get("EnableManagedSpotTraining")),
+        checkpoint_s3_uri=checkpoints.get("S3Uri"),
+        checkpoint_local_path=checkpoints.get("LocalPath"),
+        output_path=output["S3OutputPath"],
+        output_kms_key=output.get("KmsKeyId"),
+        code_location=output["S3OutputPath"],
+        subnets=network.get("Subnets"),
+        security_group_ids=network.get("SecurityGroupIds"),
+        enable_network_isolation=bool(request.get("EnableNetworkIsolation")),
+        encrypt_inter_container_traffic=bool(request.get("EnableInterContainerTrafficEncryption")),
+        container_entry_point=specification.get("ContainerEntrypoint"),
+        metric_definitions=specification["MetricDefinitions"],
+        max_retry_attempts=(request.get("RetryStrategy") or {}).get("MaximumRetryAttempts"),
+        environment=request.get("Environment"),
+        tags=request["Tags"],
+        hyperparameters={
+            name: text[1:-1] for name, text in request["HyperParameters"].items()
+        },  # it quotes them itself
+        enable_sagemaker_metrics=specification["EnableSageMakerMetricsTimeSeries"],
+        debugger_hook_config=False,
+        disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
+        py_version="py3",  # asked for although the image says it
+        sagemaker_session=session,
+    )
+    made._current_job_name = request["TrainingJobName"]
+    made.latest_training_job = TrainingJob(session, request["TrainingJobName"])
+    return made
+
+
+def create(aws: Aws, request: Mapping[str, Any]) -> str:
+    """Send a request by its estimator's `fit` and return the job's ARN; blocking. Raises AwsError."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    made = estimator(aws, request)
+    try:
+        made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
+    except (BotoCoreError, ClientError) as error:  # of a question that the SDK asks by itself
+        if not made.sagemaker_session.arn:
+            raise aws.explained(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
+    return str(made.sagemaker_session.arn)
+
+
+def inputs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `fit` takes for the channels of a request."""
+    from sagemaker.inputs import TrainingInput
+
+    found = {}
+    for channel in request["InputDataConfig"]:
+        source = channel["DataSource"]["S3DataSource"]
+        found[channel["ChannelName"]] = TrainingInput(
+            source["S3Uri"], distribution=source["S3DataDistributionType"], input_mode=channel.get("InputMode")
+        )
+    return found
+
+
+@cache
+def _sdk() -> tuple[Any, Any, Any]:
+    """Import the SDK without its notices and its telemetry, which asks an address of its own without any time limit."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    for name in ("sagemaker", "sagemaker.config"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are raised as well
+    with Quickly():
+        import sagemaker
+        from sagemaker.estimator import _TrainingJob
+        from sagemaker.huggingface import HuggingFace
+        from sagemaker.telemetry import telemetry_logging
+
+    telemetry_logging._send_telemetry_request = lambda *_, **__: None
+
+    class PlannedSession(sagemaker.Session):  # type: ignore[misc]
+        """Sends the planned request in place of the one that the SDK has made of it."""
+
+        planned: tuple[Aws, dict[str, Any]] | None = None
+        arn = ""
+
+        def _intercept_create_request(self, request: Any, create: Any, func_name: str | None = None) -> Any:
+            if self.planned is None or func_name != "train":
+                return super()._intercept_create_request(request, create, func_name)
+            aws, exact = self.planned
+            self.arn = str(aws.ask("sagemaker", "create_training_job", **exact)["TrainingJobArn"])
+            return None
+
+    return HuggingFace, _TrainingJob, PlannedSession

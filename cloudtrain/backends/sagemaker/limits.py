@@ -1,0 +1,142 @@
+"""What CreateTrainingJob takes, checked before anything is uploaded and named by its field in the job file.
+
+The figures are those of botocore 1.44.5's service model (neither botocore nor the SDK checks maxima and patterns), which
+a test compares; those that stand in AWS's documents only are marked.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+MAX_RUNTIME_S = 28 * 86400  # documents
+MAX_DISK_GB = 16384  # documents
+MAX_HYPERPARAMETERS, MAX_VALUE = 100, 2500
+MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 50, 128, 256
+MAX_CHANNELS, MAX_CHANNEL_NAME, MAX_URI = 20, 64, 1024
+MAX_METRICS, MAX_METRIC_NAME, MAX_REGEX = 40, 255, 500
+MAX_IMAGE, MAX_ARGUMENT, MAX_KEY = 255, 256, 2048
+MAX_SUBNETS, MAX_GROUPS, MAX_RETRIES = 16, 5, 30
+ROLE = r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+"
+NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+KEY = r"[a-zA-Z0-9:/_-]*"
+NETWORK = r"[-0-9a-zA-Z]{0,32}"
+URI = r"(https|s3)://([^/]+)/?(.*)"
+BUCKET = r"(?!\d+\.\d+\.\d+\.\d+/)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # documents
+
+
+def problems(request: Mapping[str, Any], job: Job) -> list[Problem]:
+    """Return everything in a request that SageMaker would refuse, by the field of the job file that brought it there."""
+    return [
+        *_text(request["TrainingJobName"], "name", 63, NAME),
+        *_account(request),
+        *_tags(request["Tags"]),
+        *_channels(request["InputDataConfig"]),
+        *_metrics(request["AlgorithmSpecification"]["MetricDefinitions"]),
+        *_container(request, job),
+        *_times(request["StoppingCondition"], job),
+    ]
+
+
+def _text(value: str, path: str, longest: int, pattern: str = "") -> Iterator[Problem]:
+    if len(value) > longest:
+        yield Problem(f"has {len(value):,} characters, SageMaker takes {longest:,}", path)
+    elif pattern and value and not re.fullmatch(pattern, value, re.DOTALL):
+        yield Problem(f"is not what SageMaker takes: {value[:80]!r}", path, f"it must match {pattern}")
+
+
+def _account(request: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _text(request["RoleArn"], "options.sagemaker.role", 2048, ROLE)
+    bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
+    if bucket and not re.fullmatch(BUCKET, bucket):
+        yield Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker.bucket")
+    yield from _text(request["OutputDataConfig"].get("KmsKeyId", ""), "options.sagemaker.kms_key", MAX_KEY, KEY)
+    key = request["ResourceConfig"].get("VolumeKmsKeyId", "")
+    yield from _text(key, "options.sagemaker.volume_kms_key", MAX_KEY, KEY)
+    network = request.get("VpcConfig") or {}
+    for name, path, most in (("Subnets", "subnets", MAX_SUBNETS), ("SecurityGroupIds", "security_groups", MAX_GROUPS)):
+        values = network.get(name, [])
+        if len(values) > most:
+            yield Problem(f"are {len(values)}, SageMaker takes {most}", f"options.sagemaker.{path}")
+        for value in values:
+            yield from _text(value, f"options.sagemaker.{path}", 32, NETWORK)
+
+
+def _tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
+    if len(tags) > MAX_TAGS:
+        yield Problem(f"are {len(tags)} with our own, SageMaker takes {MAX_TAGS}", "labels")
+    for tag in tags:
+        path = f"labels.{tag['Key'][:40]}"
+        if not tag["Key"]:
+            yield Problem("has an empty name", "labels")
+        if tag["Key"].lower().startswith("aws:"):
+            yield Problem("begins with aws:, which is AWS's own", path)
+        yield from _text(tag["Key"], path, MAX_TAG_KEY)
+        yield from _text(tag["Value"], path, MAX_TAG_VALUE)
+        odd = sorted({letter for letter in tag["Key"] + tag["Value"] if not _taggable(letter)})
+        if odd:
+            said = f"holds what a tag cannot: {' '.join(map(repr, odd[:5]))}"
+            yield Problem(said, path, "letters, digits, spaces and _.:/=+-@")
+
+
+def _taggable(letter: str) -> bool:
+    return letter in "_.:/=+-@" or unicodedata.category(letter)[0] in "LZN"
+
+
+def _channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
+    if len(channels) > MAX_CHANNELS:
+        yield Problem(f"are {len(channels) - 1}, SageMaker takes {MAX_CHANNELS - 1} beside the source's own", "inputs")
+    for channel in channels[:-1]:
+        path = f"inputs.{channel['ChannelName']}"
+        yield from _text(channel["ChannelName"], path, MAX_CHANNEL_NAME)
+        yield from _text(channel["DataSource"]["S3DataSource"]["S3Uri"], f"{path}.uri", MAX_URI, URI)
+
+
+def _metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:
+    if len(metrics) > MAX_METRICS:
+        yield Problem(f"are {len(metrics)} with those of our own events, SageMaker takes {MAX_METRICS}", "metrics")
+    for metric in metrics:
+        yield from _text(metric["Name"], f"metrics.{metric['Name'][:40]}", MAX_METRIC_NAME, ".+")
+        yield from _text(metric["Regex"], f"metrics.{metric['Name'][:40]}", MAX_REGEX)
+
+
+def _container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+    hyperparameters = request["HyperParameters"]
+    if len(hyperparameters) > MAX_HYPERPARAMETERS or any(len(text) > MAX_VALUE for text in hyperparameters.values()):
+        yield Problem("are too long together for SageMaker", "hyperparameters", "move long values into a file")
+    yield from _text(
+        request["AlgorithmSpecification"]["TrainingImage"],
+        "image" if job.image else "options.sagemaker.image",
+        MAX_IMAGE,
+        r"\S*",
+    )
+    for word in request["AlgorithmSpecification"].get("ContainerEntrypoint", ()):
+        yield from _text(word, "options.sagemaker.python", MAX_ARGUMENT, ".*")
+    stored = (job.output or "").startswith("s3://")  # another place is refused as such
+    output = request["OutputDataConfig"]["S3OutputPath"]
+    yield from _text(output, "output", MAX_URI - len("/checkpoints"), URI if stored else "")
+    disk_gb = request["ResourceConfig"]["VolumeSizeInGB"]
+    if disk_gb > MAX_DISK_GB:
+        yield Problem(f"is {disk_gb:,}, SageMaker takes {MAX_DISK_GB:,}", "resources.disk_gb")
+    retries = (request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 1)
+    if retries > MAX_RETRIES:
+        yield Problem(f"is {retries + 1}, SageMaker takes {MAX_RETRIES + 1}", "retry.max_attempts")
+
+
+def _times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
+    longest_s = stopping["MaxRuntimeInSeconds"]
+    if longest_s > MAX_RUNTIME_S:
+        yield Problem(f"is {job.limits.max_runtime}, SageMaker runs a job for 28 days at most", "limits.max_runtime")
+    wait_s = stopping.get("MaxWaitTimeInSeconds")
+    if wait_s is not None and wait_s > MAX_RUNTIME_S:
+        yield Problem("is longer than 28 days", "options.sagemaker.max_wait")
+    elif wait_s is not None and wait_s < longest_s <= MAX_RUNTIME_S:
+        said = f"is shorter than the job may run: {longest_s} s with what is added to limits.max_runtime"
+        yield Problem(said, "options.sagemaker.max_wait", "waiting for capacity counts too")

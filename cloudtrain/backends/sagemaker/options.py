@@ -1,0 +1,91 @@
+"""The options of `sagemaker` and `sagemaker-local`, as pydantic models; imported where options are validated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from cloudtrain.job import units
+
+ENTRY = "first process of the container: our launcher, or the image's own sagemaker-training toolkit that starts it"
+
+
+def _folder(value: str) -> str:
+    if not value.strip("/") or {"", ".", ".."} & set(value.strip("/").split("/")):
+        raise ValueError(f"must be a folder's name such as team/cloudtrain, not {value!r}")
+    return value.strip("/")
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
+
+
+class SagemakerLocalOptions(BaseModel):
+    """Options of the backend `sagemaker-local`."""
+
+    model_config = ConfigDict(extra="forbid")
+    image: str | None = Field(
+        None, description="container image where the job names none; default: cloudtrain-train:cpu"
+    )
+    python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
+    entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
+    s3: bool = Field(False, description="inputs and output may be s3://: this machine brings them and takes them there")
+    bucket: str | None = Field(None, description="with s3: the source goes through this bucket too, as on SageMaker")
+    prefix: Folder = Field("cloudtrain", description="folder in that bucket")
+    region: str | None = Field(None, description="region of S3; default: that of the AWS configuration")
+    profile: str | None = Field(None, description="profile of the AWS configuration")
+    endpoint: str | None = Field(
+        None, pattern=r"^https?://", description="address of S3 instead of AWS's: a simulator, say"
+    )
+
+
+class SagemakerOptions(BaseModel):
+    """Options of the backend `sagemaker`; what an account has belongs in a target of cloudtrain.toml."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: str | None = Field(None, description="ARN of the role that the job runs with")
+    bucket: str | None = Field(None, description="bucket of sources, checkpoints and results")
+    prefix: Folder = Field("cloudtrain", description="folder in that bucket")
+    region: str | None = Field(None, description="region; default: that of the AWS configuration")
+    profile: str | None = Field(None, description="profile of the AWS configuration")
+    account: str | None = Field(
+        None, pattern=r"^\d{12}$", description="account that must be meant: another one is refused before upload"
+    )
+    endpoint: str | None = Field(
+        None, pattern=r"^https?://", description="address of all services instead of AWS's: a simulator, say"
+    )
+    client: Literal["auto", "sdk", "boto3"] = Field(
+        "auto", description="sdk: the HuggingFace estimator; boto3: the same request without it; auto: sdk where it is"
+    )
+    image: str | None = Field(None, description="container image where the job names none")
+    python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
+    entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
+    subnets: list[str] = Field([], description="subnets of the VPC, together with security_groups")
+    security_groups: list[str] = Field([], description="security groups in the VPC")
+    kms_key: str | None = Field(None, description="KMS key of sources and results")
+    volume_kms_key: str | None = Field(None, description="KMS key of the nodes' disks")
+    isolate: bool = Field(False, description="no network for the containers: no pip, no hub, no secrets at run time")
+    encrypt_traffic: bool = Field(False, description="encrypt what the nodes say to each other")
+    max_wait: str | None = Field(None, description="longest time of a spot job, waiting included: 48h")
+    keep_alive_s: int | None = Field(
+        None, ge=0, le=21600, description="seconds that machines stay warm for the next job"
+    )
+    shard: list[str] = Field([], description="inputs that are dealt out over the nodes instead of copied to each")
+
+    @field_validator("account", mode="before")
+    @classmethod
+    def _account(cls, value: Any) -> Any:
+        return f"{value:012d}" if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("max_wait")
+    @classmethod
+    def _max_wait(cls, value: str | None) -> str | None:
+        if value is not None:
+            units.duration_s(value)
+        return value
+
+    @model_validator(mode="after")
+    def _vpc(self) -> SagemakerOptions:
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ValueError("subnets and security_groups belong together: give both, or neither")
+        return self

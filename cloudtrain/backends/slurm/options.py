@@ -1,0 +1,60 @@
+"""The options of the backend `slurm`, as a pydantic model; imported where options are validated."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from cloudtrain.backends.slurm.request import directives_problem
+
+
+class Login(BaseModel):
+    """The login node, where it is another machine; left out, ~/.ssh/config decides."""
+
+    model_config = ConfigDict(extra="forbid")
+    address: str = Field(min_length=1, description="host name or address, or a Host of ~/.ssh/config")
+    user: str | None = Field(None, description="login name")
+    port: int | None = Field(None, ge=1, le=65535, description="port of sshd; 22 where nothing says otherwise")
+    jump: str | None = Field(None, description="[user@]host[:port] to jump from; several are joined by commas")
+    identity: str | None = Field(None, description="path of a private key; otherwise the agent's and the usual ones")
+    known_hosts: str | None = Field(None, description="file of host keys; default ~/.ssh/known_hosts")
+
+
+class SlurmOptions(BaseModel):
+    """Options of the backend `slurm`."""
+
+    model_config = ConfigDict(extra="forbid")
+    folder: str = Field(description="absolute path of a folder that the login node and every node see")
+    login: Login | None = Field(None, description="login node, over SSH; left out: this machine is one")
+    partition: str | None = Field(None, description="partition; default: the cluster's")
+    account: str | None = Field(None, description="account to charge")
+    qos: str | None = Field(None, description="quality of service")
+    constraint: str | None = Field(None, description="features that the nodes must have")
+    reservation: str | None = Field(None, description="reservation to use")
+    exclusive: bool = Field(False, description="share the nodes with nobody")
+    spot_partition: str | None = Field(None, description="partition of jobs with resources.use_spot")
+    spot_qos: str | None = Field(None, description="quality of service of jobs with resources.use_spot")
+    gpu_type: str | None = Field(None, description="Slurm's name for the GPUs: --gpus-per-node=<type>:<count>")
+    gres: str | None = Field(None, description="--gres instead of --gpus-per-node: gpu:a100:8")
+    directives: list[str] = Field([], description="further arguments of sbatch: --mem-per-gpu=64G")
+    modules: list[str] = Field([], description="modules to load before anything is started")
+    conda: str | None = Field(None, description="conda environment to activate")
+    setup: list[str] = Field([], description="shell lines that run once, on the first node, before the launcher")
+    python: str = Field("python3", description="interpreter of launcher and ranks, 3.9 or newer")
+    apptainer: str | None = Field(None, description="image to run in: a .sif file or docker://...")
+    binds: list[str] = Field([], description="further folders that the image sees: /scratch or /a:/b")
+
+    @field_validator("folder")
+    @classmethod
+    def _folder(cls, value: str) -> str:
+        if not value.startswith("/") or "\n" in value:
+            raise ValueError(f"must be an absolute path, not {value!r}")
+        return str(PurePosixPath(value))
+
+    @field_validator("directives")
+    @classmethod
+    def _directives(cls, value: list[str]) -> list[str]:
+        if problem := directives_problem(value):
+            raise ValueError(problem)
+        return value

@@ -1,0 +1,174 @@
+r"""A job as a Slurm batch job: sbatch's arguments and the batch script, pure data.
+
+    <folder>/src/<sha256>.tar.gz   bundles, by their digest
+    <folder>/runs/<run>/           checkpoints, outputs, model: the run's
+    <folder>/runs/<run>/a<N>/      an attempt
+        job.sh, source/            the script, and the bundle, extracted once for all nodes
+        job                        Slurm's number, written behind sbatch's back by who comes first: submit or the script
+        owner                      a link to the number of the job that may run; one that was sent twice finds it taken
+        state                      the script's word: STARTED, REQUEUED or ENDED, restart, exit code, what it knows
+        cancel, stop               a person asked to cancel; the client gave the attempt up
+        node-<rank>/               as nodes/directory.py describes it
+        slurm.out                  what Slurm and the setup lines printed
+
+One task a node: the launcher, which finds its place from SLURM_* (entrypoints/node/cluster.py). The script outlives the
+tasks: when they have left on request because Slurm preempts the job, or have ended because a node was lost, it requeues
+the job itself, since Slurm records a job that ends within the grace time as failed and forgets it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudtrain.backends.manifest import Manifest
+
+MARGIN_S = 300  # of Slurm's limit over max_runtime: staging before, the last checkpoint behind it
+STRAGGLER_S = 120  # how long tasks may go on when the first one has ended
+# What the plan says itself: an argument of these in `directives` would make it untrue.
+OURS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
+        "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment")  # fmt: skip
+SHORT = {
+    "J": "job-name",
+    "o": "output",
+    "e": "error",
+    "N": "nodes",
+    "n": "ntasks",
+    "a": "array",
+    "D": "chdir",
+    "W": "wait",
+}
+
+_SCRIPT = r"""#!/bin/bash -l
+# {attempt_id}: written by cloudtrain; sbatch's arguments stand in the plan.
+cd {folder} || exit 1
+ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
+printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
+restart=${{SLURM_RESTART_COUNT:-0}}
+say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
+phase() {{ scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
+trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
+if [ -e cancel ] || [ -e stop ]; then say ENDED 75 stopped; exit 75; fi
+if [ "$restart" -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
+for old in node-*/status.json; do # of the start before: it must not speak for this one
+  [ -e "$old" ] && mv "$old" "$old.$((restart - 1))"
+done
+for ((rank = 0; rank < SLURM_JOB_NUM_NODES; rank++)); do mkdir -p node-$rank; done
+umask 077
+[ -s token ] || printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token
+umask 022
+say STARTED - "$SLURM_JOB_NUM_NODES"
+{setup}export SLURM_EXPORT_ENV=ALL
+{exports}cd source || exit 1
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
+  --kill-on-bad-exit=0 --wait={wait} --job-name=launch \
+  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
+  launch {command}
+code=$?
+cd ..
+if grep -qsE '"state": "({again})"' node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
+  [ "$restart" -lt {restarts} ] && [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
+  say REQUEUED "$code" again
+  scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
+fi
+say ENDED "$code" "$(phase)"
+exit "$code"
+"""
+
+
+def directives_problem(directives: Sequence[str]) -> str | None:
+    """Return what is wrong with raw arguments of sbatch, or None."""
+    for text in directives:
+        name = text[2:].partition("=")[0] if text.startswith("--") else SHORT.get(text[1:2], text[1:2])
+        if not text.startswith("-") or len(text) < 2:
+            return f"{text!r} is no argument of sbatch: write --name=value, each as one entry"
+        if name in OURS:
+            return f"{text!r} cannot be given: cloudtrain sets --{name} itself"
+    return None
+
+
+def arguments(
+    attempt_id: str, run_id: str, folder: str, manifest: Manifest, needs: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[str]:
+    """Return sbatch's arguments; they outweigh both #SBATCH lines and SBATCH_* variables of the login node.
+
+    `needs` are cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
+    """
+    given = {name: options.get(name) for name in ("partition", "account", "qos", "constraint", "reservation")}
+    if needs.get("spot"):
+        given |= {name: options[f"spot_{name}"] for name in ("partition", "qos") if options.get(f"spot_{name}")}
+    nodes = str(manifest.nodes)
+    if manifest.min_nodes and manifest.min_nodes < manifest.nodes:
+        nodes = f"{manifest.min_nodes}-{manifest.nodes}"
+    minutes = -(-(manifest.max_runtime_s + MARGIN_S) // 60)
+    argv = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={attempt_id}",
+        f"--comment=cloudtrain {run_id}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--time={minutes}",
+        f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
+        "--open-mode=append",
+        f"--chdir={folder}",
+        "--export=NONE",
+        "--requeue" if needs.get("requeue") else "--no-requeue",
+    ]
+    if options.get("gres"):
+        argv.append(f"--gres={options['gres']}")
+    elif manifest.gpus_per_node:
+        kind = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
+        argv.append(f"--gpus-per-node={kind}{manifest.gpus_per_node}")
+    if needs.get("cpus"):
+        argv.append(f"--cpus-per-task={needs['cpus']}")
+    if needs.get("memory_mb"):
+        argv.append(f"--mem={needs['memory_mb']}M")
+    argv += [f"--{name}={value}" for name, value in given.items() if value]
+    if options.get("exclusive"):
+        argv.append("--exclusive")
+    return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
+
+
+def environment(options: Mapping[str, Any]) -> list[str]:
+    """Return the shell lines that bring the options' modules and conda environment."""
+    lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
+    if options.get("conda"):
+        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
+    return lines
+
+
+def script(
+    attempt_id: str,
+    folder: str,
+    env: Mapping[str, str],
+    manifest: Manifest,
+    restarts: int,
+    events: Sequence[str],
+    options: Mapping[str, Any],
+) -> str:
+    """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
+    lines = [*environment(options), *options.get("setup", ())]
+    setup = "".join(
+        f"{{ {line}\n}} || {{ say ENDED 78 setup; echo {shlex.quote(f'this setup line failed: {line}')}; exit 78; }}\n"
+        for line in lines
+    )
+    command = [options.get("python") or "python3", ".cloudtrain/launch.py"]
+    if options.get("apptainer"):
+        gpus = ["--nv"] if manifest.gpus_per_node else []
+        binds = [f"--bind={place}" for place in (options["folder"], *options.get("binds", ()))]
+        command = ["apptainer", "exec", *gpus, *binds, options["apptainer"], *command]
+    return _SCRIPT.format(
+        attempt_id=attempt_id,
+        folder=shlex.quote(folder),
+        # within '...' of bash -c
+        quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
+        restarts=restarts,
+        again="|".join(name.upper() for name in events),
+        setup=setup,
+        exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
+        wait=manifest.grace_s + STRAGGLER_S,
+        command=shlex.join(command),
+    )

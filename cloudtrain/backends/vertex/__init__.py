@@ -1,0 +1,9 @@
+"""Custom jobs of Vertex AI, and their local mode."""
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    # what the module cloudtrain.backends.vertex had, before it was a package
+    def __getattr__(name: str) -> object:
+        from cloudtrain._moved import member
+
+        return member(__name__, name)

@@ -1,0 +1,159 @@
+"""Training on Vertex AI: every job is a custom job, and the platform drives its restarts.
+
+The handle is the job's resource name. What the job is stands in request.py, how it is talked to in jobs.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.gcs import Bucket
+from cloudtrain.backends.google import Api
+from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
+from cloudtrain.backends.vertex.request import Request
+from cloudtrain.errors import BadJob, CloudtrainError, Problem
+from cloudtrain.events import LogLine, Status
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
+
+POLL_S = 5.0  # reading a log is limited to some 60 calls a minute for a whole project
+SIMULATED_S = 0.1
+LOOK_S = 2.0  # after a create that may have been heard
+
+
+class VertexBackend:
+    """Runs jobs as custom jobs of a Google Cloud project."""
+
+    name = "vertex"
+    poll_s = POLL_S
+    features = frozenset(
+        {
+            Feature.MULTI_NODE,
+            Feature.SPOT,
+            Feature.NATIVE_RETRY,
+            Feature.OBJECT_STORES,
+            Feature.IMAGES,
+            Feature.INSTANCE_TYPES,
+        }
+    )
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        self._options = {"region": "us-central1", "prefix": "cloudtrain", **options}
+        self._client = str(options.get("client") or "sdk")
+        endpoint = options.get("endpoint")
+        if endpoint:
+            self.poll_s = SIMULATED_S
+        self._api = Api(str(self._options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None)
+        self._jobs = CustomJobs(
+            self._api,
+            str(options.get("project")),
+            str(self._options["region"]),
+            settle_s=float(options.get("settle_s", 20.0)),
+            pause_s=self.poll_s,
+            look_s=SIMULATED_S if endpoint else LOOK_S,
+        )
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from cloudtrain.backends.vertex.options import VertexOptions
+
+        return VertexOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        missing = [name for name in ("project", "bucket") if not self._options.get(name)]
+        if missing:
+            raise BadJob(Problem("is needed", f"options.{self.name}.{name}") for name in missing)
+        request = Request(job, bundle, run_id, attempt, self._options, self.name)
+        if request.problems:
+            raise BadJob(request.problems)
+        notes = list(request.notes)
+        if not request.manifest.gpus_per_node:
+            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
+        if "disableRetries" in request.custom_job["jobSpec"]["scheduling"]:
+            notes.append("the platform restarts nothing (retry.max_attempts is 1)")
+        return Plan(
+            backend=self.name,
+            run_id=run_id,
+            attempt=attempt,
+            request=request.to_dict(),
+            bundle=bundle.to_dict(),
+            manifest=request.manifest.to_dict(),
+            job=job.to_dict(),
+            retries="platform",
+            price=request.price,
+            notes=tuple(notes),
+        )
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        return self._jobs.submit(plan.request, bundle, self._client)
+
+    def find(self, attempt_id: str) -> str | None:
+        return self._jobs.find(attempt_id)
+
+    def status(self, handle: str) -> Status:
+        return self._jobs.status(handle)
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        return self._jobs.logs(handle, follow=follow, after=after)
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> its image. A tag's digest is the one behind it now: the watcher asks when it sees the run
+        begin to run, and a tag that has moved since the image was pulled tells the later one."""
+        return self._jobs.images(handle)
+
+    def labels(self, handle: str) -> dict[str, str]:
+        return self._jobs.labels(handle)
+
+    def cancel(self, handle: str) -> None:
+        self._jobs.cancel(handle)
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        return self._jobs.fetch(handle, into, what)
+
+    def check(self) -> list[Problem]:
+        problems = [
+            Problem("is not set", f"options.vertex.{name}", "a target in cloudtrain.toml, or the job file")
+            for name in ("project", "bucket")
+            if not self._options.get(name)
+        ]
+        if self._client == "sdk" and not has_sdk():
+            said = "google-cloud-aiplatform is not installed: jobs are sent with google-auth alone"
+            problems.append(Problem(said, "options.vertex.client", "client: rest, or pip install 'cloudtrain[vertex]'"))
+        if not problems:
+            problems = [found for look in (self._can_list, self._has_bucket) if (found := _problem(look))]
+        return problems
+
+    def _can_list(self) -> object:
+        return self._jobs.find("doctor-a1")
+
+    def _has_bucket(self) -> object:
+        return Bucket(self._api, str(self._options["bucket"])).has("doctor")
+
+    @classmethod
+    def discover(cls) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        try:
+            import google.auth
+
+            _, project = google.auth.default()
+            found = {"project": project} if project else {}
+        except Exception:
+            pass  # no google-auth, or no credentials: nothing is known
+        region = os.environ.get("CLOUDSDK_AI_REGION") or os.environ.get("CLOUDSDK_COMPUTE_REGION")
+        return {**found, **({"region": region} if region else {})}
+
+
+def _problem(look: Any) -> Problem | None:
+    try:
+        look()
+    except CloudtrainError as error:
+        return Problem(error.message, "", error.hint)
+    return None

@@ -1,0 +1,1 @@
+"""What several commands share: options, tables, and how runs, logs and errors are shown."""

@@ -1,0 +1,119 @@
+"""Arguments and options that several commands share, with their shell completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(click.Command):
+    """A command that also takes `--debug` behind its name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False))
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function that returns an exit code a command."""
+    return click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], **settings})
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the ids that begin so; nothing when the history cannot be read."""
+    from cloudtrain.errors import CloudtrainError
+    from cloudtrain.history.store import Store
+    from cloudtrain.job import targets
+
+    try:
+        return [CompletionItem(name) for name in Store(targets.home()).names() if name.startswith(incomplete)]
+    except (CloudtrainError, OSError):
+        return []
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the backends and the targets of cloudtrain.toml that begin so."""
+    from cloudtrain.backends import registry
+    from cloudtrain.errors import CloudtrainError
+    from cloudtrain.job import targets
+
+    try:
+        known = {*registry.names(), *targets.named_targets()}
+    except (CloudtrainError, OSError):
+        known = set(registry.names())
+    return [CompletionItem(name) for name in sorted(known) if name.startswith(incomplete)]
+
+
+# RUN of a command that only reads: left out, it is the newest
+run_or_newest = click.argument("run", required=False, shell_complete=complete_runs)
+run_named = click.argument("run", shell_complete=complete_runs)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+target_option = click.option(
+    "-t",
+    "--target",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Backend, or target of cloudtrain.toml; wins over the job's own.",
+)
+sets_option = click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Set a value of the job, as in --set hyperparameters.lr=1e-4; may be repeated.",
+)
+
+
+def job_options(function: F) -> F:
+    """Add the argument JOB and the options that change a job."""
+    for add in reversed(
+        [
+            click.argument("job", metavar="[JOB|SCRIPT]", required=False, type=click.Path()),
+            click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
+            target_option,
+            sets_option,
+            click.option(
+                "--gpus",
+                metavar="TYPE:COUNT",
+                help="Accelerators of each node, as in A100:8; short for --set resources.accelerators=...",
+            ),
+            click.option("--nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
+            click.option(
+                "--processes", metavar="N", help="Processes of each node; short for --set processes_per_node=N."
+            ),
+        ]
+    ):
+        function = add(function)
+    return function
+
+
+def exclusive(follow: bool, wait: bool) -> None:
+    """Refuse --follow together with --wait."""
+    if follow and wait:
+        raise click.UsageError("--follow and --wait exclude each other")
+
+
+def ending_options(function: F) -> F:
+    """Add --follow, --wait and --on-interrupt, for commands that start something."""
+    for add in reversed(
+        [
+            click.option(
+                "-f", "--follow", is_flag=True, help="Print the log as it comes, and exit with the run's own code."
+            ),
+            click.option("--wait", is_flag=True, help="Wait for the end in silence, and exit with the run's own code."),
+            click.option(
+                "--on-interrupt",
+                type=click.Choice(["detach", "cancel"]),
+                default="detach",
+                show_default=True,
+                help="What Ctrl-C does while following or waiting: leave the run alone, or cancel it.",
+            ),
+        ]
+    ):
+        function = add(function)
+    return function

@@ -1,0 +1,1 @@
+"""The console's pages, and the parts that only one page has."""

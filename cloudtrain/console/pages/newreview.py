@@ -1,0 +1,208 @@
+"""The last step of a new job: the job file, the plan, what is wrong; then it is saved, or submitted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+from cloudtrain.cli.view import summary
+from cloudtrain.console import fields, shell, text
+from cloudtrain.console.controls import sentence
+from cloudtrain.console.draft import Draft, inside
+from cloudtrain.console.draft import Review as Found
+from cloudtrain.console.fields import Step
+from cloudtrain.errors import CloudtrainError, Problem
+
+LONGEST = 200_000  # characters of a request that a page shows
+
+
+class Review:
+    """The step over one draft; `go` turns to another step, `submitted` is told when there is a run."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        go: Callable[[Step], None],
+        known: Callable[[], Sequence[Problem]],
+        submitted: Callable[[], None],
+    ) -> None:
+        self.draft = draft
+        self.go = go
+        self.known = known
+        self.submitted = submitted
+        self.found: Found | None = None
+        self._asked = 0
+
+    def draw(self) -> None:
+        """Draw the step."""
+        from nicegui import ui
+
+        self.said = ui.label("").classes("ct-dim").props('role="status"')
+        self.wrong = ui.element("div").classes("ct-stack")
+        with ui.element("div").classes("ct-two ct-even"):
+            with ui.element("section").classes("ct-card"):
+                shell.heading("Job file", 2)
+                self.text = ui.element("div")
+                with ui.element("div").classes("ct-row ct-save"):
+                    self.name = ui.input("File", value=self.draft.name).classes("ct-grow")
+                    self.name.props("outlined dense stack-label hide-bottom-space spellcheck=false data-field=file")
+                    self.name.props["hint"] = text.clean(f"below {self.draft.root}")
+                    ui.button("Save job file", on_click=self._save, color=None).classes("ct-plain").props("no-caps")
+                self.saved = ui.label("").classes("ct-small").props('role="status"')
+            with ui.element("section").classes("ct-card"):
+                shell.heading("Plan", 2)
+                self.plan = ui.element("div")
+        with ui.element("div").classes("ct-row ct-turn"):
+            back = ui.button("Back", on_click=lambda: self.go(Step.SOURCE), color=None)
+            back.classes("ct-plain").props("no-caps")
+            self.button = ui.button("Submit", on_click=self._submit, color=None).classes("ct-first")
+            self.button.props("no-caps icon=send data-submit")
+            self.button.set_enabled(False)
+
+    async def look(self) -> None:
+        """Package the source and show what would be submitted."""
+        self._asked += 1
+        mine, draft = self._asked, self.draft.taken()
+        self.button.set_enabled(False)
+        self.found = None
+        self.said.set_text("Making the plan…")
+        found = await asyncio.to_thread(draft.review)
+        if mine != self._asked:
+            return
+        self.found = found
+        self._show(found)
+
+    def _show(self, found: Found) -> None:
+        from nicegui import ui
+
+        count = len(found.problems)
+        self.said.set_text(f"{count} problem{'s' * (count != 1)} to mend before it can be submitted." if count else
+                           "This is what will be sent.")  # fmt: skip
+        self.button.set_enabled(found.plan is not None)
+        for part in (self.wrong, self.text, self.plan):
+            part.clear()
+        with self.wrong:
+            if count:
+                self._problems(found.problems)
+            if self.draft.parent:
+                self._changes()
+        with self.text:
+            ui.label(_lines(found.text)).classes("ct-pre").props('tabindex=0 role="region" aria-label="Job file"')
+        with self.plan:
+            if found.plan is None:
+                ui.label("There is no plan as long as there are problems.").classes("ct-dim")
+            else:
+                self._plan(found)
+
+    def _plan(self, found: Found) -> None:
+        from nicegui import ui
+
+        plan = found.plan
+        assert plan is not None
+        rows = [
+            ("run", plan.run_id), ("place", summary.place(plan)), ("world", summary.world(plan)),
+            ("limit", summary.limit(plan)), ("runs", summary.words(plan)), ("source", summary.source(plan)),
+            *(("note", note) for note in plan.notes),
+        ]  # fmt: skip
+        with ui.element("dl").classes("ct-pairs"):
+            for name, value in rows:
+                with ui.element("dt"):
+                    ui.label(name)
+                with ui.element("dd"):
+                    ui.label(text.clean(value))
+        shell.heading("Request", 3)
+        shown = text.pretty(plan.request)
+        cut = shown if len(shown) <= LONGEST else shown[:LONGEST] + "\n…"
+        ui.label(cut).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
+
+    def _problems(self, problems: Sequence[Problem]) -> None:
+        from nicegui import ui
+
+        with ui.element("section").classes("ct-card ct-verdict"):
+            shell.heading("Problems", 2)
+            with ui.element("ul").classes("ct-findings"):
+                for problem in problems:
+                    step = fields.place_of(problem.path)[0]
+                    with ui.element("li"):
+                        ui.label(sentence(problem)).classes("ct-grow")
+                        if step is not Step.REVIEW:
+                            there = ui.button(step, on_click=lambda step=step: self.go(step), color=None)
+                            there.props("flat dense no-caps")
+
+    def _changes(self) -> None:
+        from nicegui import ui
+
+        found = self.draft.changes()
+        with ui.element("section").classes("ct-card"):
+            shell.heading("What differs", 2)
+            if not found:
+                ui.label("Nothing: the same job over again.").classes("ct-dim")
+                return
+            with ui.element("div").classes("ct-scroll"), ui.element("table").classes("ct-table"):
+                with ui.element("thead"), ui.element("tr"):
+                    for head in ("Value", "Parent", "This run"):
+                        with ui.element("th"):
+                            ui.label(head)
+                with ui.element("tbody"):
+                    for row in found:
+                        with ui.element("tr"):
+                            for cell in row:
+                                with ui.element("td").classes("ct-mono"):
+                                    ui.label(text.clean(cell) or "left out")
+
+    # -- what becomes of it -------------------------------------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        from nicegui import ui
+
+        found = self.found
+        if found is None or found.plan is None:
+            return
+        self.button.props("loading")
+        self.button.set_enabled(False)
+        self.said.set_text("Submitting…")
+        try:
+            run_id = await asyncio.to_thread(lambda: self.draft.submit(found).run_id)
+        except CloudtrainError as error:
+            self.said.set_text("It was not submitted.")
+            shell.say(error)
+            self.button.props(remove="loading")
+            self.button.set_enabled(True)
+            return
+        self.submitted()
+        ui.navigate.to(f"/runs/{quote(run_id)}")
+
+    async def _save(self) -> None:
+
+        name = str(self.name.value or "")
+        try:
+            there = await asyncio.to_thread(lambda: inside(self.draft.root, name).is_file())
+            if there and not await self._over(name):
+                return
+            path = await asyncio.to_thread(lambda: self.draft.save(name, over=there))
+        except CloudtrainError as error:
+            self.saved.set_text("")
+            shell.say(error)
+            return
+        lost = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
+        self.saved.set_text(f"Written to {text.clean(str(path))}{lost}.")
+        self.name.set_value(self.draft.name)
+
+    async def _over(self, name: str) -> bool:
+        from nicegui import ui
+
+        with ui.dialog().props('aria-label="Write over the file"') as dialog, ui.card():
+            ui.label(f"{text.clean(name)} is there already. Write over it?")
+            if self.draft.form.comments:
+                ui.label("Its comments are lost, but for those at its head.").classes("ct-dim")
+            with ui.element("div").classes("ct-row"):
+                ui.button("Write over it", on_click=lambda: dialog.submit(True), color=None).classes("ct-danger")
+                ui.button("Leave it", on_click=lambda: dialog.submit(False), color=None).classes("ct-plain")
+        answer = bool(await dialog)
+        dialog.delete()
+        return answer
+
+
+def _lines(words: str) -> str:
+    return "\n".join(text.clean(line, 10_000) for line in words.split("\n"))

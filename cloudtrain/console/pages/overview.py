@@ -1,0 +1,157 @@
+"""What a run is and how it went: facts, the verdict, its attempts over time, what its nodes told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cloudtrain.cli.view import runs, summary, timeline, why
+from cloudtrain.console import history, text, widgets
+from cloudtrain.events import Status
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.runs.run import Run
+
+EVENTS = 200  # the newest
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that the overview shows, read at once."""
+
+    status: Status
+    facts: tuple[tuple[str, str], ...]
+    verdict: tuple[tuple[str, str], ...]
+    attempts: tuple[tuple[str, ...], ...]
+    bars: tuple[tuple[float, float, float], ...]  # of each attempt, in parts of the run's time: created, started, ended
+    events: tuple[str, ...]
+    cancelling: bool
+
+
+def told(run: Run) -> Told:
+    """Return what there is to say of a run; blocking, for a failed run's first verdict its log is read."""
+    record, attempts = run.record, run.attempts
+    status, plan = record.status, attempts[-1].plan
+    begin = runs.moment(record.created_at)
+    assert begin is not None
+    end = runs.moment(status.ended_at) or datetime.now(UTC)
+    files = plan.bundle.get("files", 0)
+    whole_s = max((end - begin).total_seconds(), 1e-3)
+    facts = (
+        ("job", record.name),
+        ("backend", summary.place(plan)),
+        ("world", summary.world(plan)),
+        ("command", summary.words(plan)),
+        ("source", f"{files} file{'s' if files != 1 else ''}, {runs.size(plan.bundle.get('size_bytes', 0))} packed"),
+        ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
+        ("limit", summary.limit(plan)),
+        ("created", text.moment(record.created_at)),
+        ("took", runs.between(status.started_at, status.ended_at) if status.ended_at else ""),
+        ("exit code", "" if status.exit_code is None else str(status.exit_code)),
+        ("billed", summary.billed(attempts)),
+        ("page", status.url or ""),
+    )
+    return Told(
+        status,
+        facts,
+        (("reason", status.reason), *why.rows(run.verdict())),
+        tuple(_attempt(attempt) for attempt in attempts),
+        tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
+        tuple(timeline.events(run, begin))[-EVENTS:],
+        record.cancel_requested,
+    )
+
+
+def _attempt(attempt: AttemptRecord) -> tuple[str, ...]:
+    status = attempt.status
+    took = runs.between(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
+    code = "" if status.exit_code is None else str(status.exit_code)
+    return str(attempt.number), status.state.value, code, took, status.reason
+
+
+def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float, float, float]:
+    def part(at: str | None, default: float) -> float:
+        moment = runs.moment(at)
+        return min(1.0, max(0.0, (moment - begin).total_seconds() / whole_s)) if moment else default
+
+    ended = part(attempt.status.ended_at, 1.0)
+    created = min(part(attempt.created_at, 0.0), ended)
+    return created, min(max(part(attempt.status.started_at, ended), created), ended), ended
+
+
+class Overview:
+    """The overview of one page, drawn again where something has changed."""
+
+    def __init__(self, run_id: str, head: Callable[[Told], None]) -> None:
+        self._run_id = run_id
+        self._head = head
+        self._drawn: object = None
+        self._opened: bool | None = None  # the events, by a person
+
+    async def show(self) -> None:
+        """Draw it."""
+        from nicegui import ui
+
+        self._place = ui.element("div").classes("ct-stack")
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Draw it again where something has changed."""
+        said = await history.current().of(self._run_id, told)
+        state = (said.status, said.verdict, said.attempts, len(said.events), said.cancelling)
+        if state == self._drawn:
+            return
+        self._drawn = state
+        self._head(said)
+        self._place.clear()
+        with self._place:
+            if any(value for _, value in said.verdict):
+                name = "Why it failed" if said.verdict[1:] else "How it ended"
+                with widgets.card(name) as card:
+                    card.classes("ct-verdict" if said.verdict[1:] else "")
+                    widgets.pairs((_VERDICT[label], value) for label, value in said.verdict)
+            self._facts(said)
+
+    def _facts(self, said: Told) -> None:
+        from nicegui import ui
+
+        with ui.element("div").classes("ct-two"):
+            with widgets.card("Run"):
+                widgets.pairs(said.facts)
+            with widgets.card("Timeline"):
+                heads = ("attempt", "state", "exit", "took", "when")
+                rows: list[tuple[object, ...]] = []
+                for row, bar in zip(said.attempts, said.bars, strict=True):
+                    rows.append((*row[:1], _state(row[1]), *row[2:4], _track(bar)))
+                looks = {"exit": "ct-number ct-wide", "took": "ct-number", "when": "ct-fill"}
+                widgets.table(heads, rows, caption="Attempts", looks=looks)
+                if said.events:
+                    opened = len(said.attempts) > 1 if self._opened is None else self._opened
+                    with widgets.folded(f"{len(said.events)} events", opened=opened, turned=self._turn):
+                        widgets.written("\n".join(line.strip() for line in said.events), name="Events")
+
+    def _turn(self, opened: bool) -> None:
+        self._opened = opened
+
+
+_VERDICT = {"reason": "reason", "why": "what happened", "said": "it said", "at": "raised at", "try": "try"}
+
+
+def _state(name: str) -> Callable[[], None]:
+    from cloudtrain.events import State
+
+    return lambda: widgets.state(State(name))
+
+
+def _track(bar: tuple[float, float, float]) -> Callable[[], None]:
+    """Return what draws when an attempt waited and ran, over the time of the whole run."""
+    from nicegui import ui
+
+    def draw() -> None:
+        created, started, ended = bar
+        with ui.element("div").classes("ct-bar-track").props('role="img"') as track:
+            track.props["aria-label"] = f"waited until {started:.0%}, ran until {ended:.0%} of the run's time"
+            ui.element("i").classes("ct-wait").style(f"left: {created:.2%}; width: {started - created:.2%}")
+            ui.element("i").style(f"left: {started:.2%}; width: {ended - started:.2%}")
+
+    return draw

@@ -1,0 +1,95 @@
+"""What a run has left: its checkpoints, and the files that can be downloaded."""
+
+from __future__ import annotations
+
+from cloudtrain.cli.view import runs
+from cloudtrain.console import artifacts, history, shell, text, widgets
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.runs.run import Run
+
+SHOWN = 200  # files
+
+
+class Results:
+    """The results of one page."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._drawn: object = None
+
+    async def show(self) -> None:
+        """Draw them."""
+        with widgets.card("Checkpoints and artifacts") as self._place:
+            pass
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Draw them again where there are others."""
+        from nicegui import ui
+
+        rows, files, elsewhere = await history.current().of(self._run_id, _read)
+        if (rows, files) == self._drawn:
+            return
+        self._drawn = (rows, files)
+        self._place.clear()
+        with self._place:
+            shell.heading("Checkpoints and artifacts", 2)
+            if rows:
+                widgets.table(
+                    ("step", "attempt", "when", "size"), rows, caption="Checkpoints",
+                    looks={"step": "ct-number", "attempt": "ct-number", "size": "ct-number"},
+                )  # fmt: skip
+            self._files(files)
+            if elsewhere:
+                with ui.element("div").classes("ct-row"):
+                    widgets.button("Fetch them to this machine", self._fetch, icon="download")
+
+    def _files(self, files: list[artifacts.Artifact]) -> None:
+        from nicegui import ui
+
+        if not files:
+            ui.label("no files here yet").classes("ct-dim")
+            return
+        with widgets.folded(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
+            cells = [(_link(self._run_id, file.path), runs.size(file.size_bytes)) for file in files[:SHOWN]]
+            widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
+            if len(files) > SHOWN:
+                ui.label(f"and {len(files) - SHOWN} more: cloudtrain fetch {self._run_id} -o out/").classes("ct-dim")
+
+    async def _fetch(self) -> None:
+        from nicegui import ui
+
+        ui.notify("they are being fetched")
+        try:
+            await history.current().of(self._run_id, lambda run: run.fetch(artifacts.folder(run)))
+        except CloudtrainError as error:
+            shell.say(error)
+        await self.refresh()
+
+
+def _read(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bool]:
+    told = [event for event in run.store.events(run.run_id, "checkpoint") if isinstance(event.data.get("step"), int)]
+    rows: list[tuple[str, ...]] = [
+        (
+            str(event.data["step"]),
+            event.attempt.rpartition("-a")[2],
+            text.moment(event.at),
+            runs.size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
+        )
+        for event in told
+        if event.node == 0
+    ]
+    elsewhere = run.store.home / artifacts.FETCHED in artifacts.folder(run).parents and run.record.status.state.final
+    return rows[-SHOWN:][::-1], artifacts.listed(run), elsewhere
+
+
+def _link(run_id: str, path: str) -> object:
+    from nicegui import ui
+
+    def draw() -> None:
+        if address := artifacts.address(run_id, path):
+            ui.link(text.clean(path), address).props("download")
+        else:
+            ui.label(text.clean(path.encode("utf-8", "replace").decode()))
+
+    return draw

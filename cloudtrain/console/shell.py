@@ -1,0 +1,135 @@
+"""What surrounds every page: header, theme, keys, the main part, and what is said when something goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import text
+from cloudtrain.console.routes import PAGES, Page
+from cloudtrain.errors import CloudtrainError
+
+if TYPE_CHECKING:
+    from nicegui.events import KeyEventArguments
+
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0b5cad"/>'
+    '<path d="M6 8c4 13 9 16 20 16" fill="none" stroke="#fff" stroke-width="3.4" stroke-linecap="round"/></svg>'
+)
+_THEMES: dict[bool | None, tuple[str, str]] = {  # what is on: its name and icon
+    None: ("as the system", "brightness_auto"),
+    False: ("light", "light_mode"),
+    True: ("dark", "dark_mode"),
+}
+_theme: list[bool | None] = [None]  # of this process: one person's
+
+
+def dress() -> None:
+    """Give all pages their looks."""
+    from nicegui import app, ui
+
+    app.config.quasar_config["loadingBar"] = {"skipHijack": True}  # it flickers at every request, and has no name
+    ui.add_css((Path(__file__).parent / "style.css").read_text("utf-8"), shared=True)
+
+
+@contextmanager
+def around(page: Page) -> Iterator[None]:
+    """Draw a page's surroundings; what the block makes lands in its main part."""
+    from nicegui import ui
+
+    ui.context.client.page.language = "en-US"
+    with ui.header().classes("ct-head"), ui.element("div").classes("ct-bar"):
+        ui.link("cloudtrain", "/").classes("ct-brand")
+        with ui.element("nav").classes("ct-nav").props('aria-label="Pages"'):
+            for other in PAGES:
+                if other.key:
+                    link = ui.link(other.title, other.path)
+                    if other.path == page.path:
+                        link.props('aria-current="page"')
+        _themes()
+    _keys()
+    with ui.element("div").classes("ct-main") as main:  # NiceGUI has put it into a <main>
+        yield
+    ui.skip_link("Skip to content", target=main)
+
+
+async def guarded(show: Callable[[], Awaitable[None]]) -> None:
+    """Show a page, or the sentence and hint of what it raised."""
+    from nicegui import ui
+
+    try:
+        await show()
+    except CloudtrainError as error:
+        heading("This cannot be shown")
+        with ui.element("section").classes("ct-card"):
+            ui.label(sentence(error))
+
+
+def heading(words: str, level: int = 1) -> None:
+    """Write a heading."""
+    from nicegui.elements.mixins.text_element import TextElement
+
+    TextElement(tag=f"h{level}", text=words)
+
+
+def sentence(error: CloudtrainError) -> str:
+    """Return an error as a page says it."""
+    hint = f" ({error.hint})" if error.hint else ""
+    return text.clean(f"{error.message}{hint}", 2000)
+
+
+def say(error: CloudtrainError) -> None:
+    """Say what stood in the way of something that was clicked."""
+    from nicegui import ui
+
+    ui.notify(sentence(error), type="negative", multi_line=True, close_button="Close", timeout=0)
+
+
+def _themes() -> None:
+    from nicegui import ui
+
+    theme = ui.dark_mode(_theme[0])
+
+    def show() -> None:
+        name, icon = _THEMES[theme.value]
+        button.props["icon"] = icon
+        button.props["aria-label"] = f"Theme: {name}"
+        button.update()
+
+    def turn() -> None:
+        order = list(_THEMES)
+        theme.value = _theme[0] = order[(order.index(theme.value) + 1) % len(order)]
+        show()
+
+    button = ui.button(on_click=turn, color=None).props("flat dense round").tooltip("Change the theme")
+    show()
+
+
+def _keys() -> None:
+    """Letters that lead to pages, / to the page's search, ? to the list of them; not while something is typed."""
+    from nicegui import ui
+
+    with ui.dialog().props('aria-label="Keys"') as known, ui.card():
+        heading("Keys", 2)
+        with ui.element("dl").classes("ct-keys ct-pairs"):
+            for key, what in [*((p.key, p.title) for p in PAGES if p.key), ("/", "Search"), ("?", "These keys")]:
+                with ui.element("dt"):
+                    ui.label(key).classes("ct-mono")
+                with ui.element("dd"):
+                    ui.label(what)
+        ui.button("Close", on_click=known.close, color=None).classes("ct-plain")
+
+    def pressed(event: KeyEventArguments) -> None:
+        if not event.action.keydown or event.modifiers.ctrl or event.modifiers.alt or event.modifiers.meta:
+            return
+        if event.key.name == "?":
+            known.open()
+        elif event.key.name == "/":
+            ui.run_javascript("document.querySelector('[data-search] input, input[data-search]')?.focus()")
+        for page in PAGES:
+            if page.key and event.key.name == page.key:
+                ui.navigate.to(page.path)
+
+    ui.keyboard(on_key=pressed)

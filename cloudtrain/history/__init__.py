@@ -1,0 +1,9 @@
+"""The history of all runs, in SQLite, and what it is asked."""
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    # what the module cloudtrain.history had, before it was a package
+    def __getattr__(name: str) -> object:
+        from cloudtrain._moved import member
+
+        return member(__name__, name)

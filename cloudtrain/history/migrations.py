@@ -1,0 +1,145 @@
+"""The schema of the history, step by step; a released step is never edited, a new one is added behind it."""
+
+from __future__ import annotations
+
+_FIRST = (
+    """CREATE TABLE runs (
+        run_id     TEXT PRIMARY KEY,
+        name       TEXT NOT NULL,
+        backend    TEXT NOT NULL,
+        target     TEXT NOT NULL,
+        key        TEXT,
+        parent     TEXT,
+        identity   TEXT NOT NULL,          -- job, bundle and target: what makes two submits the same wish
+        job        TEXT NOT NULL,          -- JSON
+        created_at TEXT NOT NULL,
+        acked_at   TEXT,                   -- when the person was told the id
+        cancel_at  TEXT,                   -- when a person asked to cancel
+        state      TEXT NOT NULL,
+        exit_code  INTEGER,
+        reason     TEXT NOT NULL DEFAULT '',
+        started_at TEXT,
+        ended_at   TEXT,
+        url        TEXT
+    )""",
+    "CREATE INDEX runs_by_age ON runs (created_at DESC, run_id DESC)",
+    "CREATE INDEX runs_unacknowledged ON runs (run_id) WHERE acked_at IS NULL",
+    """CREATE TABLE attempts (
+        attempt_id TEXT PRIMARY KEY,
+        run_id     TEXT NOT NULL REFERENCES runs,
+        number     INTEGER NOT NULL,
+        plan       TEXT NOT NULL,          -- JSON
+        handle     TEXT,                   -- NULL between intent and acceptance
+        owner      TEXT NOT NULL,          -- the process that submits it
+        cursor     TEXT,                   -- how far its log was read
+        created_at TEXT NOT NULL,
+        state      TEXT NOT NULL,
+        exit_code  INTEGER,
+        reason     TEXT NOT NULL DEFAULT '',
+        started_at TEXT,
+        ended_at   TEXT,
+        url        TEXT,
+        UNIQUE (run_id, number)
+    )""",
+    "CREATE INDEX attempts_unsettled ON attempts (attempt_id) WHERE handle IS NULL",
+    """CREATE TABLE events (
+        attempt_id TEXT NOT NULL REFERENCES attempts,
+        node       INTEGER NOT NULL,
+        seq        INTEGER NOT NULL,
+        at         TEXT NOT NULL,
+        kind       TEXT NOT NULL,
+        data       TEXT NOT NULL,          -- JSON
+        PRIMARY KEY (attempt_id, node, seq)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE metrics (
+        attempt_id TEXT NOT NULL REFERENCES attempts,
+        node       INTEGER NOT NULL,
+        seq        INTEGER NOT NULL,
+        at         TEXT NOT NULL,
+        step       INTEGER NOT NULL,
+        name       TEXT NOT NULL,
+        value      REAL,                   -- NULL is not-a-number, which SQLite cannot hold
+        PRIMARY KEY (attempt_id, node, seq, name)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE leases (run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires_at REAL NOT NULL)",
+)
+
+# What `ls` asks for at every start, and `ls --state` and `--name`: without these it reads every run there ever was.
+_SECOND = (
+    "CREATE INDEX runs_by_state ON runs (state, created_at DESC, run_id DESC)",
+    "CREATE INDEX runs_by_name ON runs (name, created_at DESC, run_id DESC)",
+)
+
+# Where each run came from (cloudtrain.source.provenance), beside `runs`: lists of runs need not read the patches.
+_THIRD = ("CREATE TABLE provenance (run_id TEXT PRIMARY KEY REFERENCES runs, data TEXT NOT NULL) WITHOUT ROWID",)
+
+# Curves in blocks of BLOCK numbered lines, kept up by a trigger, so that a curve of a million points is drawn from a
+# thousand rows. Not a number and infinity count as points and are no part of what a block says of its values.
+BLOCK = 1024
+_FINITE = "(new.value IS NOT NULL AND new.value > -9e999 AND new.value < 9e999)"
+_FOURTH = (
+    """CREATE TABLE curves (
+        attempt_id  TEXT NOT NULL REFERENCES attempts,
+        name        TEXT NOT NULL,
+        node        INTEGER NOT NULL,
+        block       INTEGER NOT NULL,      -- seq / BLOCK
+        points      INTEGER NOT NULL,
+        finite      INTEGER NOT NULL,      -- how many of them are finite numbers
+        total       REAL NOT NULL,         -- their sum
+        lowest      REAL,
+        highest     REAL,
+        first_value REAL,
+        last_value  REAL,
+        first_step  INTEGER NOT NULL,
+        last_step   INTEGER NOT NULL,
+        last_seq    INTEGER NOT NULL,
+        last_at     TEXT NOT NULL,
+        PRIMARY KEY (attempt_id, name, node, block)
+    ) WITHOUT ROWID""",
+    f"""INSERT INTO curves
+        SELECT attempt_id, name, node, seq / {BLOCK}, count(*), total(finite), total(finite * value),
+               min(CASE WHEN finite THEN value END), max(CASE WHEN finite THEN value END), NULL, NULL, 0, 0, max(seq), ''
+          FROM (SELECT *, (value IS NOT NULL AND value > -9e999 AND value < 9e999) AS finite FROM metrics)
+         GROUP BY attempt_id, name, node, seq / {BLOCK}""",
+    f"""UPDATE curves SET (first_value, first_step) =
+        (SELECT value, step FROM metrics m WHERE m.attempt_id = curves.attempt_id AND m.node = curves.node
+            AND m.seq >= block * {BLOCK} AND m.seq < (block + 1) * {BLOCK} AND m.name = curves.name ORDER BY seq LIMIT 1)""",
+    """UPDATE curves SET (last_value, last_step, last_at) =
+        (SELECT value, step, at FROM metrics m WHERE m.attempt_id = curves.attempt_id AND m.node = curves.node
+            AND m.seq = last_seq AND m.name = curves.name)""",
+    # Two statements and no upsert: inside a trigger the outer statement's OR IGNORE decides about conflicts.
+    f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
+        INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.node, new.seq / {BLOCK}, 0, 0, 0, NULL, NULL,
+               new.value, NULL, new.step, new.step, -1, '');
+        UPDATE curves SET points = points + 1,
+               finite = finite + {_FINITE},
+               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
+               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
+               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
+               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
+               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
+               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,
+               last_seq = max(last_seq, new.seq)
+         WHERE attempt_id = new.attempt_id AND name = new.name AND node = new.node AND block = new.seq / {BLOCK};
+    END""",
+)
+
+# What was said to people: a second watcher does not say it again.
+_FIFTH = ("CREATE TABLE notices (attempt_id TEXT, event TEXT, at TEXT NOT NULL, PRIMARY KEY (attempt_id, event))",)
+
+# What the platform bills, in seconds of all nodes together.
+_SIXTH = ("ALTER TABLE runs ADD COLUMN billable_s INTEGER", "ALTER TABLE attempts ADD COLUMN billable_s INTEGER")
+
+# Which container image each node ran, as its platform told: JSON, node -> NAME@sha256:...
+_SEVENTH = ("ALTER TABLE attempts ADD COLUMN images TEXT",)
+
+# A submission whose answer was lost: since when nobody knows what came of it, how often it was tried, and when last.
+# `event` is what ended an attempt where its state does not say it (Status.event).
+_EIGHTH = (
+    "ALTER TABLE attempts ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE attempts ADD COLUMN tried_at TEXT",
+    "ALTER TABLE attempts ADD COLUMN unanswered_since TEXT",
+    "ALTER TABLE attempts ADD COLUMN event TEXT NOT NULL DEFAULT ''",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)

@@ -1,0 +1,146 @@
+"""The rows of the history as they are read: a run, an attempt, a point of a curve."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudtrain.backends.api import ATTACHED, Plan
+from cloudtrain.events import State, Status
+
+RUNS = (
+    "SELECT run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code,"
+    " reason, started_at, ended_at, url, billable_s FROM runs"
+)
+ATTEMPTS = "SELECT attempts.* FROM attempts"
+_STATES = {state.value: state for state in State}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A row of `runs`."""
+
+    run_id: str
+    name: str
+    backend: str
+    target: str
+    key: str | None
+    parent: str | None
+    identity: str
+    job: Mapping[str, Any]
+    created_at: str
+    acknowledged: bool
+    cancel_requested: bool
+    status: Status
+
+    @property
+    def attached(self) -> str | None:
+        """Where a run that was submitted elsewhere is read from, None for one of this store's own."""
+        return self.identity.removeprefix(ATTACHED) if self.identity.startswith(ATTACHED) else None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """A row of `attempts`; `handle` is None between intent and acceptance.
+
+    `owner` is the process that submits it; empty where its submission ended without an answer.
+    """
+
+    attempt_id: str
+    run_id: str
+    number: int
+    plan: Plan
+    handle: str | None
+    owner: str
+    cursor: str | None
+    created_at: str
+    status: Status
+    images: Mapping[
+        int, str
+    ]  # node -> the container image that it ran (cloudtrain.backends.images.exact), where that was told
+    tries: int = 0  # submissions and questions about them that had no answer
+    tried_at: str | None = None  # the last of them
+    unanswered_since: str | None = None  # None where it is known what came of the submission
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One point of a curve."""
+
+    attempt: int
+    node: int
+    seq: int
+    at: str
+    name: str
+    step: int
+    value: float
+
+
+def _status(row: sqlite3.Row) -> Status:
+    names = ("exit_code", "reason", "started_at", "ended_at", "url", "billable_s")
+    return Status(_STATES[row["state"]], *(row[name] for name in names))
+
+
+def run_of(row: sqlite3.Row) -> RunRecord:
+    """Return a row that RUNS asks for."""
+    # By position: asking ten thousand rows for seventeen names each took a quarter of the time of a list.
+    (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code, reason,
+     started_at, ended_at, url, billable_s) = row  # fmt: skip
+    status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url, billable_s)
+    known, asked = acked_at is not None, cancel_at is not None
+    return RunRecord(
+        run_id, name, backend, target, key, parent, identity, _Late(job), created_at, known, asked, status
+    )  # fmt: skip
+
+
+def attempt_of(row: sqlite3.Row) -> AttemptRecord:
+    """Return a row that ATTEMPTS asks for."""
+    return AttemptRecord(
+        attempt_id=row["attempt_id"],
+        run_id=row["run_id"],
+        number=row["number"],
+        plan=Plan.from_json(row["plan"]),
+        handle=row["handle"],
+        owner=row["owner"],
+        cursor=row["cursor"],
+        created_at=row["created_at"],
+        status=replace(_status(row), event=row["event"]),
+        images={int(node): image for node, image in json.loads(row["images"] or "{}").items()},
+        tries=row["tries"],
+        tried_at=row["tried_at"],
+        unanswered_since=row["unanswered_since"],
+    )
+
+
+def marks(items: Sequence[object]) -> str:
+    """Return as many question marks for a query."""
+    return ", ".join("?" for _ in items)
+
+
+class _Late(Mapping[str, Any]):
+    """JSON of a mapping that is parsed when something is asked of it: a list of runs asks nothing of their jobs."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._parsed: dict[str, Any] | None = None
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        if self._parsed is None:
+            self._parsed = dict(json.loads(self._text))
+        return self._parsed
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __repr__(self) -> str:
+        return repr(self._data)

@@ -1,0 +1,181 @@
+"""The file cloudtrain.toml: where it stands, and its tables as documents with lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.job.document import Document
+
+NAME = "cloudtrain.toml"
+_TABLES = ("defaults", "targets", "notify")
+_NOTIFY = {"on": list, "command": str, "webhook": str}
+_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_HEADER = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]\s*(?:#.*)?")
+_ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A named place: a backend and its options, with where they were written."""
+
+    name: str
+    backend: str
+    options: Document
+
+
+class _Number(float):
+    """A number that keeps its text."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def paths(start: Path) -> list[Path]:
+    """Return the configuration files that exist, the weakest first: the user's, then the nearest project's."""
+    if chosen := os.environ.get("CLOUDTRAIN_CONFIG_HOME"):
+        user = Path(chosen).expanduser() / NAME
+    else:
+        from platformdirs import user_config_path
+
+        user = user_config_path("cloudtrain") / NAME
+    here = start.absolute()
+    project = next((folder / NAME for folder in (here, *here.parents) if (folder / NAME).is_file()), None)
+    return [path for path in dict.fromkeys((user, project)) if path is not None and path.is_file()]
+
+
+def read(path: Path) -> Document:
+    """Return a file as a document of `defaults` and `targets`; raises BadRequest with one sentence and the line."""
+    import tomllib
+
+    try:
+        text = path.read_text("utf-8")
+        data = tomllib.loads(text, parse_float=_number)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+    except UnicodeDecodeError:
+        raise BadRequest(f"{path} is not UTF-8 text", "write it again with a text editor") from None
+    except tomllib.TOMLDecodeError as error:
+        last = len(text.splitlines()) or 1
+        said = str(error).replace("at end of document", f"at line {last}, the end of the file")
+        hint = 'text stands in quotes: key = "value"' if "Invalid value" in said else "see https://toml.io"
+        raise BadRequest(f"{path} is no TOML: {said[:1].lower()}{said[1:]}", hint) from None
+    document = Document.of(_texts(data), str(path), _lines(text))
+    problems = list(_problems(document))
+    if problems:
+        raise BadJob(problems)
+    _root_paths(document.value.get("defaults", {}), path.parent)
+    return document
+
+
+def part(document: Document, path: tuple[str, ...]) -> Document:
+    """Return what stands at a path of keys as a document of its own, an empty one where nothing does."""
+    value = document.value
+    for key in path:
+        value = value.get(key, {})
+    size = len(path)
+    return Document(value, {old[size:]: mark for old, mark in document.marks.items() if old[:size] == path})
+
+
+def targets(documents: list[Document]) -> dict[str, Target]:
+    """Return the named targets of some files, of which the later ones win key by key; raises BadJob."""
+    merged = Document.of({}, "")
+    for document in documents:
+        merged.overlay(part(document, ("targets",)))
+    found = {}
+    problems = []
+    for name, entry in merged.value.items():
+        mark = merged.mark((name,))
+        if "backend" not in entry:
+            problems.append(
+                Problem("names no backend", f"targets.{name}", 'write backend = "..." in it', mark.file, mark.line)
+            )
+            continue
+        options = part(merged, (name,))
+        options.value = {key: value for key, value in entry.items() if key != "backend"}
+        options.marks.pop(("backend",), None)
+        found[name] = Target(name, entry["backend"], options)
+    if problems:
+        raise BadJob(problems)
+    return found
+
+
+def _problems(document: Document) -> list[Problem]:
+    found = []
+
+    def add(message: str, path: tuple[str, ...], hint: str) -> None:
+        mark = document.mark(path)
+        found.append(Problem(message, ".".join(path), hint, mark.file, mark.line))
+
+    for table, entries in document.value.items():
+        if table not in _TABLES:
+            add("is not a known table", (table,), "known are [defaults], [targets.NAME] and [notify]")
+        elif not isinstance(entries, dict):
+            add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
+        elif table == "notify":
+            for name, value in entries.items():
+                if not isinstance(value, _NOTIFY.get(name, ())):
+                    add("is not known there, or of another kind", (table, name), 'known are on = ["end", "failure",'
+                        ' "preemption"], command = "..." and webhook = "..."')  # fmt: skip
+        elif table == "targets":
+            for name, entry in entries.items():
+                if not isinstance(entry, dict):
+                    add("must be a table", (table, name), f'write [targets.{name}] and backend = "..." in it')
+                elif not isinstance(entry.get("backend", ""), str):
+                    add("must be the name of a backend", (table, name, "backend"), 'as in backend = "ssh"')
+    return found
+
+
+def _root_paths(defaults: dict[str, Any], folder: Path) -> None:
+    """Make the local paths of default values stand below the file's own folder, not the job file's."""
+
+    def rooted(value: Any) -> Any:
+        if not isinstance(value, str) or "://" in value or value.startswith(("/", "~")) or not value:
+            return value
+        return f"{folder}/{value}"
+
+    if "output" in defaults:
+        defaults["output"] = rooted(defaults["output"])
+    inputs: Any = defaults.get("inputs")
+    for name, item in inputs.items() if isinstance(inputs, dict) else ():
+        inputs[name] = {**item, "uri": rooted(item.get("uri"))} if isinstance(item, dict) else rooted(item)
+
+
+def _number(text: str) -> _Number:
+    number = _Number(text)
+    number.text = text
+    return number
+
+
+def _texts(value: Any) -> Any:
+    """Return TOML's values with dates and times as text, which is what they are in a job file."""
+    if isinstance(value, dict):
+        return {key: _texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_texts(item) for item in value]
+    return str(value) if isinstance(value, date | time) else value
+
+
+def _lines(text: str) -> Mapping[tuple[str | int, ...], int]:
+    """Return the lines of tables and keys, as far as they begin a line (multi-line texts may add wrong ones)."""
+    found: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.fullmatch(line):
+            table = _keys(header[1])
+            found.setdefault(table, number)
+        elif entry := _ENTRY.match(line):
+            found.setdefault((*table, *_keys(entry[1])), number)
+    return found
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(key.strip("\"'") for key in re.findall(_KEY, text))

@@ -1,0 +1,201 @@
+"""What the parts of a job share: their common model and the kinds of values in them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from cloudtrain.errors import BadJob
+from cloudtrain.job import arguments, units
+from cloudtrain.job.problems import explain, said, wrong
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
+# what the launcher sets on every rank, beside CLOUDTRAIN_*
+_RANKS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
+_LAUNCHERS = {*_RANKS, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def _text(value: Any) -> Any:
+    if value is None:
+        raise wrong("has no value", 'write "" for an empty text')
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else arguments.text_of(value)
+    return value
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise wrong("is no name of an environment variable", "letters, digits and _, not beginning with a digit")
+    if name in _LAUNCHERS or name.startswith("CLOUDTRAIN_"):
+        raise wrong("is set by the launcher on every rank", "choose another name")
+    return name
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise wrong(f"has no unit: {value}", f"write {value}s, {value}m or {value}h")
+    if isinstance(value, str):
+        try:
+            units.duration_s(value)
+        except ValueError as error:
+            raise wrong(f'is no duration: "{value[:40]}"', str(error)) from None
+    return value
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise wrong(f"has no unit: {value}", f"write {value}GB or {value}GiB")
+    if isinstance(value, str):
+        try:
+            units.size_bytes(value)
+        except ValueError as error:
+            raise wrong(f'is no size: "{value[:40]}"', str(error)) from None
+    return value
+
+
+def inside(value: str) -> str:
+    """Return a path below the source in its shortest form."""
+    path = os.path.normpath(value) if value else value
+    if not path or path == "." or path.startswith(("/", "~")) or path.split("/")[0] == "..":
+        raise wrong(
+            f"must be a path inside the source, not {said(value)}",
+            "write it relative to the source, as in src/train.py",
+        )
+    return path
+
+
+def place(value: str, info: ValidationInfo) -> str:
+    """Return a local path as an absolute one, a URI as it is."""
+    if not value.strip():
+        raise wrong("is empty", "write a path or a URI such as s3://bucket/prefix")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
+        return value
+    folder = (info.context or {}).get("folder") or Path.cwd()
+    path = os.path.join(folder, os.path.expanduser(value))  # noqa: PTH111, PTH118 - a trailing slash has a meaning
+    plain = os.path.realpath(path) if ".." in Path(path).parts else os.path.abspath(path)  # noqa: PTH100
+    return plain + "/" if value.endswith("/") and plain != "/" else plain
+
+
+def _sources(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _source_of_secret(value: str) -> str:
+    if not _SECRET.fullmatch(value):
+        raise wrong(
+            "names no source of a secret (the value itself never stands here)",
+            "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY",
+        )
+    return value
+
+
+def _files(value: list[str]) -> list[str]:
+    if not value:
+        return value
+    from pathspec import GitIgnoreSpec
+
+    for line in value:
+        try:
+            spec = GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            spec = GitIgnoreSpec([])
+        if "\n" in line or not any(pattern.include is not None for pattern in spec.patterns):
+            raise wrong(f"has a line that names no files: {said(line)}", "write patterns as in .gitignore: tests/keys/")
+    return value
+
+
+def _metric(value: str) -> str:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise wrong(f"is no regular expression: {error}", 'as in "loss=([0-9.e+-]+)"') from None
+    if groups < 1:
+        raise wrong("has no group that takes the number", 'put it in parentheses, as in "loss=([0-9.e+-]+)"')
+    return value
+
+
+def _hyperparameter(value: Any, info: ValidationInfo) -> Any:
+    try:
+        return arguments.normalised(value, info.data.get("arg_style", "argparse"))
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
+def _hyperparameter_name(value: Any, info: ValidationInfo) -> Any:
+    try:
+        arguments.check_key(str(value), info.data.get("arg_style", "argparse"))
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    return str(value)
+
+
+def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return arguments.flat(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | int | float | bool)]
+Name = Annotated[str, AfterValidator(_variable)]
+Duration = Annotated[str, BeforeValidator(_duration)]
+Size = Annotated[str, BeforeValidator(_size)]
+Inside = Annotated[str, AfterValidator(inside)]
+Place = Annotated[str, AfterValidator(place)]
+Files = Annotated[list[str], AfterValidator(_files)]
+Pattern = Annotated[str, AfterValidator(_metric)]
+Sources = Annotated[
+    list[Annotated[str, AfterValidator(_source_of_secret)]],
+    BeforeValidator(_sources, json_schema_input_type=str | list[str]),
+    Field(min_length=1),
+]
+Hyperparameters = Annotated[
+    dict[
+        Annotated[str, BeforeValidator(_hyperparameter_name)],
+        Annotated[Any, BeforeValidator(_hyperparameter, json_schema_input_type=Any)],
+    ],
+    AfterValidator(_hyperparameters),
+]
+
+
+def none_yet() -> list[Any]:
+    """Return a new list; of `list` itself pydantic reads the signature, a text, with a tokenizer, at every import."""
+    return []
+
+
+class Spec(BaseModel):
+    """What all parts of a job share: frozen, no unknown keys, null means left out, BadJob when something is wrong."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise BadJob(explain(error, type(self))) from None
+
+    # pydantic's own mark of an __init__ that it need not call for nested models: their problems are collected first
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        return data

@@ -1,0 +1,366 @@
+"""The job: what the user wants, whole, as design and schema of the job file.
+
+Every model refuses unknown keys and raises BadJob with all of its problems at once. A Job is frozen: `replace` makes
+another one. Numbers among hyperparameters, arguments and environment values are kept as the text that was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.job import arguments
+from cloudtrain.job.document import Document
+from cloudtrain.job.fields import (
+    Count,
+    Files,
+    Hyperparameters,
+    Name,
+    Pattern,
+    Place,
+    Sources,
+    Spec,
+    Text,
+    inside,
+    none_yet,
+    place,
+)
+from cloudtrain.job.problems import explain, located, said, unsendable, wrong
+from cloudtrain.job.rules import conflicts
+from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
+
+__all__ = [
+    "Checkpoint",
+    "Environment",
+    "Input",
+    "Job",
+    "Limits",
+    "Parallelism",
+    "Resources",
+    "Retry",
+    "fit_name",
+    "schema",
+]
+
+SHARED_TRAINER = ".cloudtrain/train.py"
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
+
+
+class Job(Spec):
+    """One job: the file's keys as attributes."""
+
+    name: str = Field(
+        default="", description="Name of the job; runs are called <name>-<time>-<random>. Left out: the folder's name."
+    )
+    source: str = Field(
+        default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
+    )
+    allow_secrets: Files = Field(
+        default_factory=none_yet, description="Files that may hold credentials, as in .gitignore; others are refused."
+    )
+    allow_large: Files = Field(
+        default_factory=none_yet, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
+    )
+    allow_pointers: Files = Field(
+        default_factory=none_yet,
+        description="Files that may be Git-LFS pointers, as in .gitignore; others are refused.",
+    )
+    entrypoint: str | None = Field(
+        default=None, description="A script in the source, or -m package.module; left out: the shared trainer."
+    )
+    arg_style: Literal["argparse", "hf", "hydra"] = Field(
+        default="argparse", description="How hyperparameters become arguments."
+    )
+    hyperparameters: Hyperparameters = Field(
+        default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
+    )
+    args: list[Text] = Field(default_factory=none_yet, description="Further arguments, appended verbatim.")
+    environment: Environment = Field(default=Environment(), description="What is installed on each node.")
+    num_nodes: Count = Field(default=1, description="Nodes.")
+    min_nodes: Count | None = Field(
+        default=None, description="Fewer nodes than num_nodes are accepted down to this number."
+    )
+    processes_per_node: Count | None = Field(
+        default=None, description="Ranks of a node; left out: its accelerators, or 1."
+    )
+    resources: Resources = Field(default=Resources(), description="What each node has.")
+    parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
+    limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
+    inputs: dict[str, Input] = Field(
+        default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
+    )
+    output: Place | None = Field(default=None, description="Where results go; left out: the target's place.")
+    env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
+    secrets: dict[Name, Sources] = Field(
+        default_factory=dict,
+        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order.",
+    )
+    labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
+    metrics: dict[str, Pattern] = Field(
+        default_factory=dict, description="Regular expressions that find a metric's value in the log."
+    )
+    retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
+    image: str | None = Field(default=None, description="Container image; left out: the backend's default.")
+    target: str = Field(default="local", min_length=1, description="A backend, or a target named in cloudtrain.toml.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
+
+    _document: Document | None = PrivateAttr(None)
+
+    def __init__(self, **data: Any) -> None:
+        data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in data.items()}
+        self._fill(data, None, Path.cwd())
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str], sets: Sequence[str] = ()) -> Self:
+        """Return the job of a file, or of a text that is no file's name, with `key=value` settings laid over it.
+
+        Blocking: reads one file. Raises BadRequest when it cannot be read, BadJob with all of its problems.
+        """
+        from cloudtrain.job import load
+
+        document, folder = load.read(source)
+        return cls.from_document(load.with_sets(document, sets), folder)
+
+    @classmethod
+    def from_document(cls, document: Document, folder: Path) -> Self:
+        """Return the job of a parsed file; relative paths in it stand below the folder. Raises BadJob."""
+        from cloudtrain.job import load
+
+        job = cls.__new__(cls)
+        job._fill(load.values(document), document, folder)
+        return job
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the job that `to_dict` wrote; raises BadJob."""
+        return cls(**data)
+
+    def to_dict(self, *, given: bool = False) -> dict[str, Any]:
+        """Return JSON-ready plain data from which `from_dict` makes an equal job.
+
+        `given`: without what is default, or follows from other values and must follow them when they are changed.
+        """
+        data = self.model_dump(mode="json", exclude_unset=given)
+        if "requirements" in self.environment.model_fields_set and self.environment.requirements is None:
+            data.setdefault("environment", {})["requirements"] = "none"
+        return self._unfollowed(data) if given else data
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with some fields changed; raises BadJob.
+
+        What follows from other fields (the strategy from the world, the number of attempts from use_spot) follows the
+        changed ones.
+        """
+        data = self._unfollowed(self.to_dict())
+        made = type(self)(**{**data, **{key: _plain(value) for key, value in changes.items()}})
+        made._document = self._document
+        return made
+
+    def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Take what follows from other fields out of this job's data."""
+        if self.parallelism.strategy == _strategy(self.world_size):
+            data.get("parallelism", {}).pop("strategy", None)
+        if self.retry.max_attempts == _max_attempts(self.resources):
+            data.get("retry", {}).pop("max_attempts", None)
+        return data
+
+    def bind(self, files: Collection[str]) -> Self:
+        """Return the job for a source of these files (paths below it): the default requirements.txt is decided."""
+        if "requirements" in self.environment.model_fields_set:
+            return self
+        return self.replace(environment={"requirements": "requirements.txt" if "requirements.txt" in files else "none"})
+
+    def digest(self) -> str:
+        """Return the sha256 of everything that the job says but its source, which the bundle's digest stands for."""
+        import hashlib
+
+        data = {**self.model_dump(mode="json", exclude={"source"}), "argv": self.argv()}
+        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.__dict__ == other.__dict__  # not where it was written
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def argv(self) -> list[str]:
+        """Return the rank's command behind the interpreter: script or -m module, hyperparameters, args."""
+        head = self.entrypoint or SHARED_TRAINER
+        script = ["-m", head[3:]] if head.startswith("-m ") else [head]
+        return [*script, *arguments.argv(self.hyperparameters, self.arg_style), *self.args]
+
+    def located(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return problems that others found with the job, with the file and line of their paths."""
+        return [located(problem, self._document) for problem in problems]
+
+    @property
+    def exceptions(self) -> dict[str, list[str]]:
+        """What its source may hold although packaging refuses it, by the name of the argument of Bundle.make."""
+        return {
+            "allow_secrets": self.allow_secrets,
+            "allow_large": self.allow_large,
+            "allow_pointers": self.allow_pointers,
+        }
+
+    @property
+    def processes(self) -> int:
+        """Ranks of a node."""
+        return self.processes_per_node or self.resources.gpus or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.processes
+
+    def _fill(self, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
+        """Validate into this object; raises BadJob with the problems of single fields and of their combination."""
+        data = dict(data)
+        if data.get("name") is None:
+            data["name"] = fit_name(_first_name(data, document, folder))
+        check = type(self).__pydantic_validator__
+        context = {"folder": folder}
+        problems = [*(document.problems if document else ()), *unsendable(data, document)]
+        bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
+        right = {key: value for key, value in data.items() if key not in bad}
+        try:
+            check.validate_python(right, self_instance=self, context=context)
+            probe: Job | None = self
+        except ValidationError as error:
+            problems += explain(error, type(self), document)
+            bad |= {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+            try:  # what is right by itself may still be wrong together
+                probe = type(self).__new__(type(self))
+                right = {key: value for key, value in right.items() if key not in bad}
+                check.validate_python(right, self_instance=probe, context=context)
+            except ValidationError:
+                probe = None
+        if probe is not None:
+            problems += [located(found.problem, document) for found in conflicts(probe) if not bad & set(found.fields)]
+        if problems:
+            raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
+        self._document = document
+
+    @model_validator(mode="after")
+    def _follow(self) -> Self:
+        """Set what follows from other fields, unless it was given."""
+        if "strategy" not in self.parallelism.model_fields_set:
+            self.__dict__["parallelism"] = _with(self.parallelism, "strategy", _strategy(self.world_size))
+        if "max_attempts" not in self.retry.model_fields_set:
+            self.__dict__["retry"] = _with(self.retry, "max_attempts", _max_attempts(self.resources))
+        return self
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise wrong(
+                f"is no name of a job: {said(value)}",
+                f"small letters, digits and -, from a letter on, at most 30: {fit_name(value)}",
+            )
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, value: str, info: ValidationInfo) -> str:
+        if re.match(r"git\+(https|ssh|file)://[^/]*/.", value):
+            return value
+        if "://" in value or re.match(r"[\w.-]+@[\w.-]+:", value) or value.startswith("git+"):
+            raise wrong(
+                f"is neither a folder nor a git address: {said(value)}",
+                "write git+https://host/repo@rev or git+ssh://...",
+            )
+        return place(value, info).rstrip("/") or "/"
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _entrypoint(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if value == "-m" or value.startswith("-m "):
+            module = value[2:].strip()
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+                raise wrong(f"names no module: {said(value)}", "write -m package.module; arguments belong in args")
+            return f"-m {module}"
+        if value.startswith("-"):
+            raise wrong(f"must be a script or -m package.module, not {said(value)}", "arguments belong in args")
+        if re.search(r"\.(py|sh)\s+-", value):
+            raise wrong(f"holds arguments: {said(value)}", "they belong in hyperparameters or args")
+        return inside(value)
+
+    @field_validator("inputs")
+    @classmethod
+    def _inputs(cls, value: dict[str, Input]) -> dict[str, Input]:
+        seen: dict[str, str] = {}
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,62}", name):
+                raise wrong(
+                    f"has a name that is no word: {said(name)}", "letters, digits, _ and -, beginning with a letter"
+                )
+            variable = name.upper().replace("-", "_")
+            if variable in seen:
+                raise wrong(
+                    f"has two names for one variable: {seen[variable]} and {name} are both CLOUDTRAIN_INPUT_{variable}"
+                )
+            seen[variable] = name
+        return value
+
+
+def _strategy(world_size: int) -> str:
+    return "ddp" if world_size > 1 else "none"
+
+
+def _max_attempts(resources: Resources) -> int:
+    return 3 if resources.use_spot else 1
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Spec) else value
+
+
+def _with(part: Any, key: str, value: Any) -> Any:
+    copy = part.model_copy()
+    copy.__dict__[key] = value  # not by `update`, which would count it as given
+    return copy
+
+
+def _first_name(data: Mapping[str, Any], document: Document | None, folder: Path) -> str:
+    entrypoint, source = data.get("entrypoint"), data.get("source")
+    if document is None and isinstance(entrypoint, str) and entrypoint:
+        return entrypoint.split(".")[-1] if entrypoint.startswith("-m") else Path(entrypoint).stem
+    if document is None and isinstance(source, str) and "://" not in source and "\0" not in source:
+        return Path(os.path.abspath(source)).name  # noqa: PTH100
+    return folder.name
+
+
+def fit_name(text: str) -> str:
+    """Return the nearest text that is fit for a job's name."""
+    fit = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not fit[:1].isalpha():
+        fit = f"job-{fit}".rstrip("-")
+    return fit[:30].rstrip("-")
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of the job file, with the descriptions that editors show."""
+    made = Job.model_json_schema(mode="validation")
+    made["properties"]["name"] |= {"pattern": f"^{NAME.pattern}$"}
+    for entry in made["properties"].values():
+        if "$ref" in entry:
+            entry.pop("default", None)  # the section's own keys say it
+    del made["properties"]["name"]["default"]  # what follows from other values has no default of its own
+    del made["$defs"]["Parallelism"]["properties"]["strategy"]["default"]
+    del made["$defs"]["Retry"]["properties"]["max_attempts"]["default"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "cloudtrain job"}

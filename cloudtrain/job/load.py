@@ -1,0 +1,120 @@
+"""The job file: read, settings laid over it, and the values of a Job with numbers as they were written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.job import yaml
+from cloudtrain.job.arguments import Number
+from cloudtrain.job.document import Document
+
+_TEXTS = {"env", "labels", "args"}  # any scalar there is its written text
+_FLAT = {"env", "labels", "secrets", "metrics"}  # behind the first dot all is one key, dots included
+
+
+def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
+    """Return the document of a file and its folder, or of a text that is no file's name and the current folder.
+
+    Blocking. Raises BadRequest when the file cannot be read, BadJob when it is no YAML.
+    """
+    if isinstance(source, str) and not _is_name(source):
+        return _mapping(yaml.read(source, "<text>"), "<text>"), Path.cwd()
+    path = Path(source)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(yaml.MAX_CHARACTERS * 4 + 1)
+    except FileNotFoundError:
+        raise BadRequest(f"there is no job file {path}", "cloudtrain init writes one") from None
+    except IsADirectoryError:
+        inside = path / "job.yaml"
+        raise BadRequest(
+            f"{path} is a folder", f"name the file: {inside}" if inside.exists() else "name the job file"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadRequest(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
+    return _mapping(yaml.read(raw, str(path)), str(path)), Path(os.path.abspath(path)).parent  # noqa: PTH100
+
+
+def with_sets(document: Document, sets: Sequence[str]) -> Document:
+    """Return the document with `key=value` settings laid over it; what cannot be is among its problems."""
+    for setting in sets:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            document.problems.append(Problem(f"{setting[:60]!r} is no setting", "", "write --set key=value", "--set"))
+            continue
+        try:
+            document.put(_path(key, document), yaml.scalar(text, "--set"))
+        except BadJob as error:
+            hint = "put text that begins with [, { or a quote in quotes" if text[:1] in tuple("[{'\"") else ""
+            document.problems += [Problem(p.message, key, hint or p.hint, "--set") for p in error.problems]
+    return document
+
+
+def values(document: Document) -> dict[str, Any]:
+    """Return the values for a Job: numbers as written where text is wanted."""
+    if not isinstance(document.value, dict):
+        return {}
+    return {key: _written(value, document, (key,)) for key, value in document.value.items()}
+
+
+def _written(value: Any, document: Document, path: tuple[str | int, ...]) -> Any:
+    if isinstance(value, dict):
+        return {key: _written(item, document, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_written(item, document, (*path, at)) for at, item in enumerate(value)]
+    text = document.mark(path).text
+    if value is None or isinstance(value, str) or text is None:
+        return value
+    if path[0] in _TEXTS:
+        return text
+    if isinstance(value, bool):
+        return value
+    if path[0] == "hyperparameters":
+        return Number(text)
+    # An account number of a backend's options keeps its zeros; a model that wants a number takes the text as well.
+    return (
+        text
+        if path[0] == "options" and isinstance(value, int) and text.lstrip("+-").startswith("0") and text != "0"
+        else value
+    )
+
+
+def _path(key: str, document: Document) -> tuple[str, ...]:
+    section, dot, rest = key.partition(".")
+    if not dot:
+        return (section,)
+    if section in _FLAT:
+        return (section, rest)
+    if section != "hyperparameters":
+        return tuple(key.split("."))
+    at, path = (document.value or {}).get(section), [section]
+    while True:  # into a mapping that is there, else one key with its dots
+        head, dot, tail = rest.partition(".")
+        if not (dot and isinstance(at, dict) and isinstance(at.get(head), dict)):
+            return (*path, rest)
+        at, rest = at[head], tail
+        path.append(head)
+
+
+def _is_name(source: str) -> bool:
+    try:
+        if Path(source).exists():
+            return True
+    except (OSError, ValueError):
+        return False
+    return not ("\n" in source or ": " in source or source.lstrip().startswith("{"))
+
+
+def _mapping(document: Document, file: str) -> Document:
+    if document.value is None:
+        document.value = {}
+    if not isinstance(document.value, dict):
+        raise BadJob([Problem("a job is a mapping (key: value)", file=file, line=document.mark(()).line,
+                              hint="cloudtrain init writes one")])  # fmt: skip
+    return document

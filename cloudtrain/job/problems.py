@@ -1,0 +1,178 @@
+"""What pydantic found wrong, in plain words: one Problem each, with its place in the file and the nearest name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import PydanticCustomError
+
+    from cloudtrain.job.document import Document
+
+_QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
+_BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "a mapping (key: value)",
+    "mapping": "a mapping (key: value)",
+    "model": "a mapping (key: value)",
+    "model_attributes": "a mapping (key: value)",
+    "list": "a list",
+    "tuple": "a list",
+    "set": "a list",
+    "frozen_set": "a list",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def wrong(message: str, hint: str = "") -> PydanticCustomError:
+    """Return what a validator raises: one sentence that goes on behind the path, and a hint."""
+    from pydantic_core import PydanticCustomError
+
+    return PydanticCustomError("cloudtrain", "{message}", {"message": message, "hint": hint})
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
+) -> list[Problem]:
+    """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
+    found = []
+    for item in error.errors(include_url=False):
+        loc = tuple(part for part in item["loc"] if part != "[key]")
+        path = (*prefix, *loc)
+        message, hint = _said(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
+        found.append(located(Problem(message, dotted(path), hint), document, path))
+    return sorted(found, key=lambda problem: problem.line or 0)
+
+
+def located(problem: Problem, document: Document | None, path: Sequence[str | int] | None = None) -> Problem:
+    """Return the problem with the file and line at which its path was written."""
+    if document is None or problem.line is not None:
+        return problem
+    if path is None:
+        names = {dotted(known): known for known in document.marks}
+        name = problem.path
+        while name and name not in names:
+            name = re.sub(r"(^|\.)[^.]*$|\[\d+\]$", "", name)
+        path = names.get(name, ())
+    mark = document.mark(tuple(path))
+    return Problem(problem.message, problem.path, problem.hint, problem.file or mark.file, mark.line if path else None)
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return a path as people write it: inputs.train.uri, args[0]."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def said(value: Any) -> str:
+    """Return how a wrong value is called in a message."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"the number {str(value)[:40]}"
+    if isinstance(value, str):
+        return f'the text "{value if len(value) <= 40 else value[:37] + "..."}"'
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "a mapping" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
+
+
+def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()) -> Iterator[Problem]:
+    """Yield the texts that no process can receive as an argument or a variable."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from unsendable(key, document, (*path, key))
+            yield from unsendable(item, document, (*path, key))
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from unsendable(item, document, (*path, at))
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        what = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
+        shown = dotted(path).encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
+        yield located(Problem(f"holds {what}", shown), document, path)
+
+
+def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: bool) -> tuple[str, str]:
+    kind, value, context = str(item["type"]), item["input"], item.get("ctx", {})
+    got = "what is written there" if quiet and isinstance(value, str | int | float) else said(value)
+    if kind == "cloudtrain":
+        return context["message"], context["hint"]
+    if kind == "extra_forbidden":
+        return _unknown(model, loc)
+    if kind == "missing":
+        return "is missing", ""
+    if kind in ("too_short", "string_too_short") and context.get("min_length") == 1:
+        return "must not be empty", ""
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"must be {words} {context[name]}, not {got}", ""
+    if kind in ("literal_error", "enum"):
+        names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        near = nearest(str(value), names)
+        return f"must be one of {', '.join(names)}, not {got}", f"did you mean {near}?" if near else ""
+    word = _KINDS.get(re.sub(r"_(type|parsing|from_float|exact|parsing_size|attributes_type)$", "", kind))
+    if word is not None:
+        hint = ""
+        if word == "true or false" and isinstance(value, str) and value.lower() in _BOOLS:
+            hint = f"write {_BOOLS[value.lower()]}; yes, no, on and off are text in YAML 1.2"
+        return f"must be {word}, not {got}", hint
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return message[:1].lower() + message[1:], ""
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return the known word that is most like another, or the empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, 1)), "")
+
+
+def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
+    here: type[BaseModel] | None = model
+    for part in loc[:-1]:
+        here = _inner(here, part) if here is not None else None
+    known = {field.alias or name for name, field in here.model_fields.items()} if here else set()
+    key = str(loc[-1])
+    if near := nearest(key, known):
+        return "is not a known key", f"did you mean {near}?"
+    elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
+    if elsewhere:
+        return "is not a known key here", f"did you mean {elsewhere[0]}?"
+    return "is not a known key", f"known are {', '.join(sorted(known))}" if known else ""
+
+
+def _inner(model: type[BaseModel], part: Any) -> type[BaseModel] | None:
+    """Return the model that stands at a key of a model, also as an item of a list or a mapping there."""
+    field = model.model_fields.get(part) if isinstance(part, str) else None
+    return model if field is None else next(_models(field.annotation), None)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        inner = field.annotation
+        if isinstance(inner, type) and hasattr(inner, "model_fields"):
+            yield from _names(inner, f"{prefix}{name}.")

@@ -1,0 +1,172 @@
+"""The sections of the job file: what its nested keys are and mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from cloudtrain.job import units
+from cloudtrain.job.fields import Count, Duration, Flag, Inside, Place, Size, Spec
+from cloudtrain.job.problems import said, wrong
+
+
+class Environment(Spec):
+    """What is installed once per node, over the image's own packages."""
+
+    requirements: Inside | None = Field(
+        default=None,
+        description="A requirements file in the source; left out: requirements.txt if it is there; none: no file.",
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _switched_off(cls, data: Any, handler: Any) -> Any:
+        if isinstance(data, dict) and data.get("requirements") == "none":
+            made = handler({key: value for key, value in data.items() if key != "requirements"})
+            made.__pydantic_fields_set__.add("requirements")  # None that was asked for, so that bind() leaves it
+            return made
+        return handler(data)
+
+
+class Resources(Spec):
+    """What each node has."""
+
+    accelerators: str | None = Field(default=None, description='GPUs of a node: "A100-80GB:8", or "A100" for one.')
+    use_spot: Flag = Field(
+        default=False, description="Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."
+    )
+    disk_gb: Count | None = Field(default=None, description="Disk of a node, in GB.")
+    cpus: Count | None = Field(default=None, description="CPU cores of a node, at least.")
+    memory: Size | None = Field(default=None, description="Memory of a node, at least: 64GB, 64GiB.")
+    instance_type: str | None = Field(
+        default=None, description="The platform's own machine type, instead of the catalogue's choice."
+    )
+
+    @field_validator("accelerators")
+    @classmethod
+    def _accelerators(cls, value: str | None) -> str | None:
+        if value is None or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
+            return value
+        number = re.fullmatch(r"(\d+)\s*[x:* ]\s*([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*)\s*[x* ]\s*(\d+)", value)
+        right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
+        raise wrong(f"must be a name and a count, not {said(value)}", f"write {right}")
+
+    @property
+    def accelerator(self) -> str | None:
+        """The accelerator's name, or None."""
+        return self.accelerators.partition(":")[0] if self.accelerators else None
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators of a node; 0 without."""
+        return int(self.accelerators.partition(":")[2] or 1) if self.accelerators else 0
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return units.size_bytes(self.memory) if self.memory else None
+
+
+class Parallelism(Spec):
+    """How the model is spread over the ranks."""
+
+    strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"] = Field(
+        default="none", description="How ranks share the work; left out: ddp with more than one process, none with one."
+    )
+    tp_size: Count = Field(default=1, description="Ranks over which each layer is split (tensor parallel).")
+    pp_size: Count = Field(default=1, description="Ranks over which the layers are dealt out (pipeline parallel).")
+    cp_size: Count = Field(default=1, description="Ranks over which each sequence is split (context parallel).")
+    dp_replicate_size: Count | None = Field(default=None, description="Replicas of the sharded model (hsdp).")
+    dp_shard_size: Count | None = Field(default=None, description="Ranks over which parameters are sharded.")
+    microbatches: Count | None = Field(default=None, description="Pieces of a batch in a pipeline.")
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
+        default=None, description="Order of a pipeline's work; left out: 1f1b, or interleaved with virtual_stages."
+    )
+    virtual_stages: Count | None = Field(default=None, description="Pipeline stages of a rank, for interleaved.")
+    offload: Flag = Field(default=False, description="Keep parameters and optimizer state in CPU memory.")
+    accelerate_config: Inside | None = Field(
+        default=None, description="An existing Accelerate configuration file in the source."
+    )
+
+
+class Limits(Spec):
+    """When an attempt is ended."""
+
+    max_runtime: Duration = Field(default="24h", description="Longest time an attempt may run: 90s, 15m, 24h, 7d.")
+    grace: Duration = Field(default="30s", description="Time to checkpoint between SIGTERM and SIGKILL.")
+
+    stall: Duration | None = Field(
+        default=None,
+        description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
+    )
+
+    @property
+    def stall_s(self) -> int | None:
+        return units.duration_s(self.stall) if self.stall else None
+
+    @property
+    def max_runtime_s(self) -> int:
+        return units.duration_s(self.max_runtime)
+
+    @property
+    def grace_s(self) -> int:
+        return units.duration_s(self.grace)
+
+
+class Checkpoint(Spec):
+    """How often a checkpoint is written and how many are kept."""
+
+    every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
+    keep: Count = Field(default=3, description="Newest checkpoints that are kept.")
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _every(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise wrong(f"has no unit: {value}", f'write "{value} steps", {value}s or {value}m')
+        if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
+            try:
+                units.duration_s(value)
+            except ValueError:
+                raise wrong(
+                    f"is neither a duration nor a number of steps: {said(value)}", 'write 15m or "500 steps"'
+                ) from None
+        return value
+
+    @property
+    def every_steps(self) -> int | None:
+        return int(self.every.split("step")[0]) if "step" in self.every else None
+
+    @property
+    def every_s(self) -> int | None:
+        return None if "step" in self.every else units.duration_s(self.every)
+
+
+class Input(Spec):
+    """Data that every node sees in a folder of its own; a plain text is short for {uri: text}."""
+
+    uri: Place = Field(description="s3://, gs:// or a path.")
+    mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How it reaches the node.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return {"uri": data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        made = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [{"type": "string", "description": "s3://, gs:// or a path."}, made]}
+
+
+class Retry(Spec):
+    """When a new attempt is started from the newest complete checkpoint.
+
+    `max_attempts` is 1 by default, and 3 with `resources.use_spot`.
+    """
+
+    max_attempts: Count = Field(default=1, description="Attempts in all; left out: 1, or 3 with use_spot.")
+    on_events: list[Literal["preempted", "lost", "capacity"]] = Field(
+        default=["preempted", "lost", "capacity"], description="What a new attempt follows."
+    )

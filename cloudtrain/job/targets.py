@@ -1,0 +1,184 @@
+"""What is configured, and how a job is resolved over it.
+
+`cloudtrain.toml` stands in the user's configuration folder ($CLOUDTRAIN_CONFIG_HOME moves it) and in the project, at
+or above the job file's folder (the nearest one counts). It holds `[defaults]`, values of jobs, and named targets:
+`[targets.prod]` with `backend = "sagemaker"` and options of that backend. Precedence, weakest first: defaults, the
+user's file, the project's file, the job file, `--set`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadJob, Problem, UnknownBackend
+from cloudtrain.job.document import Document
+
+if TYPE_CHECKING:
+    from cloudtrain.job.configfile import Target
+    from cloudtrain.job.job import Job
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated job with the place that was chosen for it, and where every value was written."""
+
+    job: Job
+    target: str
+    backend: str
+    options: Mapping[str, Any]  # of that backend, not yet validated
+    origins: Mapping[str, str]  # dotted path -> job.yaml:3, cloudtrain.toml:7, --set, --target, Job or default
+
+
+def home() -> Path:
+    """Return the folder of the history and the runs: $CLOUDTRAIN_HOME, or the platform's user data folder."""
+    if chosen := os.environ.get("CLOUDTRAIN_HOME"):
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("cloudtrain")
+
+
+def named_targets(start: Path | None = None) -> dict[str, Target]:
+    """Return the targets that a job file in this folder (or the current one) can name; raises BadRequest."""
+    from cloudtrain.job import configfile
+
+    return configfile.targets([configfile.read(path) for path in configfile.paths(start or Path.cwd())])
+
+
+def resolve(
+    job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+    sets: Sequence[str] = (),
+    *,
+    target: str | None = None,
+    backends: Collection[str] = (),
+) -> Resolved:
+    """Return a job (file, dictionary, Job, or a document and its folder) laid over everything that is configured, with
+    settings over it.
+
+    `target` names a backend or a target, and wins over the job's own; `backends` are the names that exist (none: any is
+    taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
+    UnknownBackend.
+    """
+    from cloudtrain.job import configfile
+    from cloudtrain.job.job import Job
+
+    own, folder = _document(job)
+    found = [configfile.read(path) for path in configfile.paths(folder)]
+    known = configfile.targets(found)
+    place: Target | None = None
+    while True:
+        layers = [configfile.part(document, ("defaults",)) for document in found]
+        if place:
+            options = Document.of({}, "")
+            options.put(("options", place.backend), place.options)
+            layers.append(options)
+        whole = _stack([*layers, own], sets, target)
+        wanted = str(whole.value.get("target") or "local")
+        if place or wanted not in known:
+            break
+        place = known[wanted]  # now with its options below those of the job file
+    try:
+        made = Job.from_document(whole, folder)
+    except BadJob as error:
+        told = {problem.path for problem in error.problems}
+        raise BadJob([*error.problems, *(one for one in _absent(whole, folder) if one.path not in told)]) from None
+    backend = place.backend if place else made.target
+    if backends and backend not in backends:
+        raise _unknown(made.target, backend, sorted(backends), known)
+    return Resolved(made, made.target, backend, made.options.get(backend, {}), _origins(made, whole))
+
+
+def _document(
+    job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+) -> tuple[Document, Path]:
+    from cloudtrain.job import load
+    from cloudtrain.job.job import Job
+
+    if isinstance(job, tuple):
+        return job
+    if isinstance(job, Job):
+        return Document.of(job.to_dict(given=True), "Job"), Path.cwd()
+    if isinstance(job, Mapping):
+        return Document.of(dict(job), "Job"), Path.cwd()
+    return load.read(job)
+
+
+def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) -> Document:
+    from cloudtrain.job import load
+
+    whole = Document.of({}, "")
+    for layer in layers:
+        whole.overlay(layer)
+    load.with_sets(whole, sets)
+    if target is not None:
+        whole.put(("target",), Document.of(target, "--target"))
+    return whole
+
+
+def _absent(whole: Document, folder: Path) -> list[Problem]:
+    """Return what is not there of the source that a wrong job names: else packaging would say so next, and only then."""
+    from cloudtrain.job.problems import located
+
+    source, script = whole.value.get("source", "."), whole.value.get("entrypoint")
+    if not isinstance(source, str) or not source or source.startswith("git+"):
+        return []
+    try:
+        root = folder / Path(source).expanduser()
+        if not root.is_dir():
+            what = "is not a directory" if root.exists() else "does not exist"
+            return [located(Problem(f"{root} {what}", "source", "it names the directory to package"), whole)]
+        if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
+            return [
+                located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)
+            ]
+    except (OSError, RuntimeError, ValueError):
+        pass  # no name at all, or nobody's home: packaging will say so
+    return []
+
+
+def _unknown(target: str, backend: str, backends: Sequence[str], known: Mapping[str, Target]) -> UnknownBackend:
+    from cloudtrain.job.problems import nearest
+
+    message = (
+        f"there is no target {target}" if target == backend else f"the target {target} names no backend: {backend}"
+    )
+    near = nearest(backend, [*backends, *known])
+    hint = f"did you mean {near}? " if near else ""
+    hint += f"backends are {', '.join(backends)}"
+    hint += f"; targets are {', '.join(sorted(known))}" if known else f"; targets stand in {_file()} as [targets.NAME]"
+    return UnknownBackend(message, hint)
+
+
+def _file() -> str:
+    from cloudtrain.job.configfile import NAME
+
+    return NAME
+
+
+def _origins(job: Job, document: Document) -> dict[str, str]:
+    """Return where every value of a job was written; `default` for what nobody wrote."""
+    from cloudtrain.job.problems import dotted
+
+    written = {
+        dotted(path): f"{mark.file}:{mark.line}" if mark.line else mark.file
+        for path, mark in document.marks.items()
+        if path and mark.file
+    }
+    origins = {}
+    for path in _leaves(job.to_dict(), ()):
+        name = ".".join(path)
+        short = name.removesuffix(".uri") if path[0] == "inputs" else name
+        origins[name] = written.get(name) or written.get(short) or "default"
+    return origins
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    elif path:
+        yield path

@@ -1,0 +1,181 @@
+"""Metrics in ordinary log lines: the Trainer's dictionaries, progress bars, a user's regular expressions."""
+
+from __future__ import annotations
+
+import math
+import re
+from ast import literal_eval
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudtrain.events import ESCAPE, STEPS
+
+# What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
+_SPEED = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, ([^,\[\]]{3,80})(?=[,\]])")
+_TOLD = re.compile(r", ([^=,\[\](){}]*)(?:=((?:[^,\[\](){}]|\([^()]*\)|\[[^\[\]]*\])*))?")
+_COUNT = re.compile(r"(?:^|[\s|])([\d.]+)([kMGTPEZY]?)(?:/([\d.]+)([kMGTPEZY]?)|/\?)?$")
+_SCALED = re.compile(
+    r"(?:\d\.\d\d|\d\d\.\d|\d{3})[kMGTPEZY] ?([^\s\d].*)/s$"
+)  # a speed with `unit_scale`; others have two decimals
+_SCALES = {letter: 1000.0**power for power, letter in enumerate(" kMGTPEZY") if power}
+
+# A dictionary of which Python cannot read all is read piece by piece; a string or object without an end goes to the last.
+MAX_ROW = 8192  # characters of such a dictionary
+_PIECE = re.compile(r"""[()\[\]{},]|'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|[^()\[\]{},'"]+""", re.DOTALL)
+_ENTRY = re.compile(r"\s*'([^'\\]+)':\s*(\S.*)", re.DOTALL)
+_WRAPPED = re.compile(  # tensor(1.2, device='cuda:0', grad_fn=<...>), np.float64(1.2), Array(1.2, dtype=float32)
+    r"(?:(?:np|numpy|torch)\.)?(?:tensor|[aA]rray|b?float\d*|longdouble|u?int\d+)"
+    r"\(\s*([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\s*[,)]"
+)
+
+
+class MetricParser:
+    """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
+
+    The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
+    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
+    several ranks print the same metric, the first one heard is listened to. A name that has an expression is heard by that
+    alone.
+    """
+
+    def __init__(self, patterns: Mapping[str, str], seen: Mapping[str, int] | None = None) -> None:
+        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._seen: dict[str, int] = dict(seen or {})
+        self._speaker: dict[str, int] = {}
+        self._bars: dict[str, tuple[int, int, int]] = {}  # done and size of the newest bar, steps of those before it
+
+    def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
+        """Return (step, name, value) for every metric in one line of a rank's log."""
+        if self._patterns or "{'" in text or ("[" in text and "/" in text and _SPEED.search(text)):
+            return self._found(text, rank)
+        return iter(())  # most lines: what they cost is what following a log costs
+
+    def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        if "\x1b" in text:
+            text = ESCAPE.sub("", text)
+        if "{'" in text or "[" in text:
+            for piece in text.split("\r"):
+                yield from self._progress(piece, rank)
+        for name, pattern in self._patterns.items():
+            for match in pattern.finditer(text):
+                groups = match.groupdict()
+                value = _number(groups["value"] if "value" in groups else _first(match, pattern))
+                if value is not None and self._heard(name, rank):
+                    yield self._step(name, groups.get("step")), name, value
+
+    def _progress(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        """Yield what a progress bar says, and a dictionary that begins the line or stands right behind a bar."""
+        head, brace, rest = text.partition("{'")
+        speed = _SPEED.search(head) if "[" in head else None
+        if speed and (count := _count(head[: speed.start()], speed[1])):
+            yield from self._bar(*count, _told(head, speed.end()), rank)
+        head, rest = head.strip(), rest.rstrip()
+        if rest.endswith("}") and (not head or (speed and head[-1] == "]")):  # what transformers' Trainer prints
+            yield from self._trainer(brace + rest, rank)
+
+    def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
+        row = _literal(literal) or _readable(literal[:MAX_ROW])
+        step = row.get("step", row.get("global_step"))
+        for name, raw in row.items():
+            value = _number(raw)
+            named = isinstance(name, str) and name not in ("epoch", "step", "global_step", *self._patterns)
+            if named and value is not None and self._heard(name, rank):
+                yield self._step(name, step), name, value
+
+    def _bar(self, done: int, total: int, told: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
+        """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
+        for name, raw in told:
+            value = None if name in self._patterns else _number(raw)
+            if value is None or not self._heard(name, rank):
+                continue
+            at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
+            if done == at:
+                continue  # drawn again
+            before += max(size, at) if done < at else 0
+            self._bars[name] = (done, total, before)
+            self._seen[name] = before + done
+            yield before + done, name, value
+
+    def _heard(self, name: str, rank: int) -> bool:
+        return self._speaker.setdefault(name, rank) == rank
+
+    def _step(self, name: str, said: Any) -> int:
+        number = _number(said)
+        if number is not None and abs(number) < STEPS:
+            self._seen[name] = int(number)
+        else:
+            self._seen[name] = self._seen.get(name, 0) + 1
+        return self._seen[name]
+
+
+def _count(text: str, speed: str) -> tuple[int, int] | None:
+    """Return how far a bar is and its size, 0 where it has none, from what stands before its brackets; None for no bar.
+
+    What tqdm has rounded (`unit_scale`) is a rounded step; the letters are powers of 1000, which is tqdm's own choice.
+    """
+    text = text[-80:].rstrip()
+    found = _COUNT.search(text)
+    if not found or "/" not in found[0]:  # no size: the unit stands behind, the one that the speed is in
+        scaled = _SCALED.match(speed)
+        unit = scaled[1] if scaled else speed.lstrip("?. 0123456789").removesuffix("/s").removeprefix("s/")
+        found = _COUNT.search(text.removesuffix(unit).rstrip()) if unit and text.endswith(unit) else None
+    if not found:
+        return None
+    try:
+        done = round(float(found[1]) * _SCALES.get(found[2], 1.0))
+        total = round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
+    except (ValueError, OverflowError):
+        return None
+    return (done, total) if max(done, total) < STEPS else None
+
+
+def _told(text: str, at: int) -> list[tuple[str, str]]:
+    """Return the names and values in a bar from behind its speed to its closing bracket; none where that is not there."""
+    told = []
+    while found := _TOLD.match(text, at):
+        at = found.end()
+        told.append((found[1], found[2] or ""))
+    return told if text[at : at + 1] == "]" else []
+
+
+def _literal(text: str) -> dict[Any, Any] | None:
+    try:
+        row = literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _readable(text: str) -> dict[Any, Any]:
+    """Return the text of every value of a printed dictionary that stands by itself between two commas."""
+    row, depth, parts = {}, 0, list[str]()
+    for piece in _PIECE.findall(text):
+        depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
+        if depth == 0 or (depth == 1 and piece == ","):
+            if found := _ENTRY.fullmatch("".join(parts)):
+                row[found[1]] = found[2].strip().strip("'\"")
+            parts = []
+            if depth == 0:
+                break
+        elif depth > 1 or piece != "{" or parts:
+            parts.append(piece)
+    return row
+
+
+def _first(match: re.Match[str], pattern: re.Pattern[str]) -> str:
+    """Return the first group that is not the step, or the whole match where there is none."""
+    step = pattern.groupindex.get("step")
+    numbers = [number for number in range(1, pattern.groups + 1) if number != step]
+    return match[numbers[0]] if numbers else match[0]
+
+
+def _number(raw: Any) -> float | None:
+    """Return a finite or non-finite float, or None where there is no number (transformers 5 prints strings)."""
+    if isinstance(raw, bool):
+        return None
+    try:
+        value = float(raw)
+    except (TypeError, ValueError, OverflowError):
+        wrapped = _WRAPPED.match(raw) if isinstance(raw, str) else None
+        return _number(wrapped[1]) if wrapped else None
+    return value if not math.isnan(value) else math.nan

@@ -1,0 +1,131 @@
+"""What two runs differ in: their job, hyperparameters, native request, source, installed packages and results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from cloudtrain.backends import images
+from cloudtrain.report.packages import requirements
+from cloudtrain.runs.run import Run
+
+SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "results")
+_ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
+_PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
+_ABSENT = object()
+_UNKNOWN = ("requirements",)  # sections of which a run may have nothing, because nothing was told
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that differs; None where a run has no such value."""
+
+    section: str
+    path: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value in which some runs differ, of each of them; None where a run has no such value."""
+
+    section: str
+    path: str
+    values: tuple[Any, ...]
+
+
+def between(first: Run, second: Run) -> list[Difference]:
+    """Return what differs, section by section; what names a run itself counts as equal."""
+    return [Difference(row.section, row.path, *row.values) for row in among([first, second])]
+
+
+def among(runs: Sequence[Run]) -> list[Row]:
+    """Return in what some runs differ, section by section, as `between` does for two."""
+    found = []
+    for section, *sides in zip(SECTIONS, *map(_sides, runs), strict=True):
+        if section in _UNKNOWN and not all(sides):
+            continue
+        for path in dict.fromkeys(path for side in sides for path in side):
+            values = [side.get(path, _ABSENT) for side in sides]
+            if any(value != values[0] for value in values):
+                found.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
+    return found
+
+
+def patches(first: Run, second: Run) -> str:
+    """Return what differs between the patches of two runs, as a unified diff of patches; empty where nothing does."""
+    one, other = (str(run.store.provenance(run.run_id).get("text") or "") for run in (first, second))
+    lines = unified_diff(one.splitlines(), other.splitlines(), first.run_id, second.run_id, lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _sides(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the values of every section by their path."""
+    record, attempts = run.record, run.attempts
+    job = record.job
+    plan = attempts[-1].plan
+    yield dict(_leaves({key: value for key, value in job.items() if key not in _ELSEWHERE}))
+    given = dict(job.get("hyperparameters") or {})
+    yield dict(_leaves(given)) | ({"args": list(job["args"])} if job.get("args") else {})
+    yield {path: _named(value, run.run_id) for path, value in _leaves(plan.request) if not _packed(path)}
+    origin = run.store.provenance(run.run_id)
+    kept = str(origin.get("text") or "")
+    yield {
+        "folder": job.get("source"),
+        "commit": plan.bundle.get("commit"),
+        "dirty": bool(plan.bundle.get("dirty")),
+        "source_sha256": plan.bundle.get("source_sha256"),
+        "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
+        "left out of the patch": list(origin.get("left_out") or ()) or None,
+        "image": "\n".join(images.lines({node: images.digest(image) for node, image in attempts[-1].images.items()}))
+        or None,
+        "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
+    }
+    yield dict(line.split("==", 1) for line in requirements(run.store.events(run.run_id, "requirements")))
+    status = record.status
+    results = {
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": _named(status.reason, run.run_id) or None,
+        "attempts": len(attempts),
+    }
+    last = {row.name: row.last for row in run.store.curves.summary(run.run_id)}
+    shown = {name: value if math.isfinite(value) else str(value) for name, value in last.items()}  # JSON has no NaN
+    yield results | beside(results, shown)
+
+
+def beside(results: Container[str], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics by the names that they have beside a run's results: `metrics.state` where that is a result too."""
+    return {f"metrics.{name}" if name in results else name: value for name, value in metrics.items()}
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of everything in some JSON that is no mapping; lists of plain values stay whole."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    elif value is not None and value != [] and value != "":
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+def _packed(path: str) -> bool:
+    return path.rpartition(".")[2].startswith(_PIECES)
+
+
+def _named(value: Any, run_id: str) -> Any:
+    """Return a value in which the run's own id is a placeholder."""
+    return json.loads(json.dumps(value).replace(run_id, "${run_id}"))
+
+
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]

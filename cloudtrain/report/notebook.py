@@ -1,0 +1,140 @@
+"""How runs show themselves in a notebook: a card for one, a table for many, a data frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Any, overload
+
+from cloudtrain.history.curves import share
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
+_COLOURS = {"SUCCEEDED": "#2e7d32", "RUNNING": "#00639b", "STARTING": "#00639b", "FAILED": "#b3261e", "LOST": "#b3261e"}
+CURVE = (160, 32)  # pixels
+
+
+class Runs(Sequence["Run"]):
+    """Some runs, the newest first: a sequence that a notebook shows as a table."""
+
+    def __init__(self, found: Sequence[Run]) -> None:
+        self._runs = list(found)
+
+    @overload
+    def __getitem__(self, at: int) -> Run: ...
+    @overload
+    def __getitem__(self, at: slice) -> Runs: ...
+    def __getitem__(self, at: int | slice) -> Run | Runs:
+        return Runs(self._runs[at]) if isinstance(at, slice) else self._runs[at]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def __repr__(self) -> str:
+        return f"<Runs {', '.join(run.run_id for run in self._runs[:5])}{', ...' if len(self._runs) > 5 else ''}>"
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value of
+        every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            from cloudtrain.errors import BadRequest
+
+            raise BadRequest("a data frame needs pandas, which is not installed", "pip install pandas") from None
+        frame = pandas.DataFrame([_row(run) for run in self._runs])
+        for name in ("created_at", "started_at", "ended_at"):
+            if name in frame:
+                frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")
+        return frame
+
+    def _repr_html_(self) -> str:
+        heads = ("run", "state", "created", "loss", "backend")
+        rows = []
+        losses = self._runs[0].store.curves.last([run.run_id for run in self._runs]) if self._runs else {}
+        for run in self._runs:
+            record = run.record
+            loss = losses.get(run.run_id)
+            cells = (run.run_id, record.status.state.value, record.created_at[:19], f"{loss.last:.4g}" if loss else "")
+            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, record.backend)) + "</tr>")
+        return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+
+
+def runs(*, limit: int = 50, state: str | None = None, name: str | None = None) -> Runs:
+    """Return the newest runs of the history, those in a state or of a job's name where these are given."""
+    from cloudtrain.events import State
+    from cloudtrain.history.store import Store
+    from cloudtrain.job import targets
+    from cloudtrain.runs.run import Run
+
+    store = Store(targets.home())
+    states = [State(state.upper())] if state else []
+    return Runs([Run(record.run_id, store) for record in store.runs(limit=limit, states=states, name=name)])
+
+
+def card(run: Run) -> str:
+    """Return a run as a small piece of HTML: state, times, reason, and a curve for each of its first metrics."""
+    record = run.record
+    status = record.status
+    colour = _COLOURS.get(status.state.value, "#9a6700")
+    rows = [
+        ("backend", record.backend if record.target in ("", record.backend) else f"{record.target} ({record.backend})"),
+        ("took", _took(status.started_at, status.ended_at)),
+        ("reason", status.reason),
+    ]
+    body = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows if value)
+    for summary in run.store.curves.summary(run.run_id)[:6]:
+        curve = _svg([point.value for point in run.store.curves.points(run.run_id, summary.name, 100)])
+        value = f"{summary.last:.4g} at step {summary.step}"
+        body += f"<tr><th>{escape(summary.name)}</th><td>{curve} {escape(value)}</td></tr>"
+    head = f'<b>{escape(run.run_id)}</b> <span style="color:{colour}">{escape(status.state.value)}</span>'
+    return f"<div>{head}<table>{body}</table></div>"
+
+
+def _row(run: Run) -> dict[str, Any]:
+    from cloudtrain.report.compare import beside
+
+    record = run.record
+    status = record.status
+    given = record.job.get("hyperparameters") or {}
+    row = {
+        "run_id": run.run_id,
+        "name": record.name,
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": status.reason,
+        "backend": record.backend,
+        "target": record.target,
+        "created_at": record.created_at,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+        **{f"hp.{name}": value for name, value in given.items()},
+    }
+    return row | beside(row, {curve.name: curve.last for curve in run.store.curves.summary(run.run_id)})
+
+
+def _took(begin: str | None, end: str | None) -> str:
+    if begin is None:
+        return ""
+    last = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    return f"{(last - datetime.fromisoformat(begin)).total_seconds():.0f} s"
+
+
+def _svg(values: Sequence[float]) -> str:
+    """Return a curve as an inline picture."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    width, height = CURVE
+    low, high = min(finite), max(finite)
+    across, up = width / (len(finite) - 1), height - 2
+    heights = [height - 1 - share(value, low, high) * up for value in finite]
+    points = " ".join(f"{n * across:.1f},{at:.1f}" for n, at in enumerate(heights))
+    line = f'<polyline points="{points}" fill="none" stroke="#00639b" stroke-width="1.2"/>'
+    return f'<svg width="{width}" height="{height}" style="vertical-align:middle">{line}</svg>'

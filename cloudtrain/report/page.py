@@ -1,0 +1,202 @@
+"""A run as one page of HTML that holds everything it shows: it opens from disk and asks nobody for anything.
+
+What a job has named or printed is text in it and nothing else: escaped, without control characters. A policy in the
+page's head forbids the browser to fetch anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import images
+from cloudtrain.events import MARK, parse
+from cloudtrain.report import plots
+from cloudtrain.report.packages import requirements
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
+LINES = 2000  # of each node's log, the last ones
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+# Its own buttons only: plotly's others offer to send the figure to a server.
+_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]]}
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d232b; margin: 2rem auto; max-width: 1100px; padding: 0 1rem }
+h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2rem; border-bottom: 1px solid #d8dde3 }
+.state { font-weight: 600; padding: .1rem .5rem; border-radius: .3rem; color: #fff; background: #6b7785 }
+.SUCCEEDED { background: #2e7d32 } .FAILED, .LOST, .TIMED_OUT { background: #b3261e } .RUNNING, .STARTING { background: #00639b }
+.CANCELLED, .PREEMPTED, .STOPPING { background: #9a6700 }
+table { border-collapse: collapse } td, th { text-align: left; padding: .15rem 1.2rem .15rem 0; vertical-align: top }
+th { font-weight: 500; color: #55606c; white-space: nowrap } td { overflow-wrap: anywhere; white-space: pre-line }
+pre { background: #f5f7f9; padding: .8rem; overflow: auto; max-height: 36rem; font-size: 12.5px; line-height: 1.35 }
+details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 500 } .dim { color: #6b7785 }
+"""
+
+
+def render(run: Run) -> str:
+    """Return a run's page; blocking: reads the log of every node. Raises BadRequest without plotly."""
+    record, attempts = run.record, run.attempts
+    status, plan = record.status, attempts[-1].plan
+    figures = _figures(run)
+    origin = run.store.provenance(run.run_id)
+    client: Mapping[str, Any] = origin.get("client") or {}
+    patch = str(origin.get("text") or "")
+    packages = requirements(run.store.events(run.run_id, "requirements"))
+    verdict = run.verdict()
+    facts = {
+        "reason": status.reason,
+        "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
+        "said": verdict.deciding if verdict and verdict.where == "log" else "",
+        "at": verdict.raised if verdict else "",
+        "try": verdict.advice if verdict else "",
+        "exit code": status.exit_code,
+        "backend": f"{record.backend}, target {record.target}",
+        "world": _world(plan.manifest),
+        "runs": " ".join(map(str, plan.manifest.get("argv") or ())),
+        "created": record.created_at,
+        "started": status.started_at,
+        "ended": status.ended_at,
+        "parent": record.parent,
+    }
+    provenance = {
+        "commit": f"{origin.get('commit')}{' with changes' if origin.get('dirty') else ''}"
+        if origin.get("commit")
+        else "",
+        "left out of the patch": "\n".join(origin.get("left_out") or ()),
+        "source": record.job.get("source"),
+        "image": "\n".join(images.lines(attempts[-1].images)),
+        "bundle": f"sha256 {plan.bundle.get('sha256')}",
+        "submitted on": f"{client.get('host')}, {client.get('system')}" if client else "",
+        "by": f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else "",
+    }
+    parts = [
+        f'<h1>{_text(run.run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
+        _pairs(facts),
+        "<h2>Curves</h2>" + (figures[0] or '<p class="dim">no metrics</p>'),
+        "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was told of it</p>'),
+        "<h2>Attempts</h2>" + _attempts(run),
+        _folded("timeline", _timeline(run)),
+        "<h2>Provenance</h2>" + _pairs(provenance),
+        _folded("patch", patch.splitlines()) if patch else "",
+        _folded(f"packages ({len(packages)})", packages) if packages else "",
+        "<h2>Job and plan</h2>",
+        _folded("job", [json.dumps(dict(record.job), indent=2, ensure_ascii=False)]),
+        _folded("request, as it was sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),
+        "<h2>Log</h2>",
+        *_logs(run),
+    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{_text(run.run_id)}</title><style>{_STYLE}</style>",
+            f"<script>{_plotly()}</script>" if any(figures) else "",
+            "</head><body>",
+            *parts,
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def write(run: Run, path: Path) -> Path:
+    """Write a run's page into a file and return it; whole, or not at all."""
+    half = path.with_name(f".{path.name}.tmp")
+    try:
+        half.write_text(render(run), "utf-8", errors="replace")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path
+
+
+def _figures(run: Run) -> tuple[str, str]:
+    """Return the curves and the use as HTML, empty where there is nothing to draw."""
+    known = run.store.curves.summary(run.run_id)
+    return _figure("curves", plots.curves([run])) if known else "", _figure("use", plots.use(run))
+
+
+def _figure(name: str, figure: Any) -> str:
+    if figure is None:
+        return ""
+    data = json.loads(figure.to_json())
+    given = [json.dumps(part) for part in (data["data"], data["layout"], _CONFIG)]
+    # Inside a script nothing is escaped by entities, and its end is looked for first of all.
+    safe = ", ".join(given).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<div id="{name}"></div><script>Plotly.newPlot("{name}", {safe})</script>'
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _text(value: object) -> str:
+    """Return anything as text of a page: escaped, of control characters only tab and line end."""
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(
+            letter if letter in "\n\t" or (letter.isprintable() or letter == " ") else "�" for letter in text
+        )
+    return escape(text)
+
+
+def _world(manifest: Mapping[str, Any]) -> str:
+    nodes, processes = manifest.get("nodes"), manifest.get("processes_per_node")
+    return f"{nodes} node{'' if nodes == 1 else 's'} x {processes} process{'' if processes == 1 else 'es'}"
+
+
+def _pairs(rows: Mapping[str, object]) -> str:
+    cells = [
+        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>"
+        for name, value in rows.items()
+        if value not in (None, "")
+    ]
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _folded(title: str, lines: Iterable[str], *, opened: bool = False) -> str:
+    text = "\n".join(map(_text, lines))
+    return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary><pre>{text}</pre></details>"
+
+
+def _attempts(run: Run) -> str:
+    heads = ("attempt", "state", "exit", "started", "ended", "reason")
+    rows = [
+        (a.number, a.status.state, a.status.exit_code, a.status.started_at, a.status.ended_at, a.status.reason)
+        for a in run.attempts
+    ]
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{body}</table>"
+
+
+def _timeline(run: Run) -> Iterator[str]:
+    for event in run.store.events(run.run_id):
+        if event.kind not in ("usage", "verdict"):
+            said = "  ".join(f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {}))
+            yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  node {event.node}  {event.kind}  {said}"
+
+
+def _logs(run: Run) -> Iterator[str]:
+    """Yield a part for every node: the last lines of its log, events left out."""
+    kept: dict[int, deque[str]] = {}
+    counts: dict[int, int] = {}
+    for line in run.logs(raw=True):
+        if line.text.startswith(MARK) and parse(line.text):
+            continue
+        counts[line.node] = counts.get(line.node, 0) + 1
+        whose = f"{line.rank}" if line.rank >= 0 else "launcher"
+        kept.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {line.text}")
+    for node, lines in sorted(kept.items()):
+        left = f", the last {LINES:,} of {counts[node]:,} lines" if counts[node] > LINES else ""
+        yield _folded(f"node {node}{left}", lines, opened=len(kept) == 1)

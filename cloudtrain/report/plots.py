@@ -1,0 +1,164 @@
+"""Figures of runs: their curves, and what their nodes used; plotly's, for the report, the notebook and the console."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from cloudtrain import events as run_events
+from cloudtrain.errors import BadRequest
+from cloudtrain.history.curves import MOST
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+ROW_PX = 260
+_FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
+
+
+def curves(
+    runs: Sequence[Run],
+    names: Sequence[str] = (),
+    *,
+    over: Literal["step", "time"] = "step",
+    smoothing: float = 0.0,
+    log: bool = False,
+    most: int = MOST,
+) -> Any:
+    """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
+
+    A long curve is drawn in 1,000 points, with the band that its values lie in. `over` time, every run begins at 0 s.
+    `smoothing` (0 to 1) is the weight of the past in a running mean, which is then drawn over the curve itself. Raises
+    BadRequest without plotly, or where there is nothing to draw.
+    """
+    known = list(dict.fromkeys(row.name for run in runs for row in run.store.curves.summary(run.run_id)))
+    chosen = [name for name in known if not names or name in names]
+    if not chosen:
+        raise BadRequest("there are no such metrics", f"there is {', '.join(known)}" if known else "")
+    figure = _grid([_text(name) for name in chosen])
+    for number, run in enumerate(runs):
+        begin = _seconds(run.record.status.started_at or run.record.created_at) if over == "time" else 0.0
+        for at, name in enumerate(chosen):
+            points = run.store.curves.points(run.run_id, name, most)
+            along = [point.step if over == "step" else _seconds(point.at) - begin for point in points]
+            place = {"row": at // 2 + 1, "col": at % 2 + 1}
+            look = {"legendgroup": run.run_id, "showlegend": len(runs) > 1 and at == 0}
+            colour = COLOURS[number % len(COLOURS)]
+            if any(point.points > 1 for point in points):
+                band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+                figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **place)
+                figure.add_scatter(
+                    x=along, y=[_drawn(point.lowest) for point in points], fill="tonexty",
+                    fillcolor=_faint(colour), **band, **place,
+                )  # fmt: skip
+            if smoothing:
+                figure.add_scatter(
+                    x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
+                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run.run_id, **place,
+                )  # fmt: skip
+            values = smooth([point.value for point in points], smoothing)
+            figure.add_scatter(
+                x=along, y=[_drawn(value) for value in values], name=_text(run.run_id),
+                mode=_mode(points), line={"color": colour, "width": 1.5},
+                **look, **place,
+            )  # fmt: skip
+    if log:
+        figure.update_yaxes(type="log")
+    if over == "time":
+        figure.update_xaxes(ticksuffix=" s")
+    return figure
+
+
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """Return the running mean of values in which the past counts `weight`; what is not finite stays, and counts nothing."""
+    if not weight:
+        return list(values)
+    found, mean, known = [], 0.0, 0.0
+    for value in values:
+        if math.isfinite(value):
+            mean = weight * mean + (1 - weight) * value
+            known = weight * known + (
+                1 - weight
+            )  # how much of the mean is there yet: the first values are not drawn to 0
+            found.append(mean / known)
+        else:
+            found.append(value)
+    return found
+
+
+def use(run: Run) -> Any:
+    """Return a plotly figure of what the nodes used over time, None where nothing was told; raises BadRequest without
+    plotly."""
+    events = [
+        (event.node, event.at, run_events.read_usage(event.data)) for event in run.store.events(run.run_id, "usage")
+    ]
+    events = [(node, at, told) for node, at, told in events if told]
+    if not events:
+        return None
+    gpus = any(told.gpus for _, _, told in events)
+    titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
+    figure = _grid(titles)
+    for node in sorted({node for node, _, _ in events}):
+        of_node = [(moment, told) for which, moment, told in events if which == node]
+        colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
+        for at, (field, _, factor) in enumerate(_FIELDS):
+            figure.add_scatter(
+                x=[moment for moment, _ in of_node], y=[_scaled(told, field, factor) for _, told in of_node],
+                name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(of_node), line=colour,
+                row=1, col=at + 1,
+            )  # fmt: skip
+        for index in sorted({gpu.index for _, told in of_node for gpu in told.gpus}):
+            seen = [(moment, gpu) for moment, told in of_node for gpu in told.gpus if gpu.index == index]
+            for at, (field, factor) in enumerate((("percent", 1.0), ("memory_bytes", 1e-9))):
+                figure.add_scatter(
+                    x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
+                    name=f"node {node}, GPU {index}", showlegend=False, mode=_mode(seen), line=colour, row=2, col=at + 1,
+                )  # fmt: skip
+    return figure
+
+
+def _grid(titles: Sequence[str]) -> Any:
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError:
+        raise BadRequest("figures need plotly, which is not installed", "pip install 'cloudtrain[console]'") from None
+    rows = math.ceil(len(titles) / 2)
+    figure = make_subplots(
+        rows=rows, cols=min(len(titles), 2), subplot_titles=list(titles), vertical_spacing=min(0.3, 0.25 / rows)
+    )
+    figure.update_layout(
+        template="plotly_white", height=ROW_PX * rows + 60, margin={"l": 50, "r": 20, "t": 40, "b": 40},
+        hovermode="x unified",
+    )  # fmt: skip
+    return figure
+
+
+def _mode(points: Sequence[object]) -> str:
+    return "lines+markers" if len(points) < 3 else "lines"
+
+
+def _text(name: str) -> str:
+    """Return a name as plotly shows it: it takes tags of HTML in every text, and entities, but none for a quote."""
+    return html.escape("".join(letter if letter.isprintable() else "?" for letter in name), quote=False)
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp() if at else 0.0
+
+
+def _drawn(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _scaled(told: run_events.Usage | run_events.Gpu, field: str, factor: float) -> float | None:
+    value = getattr(told, field)
+    return None if value is None else value * factor
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"

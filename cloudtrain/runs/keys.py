@@ -1,0 +1,92 @@
+"""What makes two submissions the same one: the identity of a plan, and the run that a `--key` names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cloudtrain.errors import BadRequest
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.history.records import RunRecord
+
+JOB_LABEL, SOURCE_LABEL = "job-digest", "source-digest"  # of a run with a key: known without a history
+DIGITS = 16  # hexadecimal, of a sha256
+_SHOWN = 6  # differing values that a message names
+_ASIDE = ("labels", "source")  # not part of what a job is: the source's digest is
+
+
+def identity(plan: Plan) -> str:
+    """Return what makes two submits the same one: the job, the user's own files, the target.
+
+    Not the whole bundle: it holds our launcher too, and the job is the same after an upgrade of this package.
+    """
+    text = json.dumps([_job(plan.job), plan.bundle.get("source_sha256"), plan.backend, plan.target], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def same(stored: Plan, plan: Plan) -> bool:
+    """Return whether a stored plan, which an older version may have made, is of the same job as a new one."""
+    if identity(stored) == identity(plan):
+        return True
+    from cloudtrain.job.job import Job
+
+    try:
+        job = Job.from_dict(stored.job).to_dict()  # with the fields that are new since
+    except BadRequest:
+        return False
+    return identity(replace(stored, job=job)) == identity(plan)
+
+
+def labels(job: Mapping[str, Any], source_sha256: str, backend: str, target: str) -> dict[str, str]:
+    """Return the labels by which a platform itself can tell what the run of a key was made of."""
+    text = json.dumps([_job(job), backend, target], sort_keys=True)
+    return {JOB_LABEL: hashlib.sha256(text.encode()).hexdigest()[:DIGITS], SOURCE_LABEL: source_sha256[:DIGITS]}
+
+
+def refuse(record: RunRecord, first: Plan, plan: Plan) -> NoReturn:
+    """Raise BadRequest: the run of this key is of another job, source or target, and which is named."""
+    old, new = dict(_leaves(_job(first.job))), dict(_leaves(_job(plan.job)))
+    paths = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    differing = [*paths[:_SHOWN], *([f"{len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])]
+    if first.bundle.get("source_sha256") != plan.bundle.get("source_sha256"):
+        differing.append("the source")
+    if (first.backend, first.target) != (plan.backend, plan.target):
+        differing.append(f"the target ({first.target or first.backend}, now {plan.target or plan.backend})")
+    _refuse(str(record.key), record.run_id, differing)
+
+
+def check_labels(key: str, plan: Plan, kept: Mapping[str, str]) -> None:
+    """Raise BadRequest where the labels that a platform kept of a key's run are not those of this plan."""
+    names = {JOB_LABEL: "the job's digest", SOURCE_LABEL: "the source's digest"}
+    mine = plan.job["labels"]
+    differing = [
+        f"{what} ({kept[label]}, now {mine[label]})"
+        for label, what in names.items()
+        if label in kept and kept[label] != mine[label]
+    ]
+    if differing:
+        _refuse(key, plan.run_id, differing)
+
+
+def _refuse(key: str, run_id: str, differing: list[str]) -> NoReturn:
+    raise BadRequest(
+        f"the key {key!r} names {run_id}, another job; it differs in {', '.join(differing) or 'an older format'}",
+        "use another --key, or submit the job as it was",
+    )
+
+
+def _job(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in job.items() if name not in _ASIDE}
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value

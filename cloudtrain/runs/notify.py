@@ -1,0 +1,186 @@
+"""Says that a run has ended, failed or was preempted: a shell command, or a webhook, as cloudtrain.toml asks for it.
+
+    [notify]
+    on = ["end", "failure", "preemption"]         # which of them; all when it is left out
+    command = "notify-send \\"$CLOUDTRAIN_RUN_ID $CLOUDTRAIN_STATE\\""
+    webhook = "env:SLACK_WEBHOOK"                 # an address, or the variable that holds it
+
+The watcher starts a process for it and goes on: nothing waits for it. It is tried again for some minutes where it fails.
+What is configured is read when it is needed and stored nowhere, since an address may be a secret itself; what is sent
+holds no secret either: no environment, no argument, and no reason that looks like a credential.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store, now
+from cloudtrain.job import configfile
+from cloudtrain.nodes.process import detach
+
+PAUSES_S = (0.0, 2.0, 10.0, 60.0, 300.0)  # before each try
+TIMEOUT_S = 30.0  # of one try
+EVENTS = ("end", "failure", "preemption")
+_FAILED = (State.FAILED, State.LOST, State.TIMED_OUT)
+
+
+def event_of(status: Status, *, final: bool) -> str | None:
+    """Return what there is to say of an attempt's status: the run's end, its failure, a preemption that it survives."""
+    if status.state is State.PREEMPTED or (status.state is State.LOST and not final):
+        return "preemption"
+    if not final:
+        return None
+    return "failure" if status.state in _FAILED else "end"
+
+
+def start(store: Store, run_id: str, attempt_id: str, event: str, hidden: Sequence[str] = ()) -> None:
+    """Start a process that says so, once for each attempt and event; returns at once.
+
+    `hidden` are the variables of this process that nobody else may see. Nothing happens where nothing is configured.
+    """
+    if not _files(store, run_id) or not store.claim_notice(attempt_id, event):
+        return
+    folder = store.home / "runs" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [sys.executable, "-m", "cloudtrain.runs.notify", str(store.home), run_id, attempt_id, event]
+    detach(command, given=b"", log=folder / "notify.log", env=env, cwd=Path("/"))
+
+
+def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str, Any]:
+    """Return what is sent."""
+    from cloudtrain.diagnosis import record as verdict_record
+    from cloudtrain.source import secrets
+
+    record = store.find(run_id)
+    attempt = next(found for found in store.attempts(run_id) if found.attempt_id == attempt_id)
+    status = attempt.status if event == "preemption" else record.status
+    reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
+    ended = status.state.value + (f": {reason}" if reason else "")
+    verdict = verdict_record.kept(store, attempt) if event == "failure" else None
+    why = verdict.sentence if verdict and verdict.label != "unknown" else ""
+    return {
+        "text": f"{run_id} {ended}" + (f"; {why}" if why else ""),  # what Slack and those like it show
+        "event": event,
+        "run_id": run_id,
+        "name": record.name,
+        "attempt": attempt.number,
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "reason": reason,
+        "why": why,
+        "backend": record.backend,
+        "target": record.target,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+        "url": status.url,
+    }
+
+
+def settings(files: Sequence[Path]) -> dict[str, Any]:
+    """Return the `[notify]` tables of some configuration files, of which the later ones win key by key."""
+    found: dict[str, Any] = {}
+    for path in files:
+        found.update(configfile.read(path).value.get("notify") or {})
+    return found
+
+
+def send(given: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """Say it in every configured way at once, each tried again where it fails; return what did not work.
+
+    Blocking, for minutes.
+    """
+    if data["event"] not in (given.get("on") or EVENTS):
+        return []
+    from concurrent.futures import ThreadPoolExecutor
+
+    ways = [(kind, way) for kind, way in (("command", _run), ("webhook", _post)) if given.get(kind)]
+    with ThreadPoolExecutor(len(ways) or 1) as pool:  # none waits for another, which may fail for minutes
+        told = [pool.submit(_tried, kind, way, str(given[kind]), data) for kind, way in ways]
+    return [problem for one in told if (problem := one.result())]
+
+
+def _tried(kind: str, way: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
+    """Say it in one way until it works; return what went wrong, or an empty string. Blocking, for minutes."""
+    problem = ""
+    for pause_s in PAUSES_S:
+        time.sleep(pause_s)
+        problem = way(where, data)
+        if not problem:
+            return ""
+    return f"the {kind} failed {len(PAUSES_S)} times: {problem}"
+
+
+def _run(command: str, data: Mapping[str, Any]) -> str:
+    """Run a shell command with the message on its standard input and in its environment; return what went wrong."""
+    told = {f"CLOUDTRAIN_{name.upper()}": "" if value is None else str(value) for name, value in data.items()}
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], input=json.dumps(data).encode(), env={**os.environ, **told}, timeout=TIMEOUT_S,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    return f"it ended with {done.returncode}" if done.returncode else ""
+
+
+def _post(address: str, data: Mapping[str, Any]) -> str:
+    """Post the message as JSON; return what went wrong, without the address, which may be a secret."""
+    if address.startswith("env:"):
+        address = os.environ.get(address[4:], "")
+    if not address.startswith(("https://", "http://")):
+        return "there is no http address"
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(
+        address, json.dumps(data).encode(), {"Content-Type": "application/json", "User-Agent": "cloudtrain"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return "" if answer.status < 300 else f"HTTP {answer.status}"
+    except Exception as error:  # an address that is none, a name that is not known, a refusal
+        return f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
+
+
+def _files(store: Store, run_id: str) -> list[Path]:
+    """Return the configuration files in force when the run was submitted that ask for notifications."""
+    named = store.provenance(run_id).get("configuration")
+    found = [Path(path) for path in named] if isinstance(named, list) else configfile.paths(Path("/"))
+    wanted = []
+    for path in found:
+        try:
+            # Most files hold no such word, and need not be parsed: TOML has many ways to write a table.
+            if b"notify" in path.read_bytes() and configfile.read(path).value.get("notify"):
+                wanted.append(path)
+        except BadRequest:
+            wanted.append(path)  # what is wrong with it is said in notify.log
+        except OSError:
+            continue  # gone since then
+    return wanted
+
+
+def main() -> int:
+    """Say it: `python -m cloudtrain.runs.notify HOME RUN ATTEMPT EVENT`."""
+    home, run_id, attempt_id, event = sys.argv[1:5]
+    store = Store(Path(home))
+    try:
+        problems = send(settings(_files(store, run_id)), message(store, run_id, attempt_id, event))
+    except BadRequest as error:
+        problems = [str(error)]
+    for problem in problems:
+        print(f"{now()} {event}: {problem}", file=sys.stderr)  # noqa: T201 - its own log
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Planner: from a job to the plan of a run, on any backend. It packages; it stores no intent and sends nothing."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.errors import BadJob, Problem
+from cloudtrain.importing import Quickly
+from cloudtrain.job import targets
+from cloudtrain.runs import keys
+from cloudtrain.source.bundle import Bundle
+
+if TYPE_CHECKING:
+    from cloudtrain.job.document import Document
+    from cloudtrain.job.job import Job
+
+
+class Planner:
+    """Packages a job and makes its plan.
+
+    `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
+    win over all others. `home` is where bundles are kept.
+    """
+
+    def __init__(self, target: str | None = None, *, home: Path | None = None, **options: Any) -> None:
+        self.target = target
+        self.home = home or targets.home()
+        self.overrides = options
+        self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
+
+    def plan(
+        self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
+    ) -> Plan:
+        """Return what `submit` would send; packages the source, but sends and stores nothing else."""
+        resolved = self.resolve(job, sets)
+        return self.plan_of(resolved, self.package(resolved), key)
+
+    def resolve(
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+        sets: Sequence[str] = (),
+    ) -> Resolved:
+        """Return the job with its target's options merged in and validated; raises BadJob with all problems.
+
+        A document comes with the folder in which it would be a file.
+        """
+        if isinstance(job, tuple):
+            self._folder = job[1]
+        else:
+            self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
+        with Quickly():
+            found = targets.resolve(job, sets, target=self.target, backends=registry.Names())
+            kind = registry.backend_class(found.backend)
+            options = {**found.options, **self.overrides}
+            problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend, found.target)]
+        if problems:
+            raise BadJob(found.job.located(problems))
+        ready = found.job.model_copy(update={"options": {found.backend: options}, "target": found.target})
+        return Resolved(ready, found.target, found.backend)
+
+    def package(self, resolved: Resolved) -> Bundle:
+        """Return the bundle of a job's source, made or found below the home."""
+        job = resolved.job
+        needed = [name for name in (_script(job.entrypoint), job.environment.requirements) if name]
+        folder = Path(job.source)
+        if _remote(job):
+            from cloudtrain.source import clone
+
+            folder, _ = clone.fetch_git(job.source, self.home / "sources")
+        bundle = Bundle.make(folder, self.home / "bundles", must_have=needed, **job.exceptions)
+        if bundle.commit and bundle.dirty:
+            from cloudtrain.source import provenance
+
+            sources = [source[4:] for found in job.secrets.values() for source in found if source.startswith("env:")]
+            provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
+        return bundle
+
+    def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
+        """Return the plan of a job over a bundle, under a new run id or the one of `key`."""
+        labels = {"user": label(getpass.getuser()), **resolved.job.labels}
+        if bundle.commit:
+            labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
+        bound = resolved.job.bind([file.path for file in bundle.files])
+        if key is not None:
+            labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
+        changes: dict[str, Any] = {"labels": labels}
+        if _remote(resolved.job) and bundle.commit:
+            from cloudtrain.source import clone
+
+            changes["source"] = clone.pin(resolved.job.source, bundle.commit)
+        job = bound.model_copy(update=changes)
+        backend = self.backend(resolved)
+        plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
+        if job.retry.max_attempts > 1 and job.entrypoint is not None:  # the shared trainer resumes
+            from cloudtrain.runs import resume_check
+
+            if told := resume_check.note(job, bundle):
+                plan = replace(plan, notes=(*plan.notes, told))
+        return plan
+
+    def backend(self, resolved: Resolved) -> Backend:
+        return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home)
+
+
+class Resolved:
+    """A validated job together with the target and backend that were chosen for it."""
+
+    def __init__(self, job: Job, target: str, backend: str) -> None:
+        self.job = job
+        self.target = target
+        self.backend = backend
+
+
+def run_id(name: str, key: str | None = None) -> str:
+    """Return a new run id, or the one that a key always gives."""
+    if key is not None:
+        return f"{name}-k{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+    stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
+    return f"{name}-{stamp}-{''.join(secrets.choice(alphabet) for _ in range(4))}"
+
+
+def _script(entrypoint: str | None) -> str | None:
+    """Return the file that an entrypoint needs in the source, where it names one."""
+    return entrypoint if entrypoint and not entrypoint.startswith("-m") else None
+
+
+def _remote(job: Job) -> bool:
+    return job.source.startswith("git+")
+
+
+def label(text: str) -> str:
+    """Return a text as every platform takes it for a label's value."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:63].strip("-") or "unknown"
+
+
+def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
+    """Return what the job wants and the backend cannot do."""
+    sources = {source.partition(":")[0] for found in job.secrets.values() for source in found}
+    uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
+        {"output": job.output} if job.output else {}
+    )
+    wants = [
+        (Feature.MULTI_NODE, job.num_nodes > 1, "num_nodes"),
+        (Feature.MIN_NODES, job.min_nodes is not None, "min_nodes"),
+        (Feature.SPOT, job.resources.use_spot, "resources.use_spot"),
+        (Feature.IMAGES, job.image is not None, "image"),
+        (Feature.INSTANCE_TYPES, job.resources.instance_type is not None, "resources.instance_type"),
+        (Feature.ENV_SECRETS, "env" in sources, "secrets"),
+        (Feature.FILE_SECRETS, "file" in sources, "secrets"),
+    ]
+    for path, uri in uris.items():
+        remote = "://" in uri and not uri.startswith("file://")
+        wants.append((Feature.OBJECT_STORES if remote else Feature.LOCAL_PATHS, True, path))
+    return [
+        Problem(f"the backend {kind.name} does not offer {feature}", path, _instead(feature, kind))
+        for feature, wanted, path in wants
+        if wanted and feature not in kind.features
+    ]
+
+
+def _instead(feature: Feature, kind: type[Backend]) -> str:
+    """Return what to write where a backend does not offer something; "" where nobody knows."""
+    if feature is Feature.ENV_SECRETS:
+        stores = "name a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
+        return (
+            "write it into a file of mode 600 on the node: file:PATH"
+            if Feature.FILE_SECRETS in kind.features
+            else stores
+        )
+    return ""
+
+
+def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target: str) -> list[Problem]:
+    """Return what the backend's own model finds wrong with its options."""
+    from pydantic import ValidationError
+
+    from cloudtrain.job import problems
+
+    model = kind.options()
+    try:
+        model.model_validate(options)
+    except ValidationError as error:
+        found = problems.explain(error, model, prefix=("options", name))
+        missing = "is missing"  # pydantic's word, as problems.explain puts it
+        return [replace(one, hint=_where(one.path, name, target)) if one.message == missing else one for one in found]
+    return []
+
+
+def _where(path: str, name: str, target: str) -> str:
+    """Return where an option is written: once for all jobs, or for this one."""
+    option = path.removeprefix(f"options.{name}.")
+    table = f"[targets.{target}]" + (f' and backend = "{name}"' if target == name else "")
+    return f"{option} = ... below {table} of cloudtrain.toml, or --set {path}=..."

@@ -1,0 +1,301 @@
+"""Run: what a person holds after submitting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed
+from cloudtrain.events import MARK, LogLine, State, Status
+from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job import targets
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import attempts, send, watcher
+
+if TYPE_CHECKING:
+    from cloudtrain.diagnosis.verdict import Verdict
+
+FETCHED = ".cloudtrain-run"  # in a fetched folder: whose it is
+LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
+
+
+class Run:
+    """A submitted job: one or more attempts under one id. Everything it knows is in the store; it can be made anew."""
+
+    def __init__(self, run_id: str, store: Store, *, adopted: bool = False, watch: bool = True) -> None:
+        self.run_id = run_id
+        self.store = store
+        self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
+        self.watch = watch  # whether to start a detached watcher where none is alive
+
+    @classmethod
+    def find(cls, text: str | None = None, home: Path | None = None) -> Run:
+        """Return the run of an id or unique prefix, or the newest; raises UnknownRun."""
+        store = Store(home or targets.home())
+        return cls(store.find(text).run_id, store)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} {self.record.status.state}>"
+
+    @property
+    def record(self) -> RunRecord:
+        """The run's row in the history, as it is now."""
+        return self.store.find(self.run_id)
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """The run's attempts, the oldest first."""
+        return self.store.attempts(self.run_id)
+
+    @property
+    def state(self) -> State:
+        """The state now; asks the platform when nobody watches."""
+        return self.refresh().state
+
+    def refresh(self, complain: Callable[[CloudtrainError], None] | None = None, *, may_send: bool = False) -> Status:
+        """Return the true status now; blocks for one look at the platform where nobody watches.
+
+        It starts a watcher where that has died. It starts no attempt itself, unless `may_send`. Where the platform
+        cannot be asked it returns the last known status and calls `complain` (None: writes to standard error).
+        """
+        record = self.record
+        if record.status.state.final or self.store.watched(self.run_id):
+            return record.status
+        if record.attached:
+            from cloudtrain.runs import attach
+
+            attach.refresh(self.store, self.run_id, record.attached)
+            return self.record.status
+        from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
+
+        Watcher(self.store, self.run_id, complain=complain, may_send=may_send).run(until=lambda: True)
+        newest = self.attempts[-1]
+        if self.watch and not self.record.status.state.final and send.needs_watcher(self.record, newest):
+            watcher.start(self.store, newest.plan, instead=True)
+        return self.record.status
+
+    def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
+        """Block until the run is final, or until `timeout_s` seconds have passed, and return its status.
+
+        Raises TimeoutError. `tick` is called with the run's row at every look.
+        """
+        began = looked = time.monotonic()
+        while True:
+            record = self.record
+            if tick:
+                tick(record)
+            if record.status.state.final:
+                return record.status
+            moment = time.monotonic()
+            if timeout_s is not None and moment - began > timeout_s:
+                raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
+            if moment - looked > LOOK_S:
+                self.refresh(may_send=not self.watch)  # without a watcher it is this loop that retries
+                looked = moment
+            time.sleep(attempts.pause(moment - began, 0.02))  # a look is one row of a local file
+
+    def result(self, timeout_s: float | None = None) -> Status:
+        """Block until the run is final; raises RunFailed unless it SUCCEEDED."""
+        status = self.wait(timeout_s)
+        if status.state is not State.SUCCEEDED:
+            raise RunFailed(self.run_id, status)
+        return status
+
+    def logs(self, *, follow: bool = False, after: str | None = None, raw: bool = False) -> Iterator[LogLine]:
+        """Yield the lines of all attempts and nodes; with `follow` until the run is final.
+
+        Marked lines (metrics, states) are events and left out, unless `raw`.
+
+        `after` is the cursor of a line that was seen: reading goes on behind it, neither repeating nor skipping.
+        """
+        first, _, inner = (after or "1/").partition("/")
+        if not first.isdigit():
+            raise BadRequest(f"{after!r} is no cursor of a log")
+        number = int(first)
+        cursor: str | None = inner or None
+        while True:
+            attempt = next((found for found in self.attempts if found.number == number), None)
+            if attempt is not None and attempt.handle is not None:
+                backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
+                for line in backend.logs(attempt.handle, follow=follow, after=cursor):
+                    if raw or not line.text.startswith(MARK):
+                        yield line._replace(cursor=f"{number}/{line.cursor}")
+                number, cursor = number + 1, None
+                continue
+            if not follow or (self.refresh(may_send=not self.watch).state.final and len(self.attempts) < number):
+                return
+            time.sleep(0.05)
+
+    def plot(self, *names: str) -> Any:
+        """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly."""
+        from cloudtrain.report import plots
+
+        self.refresh()
+        return plots.curves([self], names)
+
+    def _repr_html_(self) -> str:
+        from cloudtrain.report import notebook
+
+        self.refresh()
+        return notebook.card(self)
+
+    def verdict(self) -> Verdict | None:
+        """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""
+        status, newest = self.refresh(), self.attempts[-1]
+        if not status.failed:
+            return None
+        from cloudtrain.diagnosis import record
+        from cloudtrain.diagnosis.tail import Tail
+
+        if found := record.kept(self.store, newest):
+            return found
+        tail = Tail()
+        if newest.handle is not None:
+            for line in self.logs(after=f"{newest.number}/", raw=True):
+                tail.add(line)
+        return record.judged(self.store, newest, status, tail.lines())
+
+    def metrics(self, name: str | None = None) -> list[MetricRow]:
+        """Return the points of all curves, or of one, in the order in which they were emitted."""
+        self.refresh()
+        return self.store.metrics(self.run_id, name)
+
+    def cancel(self, wait_s: float = 0.0) -> Status:
+        """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.
+
+        The request is stored first, so that it holds even if this process dies now. A final run is left as it is.
+        Where it is not known whether the platform has the job, the watcher cancels it as soon as the platform answers.
+        """
+        if self.record.status.state.final:
+            return self.record.status
+        self._own_only("cancelled")
+        self.store.request_cancel(self.run_id)
+        newest = self.attempts[-1]
+        if newest.handle is not None:
+            attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+        self.refresh()
+        try:
+            return self.wait(wait_s)
+        except TimeoutError:
+            return self.record.status
+
+    def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
+        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking.
+
+        The folder belongs to this run from then on: another run's is refused, and git and cloudtrain leave it out of
+        what they package. Raises BadRequest.
+        """
+        unknown = set(what) - set(FETCHABLE)
+        if unknown:
+            raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
+        accepted = [attempt for attempt in self.attempts if attempt.handle is not None]
+        if not accepted:
+            raise BadRequest(f"{self.run_id} was never accepted by {self.record.backend}: there is nothing to fetch")
+        newest = accepted[-1]
+        assert newest.handle is not None
+        folder = Path(into)
+        mine = self._own(folder)
+        backend = attempts.backend_of(newest.plan, self.store.home, newest.handle)
+        try:
+            return backend.fetch(newest.handle, folder, tuple(what))
+        finally:
+            if not mine:
+                _give_back(folder)
+
+    def _own(self, folder: Path) -> bool:
+        """Mark a folder as this run's and return whether it was before; raises BadRequest when it is another's."""
+        mark = folder / FETCHED
+        owner = mark.read_text("utf-8").strip() if mark.is_file() else None
+        if owner not in (None, self.run_id):
+            raise BadRequest(f"{folder} holds what was fetched from {owner}", "name another folder")
+        taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
+        if taken:
+            raise BadRequest(f"{folder} holds {taken[0]}/ already, and not from this run", "name another folder")
+        if owner is None:
+            new = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            if new:
+                (folder / ".gitignore").write_text("*\n")
+            mark.write_text(self.run_id + "\n", "utf-8")
+        return owner is not None
+
+    def resume(self) -> Run:
+        """Start the run's next attempt, from its newest complete checkpoint.
+
+        Blocking. Raises BadRequest when the run still goes on, has succeeded, or a secret is missing, and BackendError
+        when the platform refuses the attempt: then the run is FAILED. Without an answer the attempt stays open.
+        """
+        self._own_only("resumed")
+        status = self.refresh()
+        if not status.state.final:
+            raise BadRequest(f"{self.run_id} is still {status.state}", f"cloudtrain cancel {self.run_id} ends it")
+        if status.state is State.SUCCEEDED:
+            raise BadRequest(
+                f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
+            )
+        newest = self.attempts[-1]
+        if missing := attempts.missing_secrets(newest.plan):
+            raise BadRequest(
+                f"the secrets {', '.join(missing)} are not in the environment", "export them and try again"
+            )
+        backend = attempts.backend_of(newest.plan, self.store.home)
+        plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
+
+        def intent() -> bool:
+            return self.store.next_attempt(plan, owner=Process.here(), resume=True)
+
+        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        if isinstance(outcome, send.Refused) and not outcome.waiting:
+            raise outcome.error
+        if self.watch and outcome is not None:
+            watcher.start(self.store, plan)
+        return self
+
+    def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
+        """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
+        from cloudtrain.job.job import Job
+        from cloudtrain.runs.submit import Submitter
+
+        self._own_only("run again")
+        record = self.record
+        options = (record.job.get("options") or {}).get(record.backend) or {}
+        submitter = Submitter(record.target, home=self.store.home, watch=self.watch, **options)
+        data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
+        resolved = submitter.resolve(Job.from_dict(data), sets)
+        bundle = (
+            submitter.package(resolved) if source else attempts.stored_bundle(self.attempts[0].plan, self.store.home)
+        )
+        return submitter.send(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
+
+    def _own_only(self, what: str) -> None:
+        """Raise BadRequest for an attached run: its job is somebody else's word, and is given to no platform from here."""
+        if uri := self.record.attached:
+            raise BadRequest(
+                f"{self.run_id} was submitted elsewhere and can be {what} from there only (attached from {uri})",
+                "`cloudtrain show --json` prints its job: read it, and submit it as your own",
+            )
+
+    def acknowledge(self) -> None:
+        """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one.
+
+        Where nobody knows yet whether the platform has the job, an equal submit goes on taking it up.
+        """
+        if not self.attempts[-1].unanswered_since:
+            self.store.acknowledge(self.run_id)
+
+
+def _give_back(folder: Path) -> None:
+    """Take the mark off a folder into which nothing came: another run may be fetched into it."""
+    for name in FETCHABLE:
+        for at, folders, names in os.walk(folder / name):
+            if names or any((Path(at) / inner).is_symlink() for inner in folders):
+                return
+    for name in FETCHABLE:
+        for at, _, _ in os.walk(folder / name, topdown=False):
+            os.rmdir(at)  # noqa: PTH106 - only what is empty
+    (folder / FETCHED).unlink(missing_ok=True)

@@ -1,0 +1,219 @@
+"""Sends attempts to their platforms: the only place that calls `Backend.submit`.
+
+Each submission has one of three outcomes, and the history has it before anybody hears of it:
+
+- `Accepted`: the platform gave a handle.
+- `Refused`: the platform said no. The attempt is FAILED; only a lack of machines may be followed by another attempt.
+- `Unknown`: the answer was lost. The attempt stays open, and nothing is sent again before `Backend.find` has answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.api import HasRemains
+from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store, now
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import attempts, retry
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.history.records import AttemptRecord, RunRecord
+    from cloudtrain.source.bundle import Bundle
+
+ADOPTABLE_S = 15 * 60.0  # for so long an interrupted or unanswered first submission may be sent again
+_SENDING: set[str] = set()  # attempts that a thread of this process is sending
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The platform has the attempt, under this handle."""
+
+    handle: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The platform does not take the attempt; `waiting` where another one follows when there are machines."""
+
+    error: CloudtrainError
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody knows whether the platform has the attempt."""
+
+    error: CloudtrainError
+
+
+Outcome = Accepted | Refused | Unknown
+
+
+def send_attempt(
+    store: Store,
+    plan: Plan,
+    backend: Backend,
+    bundle: Bundle | None,
+    intent: Callable[[], bool],
+    *,
+    again: bool = False,
+) -> Outcome | None:
+    """Send an attempt and store the outcome; blocking. None where `intent` says that another process was first.
+
+    Args:
+        bundle: what `plan` was made with; None to read it from the home.
+        intent: stores the intent, or claims one whose sender is gone; called before anything is sent.
+        again: whether something may have been sent before: `find` is asked first.
+    """
+    with _marked(plan.attempt_id):
+        if not intent():
+            return None
+        if again:
+            try:
+                handle = backend.find(plan.attempt_id)
+            except BackendError as error:
+                return _unknown(store, plan, error)
+            if handle is not None:
+                return _accepted(store, plan, handle)
+        try:
+            handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
+        except Unreachable as error:
+            return _unknown(store, plan, error)
+        except CloudtrainError as error:
+            return _refused(store, plan, error)
+        return _accepted(store, plan, handle)
+
+
+def send_again(store: Store, attempt: AttemptRecord, backend: Backend) -> Outcome | None:
+    """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first."""
+
+    def claim() -> bool:
+        return store.claim(attempt.attempt_id, of=attempt.owner, by=Process.here())
+
+    return send_attempt(store, attempt.plan, backend, None, claim, again=True)
+
+
+def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backend, *, may_send: bool) -> bool:
+    """Bring an intent without a handle further; True when the attempt moved on. Blocking; raises BackendError.
+
+    The platform is asked first. What it has is accepted. What it does not have is ended where the run was cancelled,
+    and sent again where `may_send` and that is still wanted: a retry or resume always, a first submission only where
+    its sender heard no answer, and not for longer than ADOPTABLE_S. One whose sender was killed is left to the next
+    `submit` of the same job. So is one that was accepted here, until somebody acknowledges it: it keeps no owner.
+    """
+    if not is_free(attempt):
+        return False
+    if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
+        return False
+    first, old = attempt.number == 1, age_s(attempt) > ADOPTABLE_S
+    wanted = not first or (attempt.owner == "" and not old)
+    if may_send and wanted and not run.cancel_requested:
+        outcome = send_again(store, attempt, backend)
+        if isinstance(outcome, Unknown):
+            raise outcome.error
+        if isinstance(outcome, Accepted):
+            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
+        return outcome is not None
+    with _marked(attempt.attempt_id):
+        if not store.claim(attempt.attempt_id, of=attempt.owner, by=Process.here()):
+            return False
+        try:
+            handle = backend.find(attempt.attempt_id)
+            if handle is None and (run.cancel_requested or (first and old)) and isinstance(backend, HasRemains):
+                backend.discard(attempt.attempt_id)
+        except BackendError as error:
+            store.unanswered(attempt.attempt_id, _not_known(backend.name, attempt, error), owner=attempt.owner)
+            raise
+        except BaseException:
+            store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
+            raise
+        if handle is not None:
+            store.accept(attempt.attempt_id, handle)
+            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
+        elif run.cancel_requested:
+            _end(store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now()))
+        elif first and old:
+            reason = f"its submission was interrupted, and {backend.name} has no such job"
+            _end(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
+            store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
+        else:
+            store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
+            return False
+    return True
+
+
+def is_free(attempt: AttemptRecord) -> bool:
+    """Return whether nobody is sending an attempt: its sender has died, or has ended without an answer."""
+    if attempt.attempt_id in _SENDING:
+        return False
+    if attempt.owner in ("", str(Process.here())):
+        return True
+    sender = Process.parse(attempt.owner)
+    return sender is not None and sender.alive is False
+
+
+def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
+    """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
+    if attempt.handle is not None or attempt.status.state.final:
+        return True
+    return is_free(attempt) and (attempt.number > 1 or attempt.owner == "" or run.cancel_requested)
+
+
+def age_s(attempt: AttemptRecord) -> float:
+    """Return how many seconds ago an attempt's intent was stored."""
+    return (datetime.now(UTC) - datetime.fromisoformat(attempt.created_at)).total_seconds()
+
+
+@contextmanager
+def _marked(attempt_id: str) -> Iterator[None]:
+    """Mark an attempt as being sent by a thread of this process, from before its intent is stored.
+
+    Without the mark another thread would take the attempt for one that this process left behind, and send it too.
+    """
+    _SENDING.add(attempt_id)
+    try:
+        yield
+    finally:
+        _SENDING.discard(attempt_id)
+
+
+def _accepted(store: Store, plan: Plan, handle: str) -> Accepted:
+    store.accept(plan.attempt_id, handle)
+    return Accepted(handle)
+
+
+def _refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
+    event = "capacity" if isinstance(error, NoCapacity) else ""
+    status = Status(State.FAILED, None, error.message, ended_at=now(), event=event)
+    store.record(plan.attempt_id, status=status)
+    reason = retry.waits_for_capacity(plan.attempt_id, plan.attempt, status) if retry.allowed(plan, status) else ""
+    if reason:
+        store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
+    else:
+        said = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
+        store.set_status(plan.run_id, replace(status, reason=said))
+    return Refused(error, waiting=bool(reason))
+
+
+def _unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
+    attempt = next(found for found in store.attempts(plan.run_id) if found.number == plan.attempt)
+    store.unanswered(plan.attempt_id, _not_known(plan.backend, attempt, error))
+    return Unknown(error)
+
+
+def _not_known(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
+    since = attempt.unanswered_since or now()
+    tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
+    return f"not known since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
+
+
+def _end(store: Store, plan: Plan, status: Status) -> None:
+    store.record(plan.attempt_id, status=status)
+    store.set_status(plan.run_id, status)

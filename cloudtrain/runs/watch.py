@@ -1,0 +1,353 @@
+"""The loop that brings a run's log, metrics and state into the store, and starts the next attempt when one is due.
+
+`submit` starts it detached, one process for one run, under a lease in the store. When it dies any reader takes over. It
+never holds what cannot be found again: the job does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain import events
+from cloudtrain.backends.api import Backend, HasImages, Plan
+from cloudtrain.backends.images import exact
+from cloudtrain.diagnosis.tail import Tail
+from cloudtrain.errors import BackendError, CloudtrainError
+from cloudtrain.events import Event, LogLine, State, Status
+from cloudtrain.history import event_files
+from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.store import Store, now
+from cloudtrain.metrics import MetricParser
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import retry, send
+from cloudtrain.runs.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names
+from cloudtrain.runs.watcher import STARTING
+
+if TYPE_CHECKING:
+    from cloudtrain.source.bundle import Bundle
+
+LEASE_S = 30.0
+PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
+FILES_S = 10.0  # how often other tools' files are looked at
+BATCH = 2000  # lines in one transaction
+
+
+class Watcher:
+    """Watches one run until it is final. With `may_send=False` it only reads: it starts no attempt."""
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        me: Process | None = None,
+        complain: Callable[[CloudtrainError], None] | None = None,
+        *,
+        may_send: bool = True,
+    ) -> None:
+        self._may_send = may_send
+        self._complain = complain or self._write  # what is done where a platform cannot be asked
+        self.store = store
+        self.run_id = run_id
+        self.me = me or Process.here()
+        self._parsers: dict[str, MetricParser] = {}
+        self._cancelled: set[str] = set()
+        self._leased_at = 0.0
+        self._readers: dict[tuple[str, Path], event_files.Reader] = {}
+        self._places: dict[str, event_files.Places] = {}  # of an attempt's files: a curve keeps its name
+        self._files_at = 0.0
+        self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
+        self._asked: tuple[str, Backend] | None = None  # a client that is kept costs a look next to nothing
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
+        """Watch until the run is final and return its status; None when another process holds the lease, or when the
+        history is no longer there. Blocking."""
+        began = time.monotonic()
+        while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
+            run, attempt = self._newest()
+            if run.status.state.final:
+                self.store.release(self.run_id, self.me)
+                return run.status
+            backend = self._backend(attempt)
+            try:
+                moved = self.step(run, attempt, backend)
+            except BackendError as error:
+                moved, self._asked = False, None  # somebody may renew what it signs in with
+                self._complain(error)
+            if moved:
+                continue
+            if until():
+                self.store.release(self.run_id, self.me)
+                return run.status
+            time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
+        return None
+
+    def _write(self, error: CloudtrainError) -> None:
+        print(f"{now()} {self.run_id}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+    def take_over(self) -> None:
+        """Wait, for seconds at the most, until nobody else holds the lease; then readers start no watcher any more."""
+        began = time.monotonic()
+        while not self._lease() and time.monotonic() - began < PATIENCE_S:
+            time.sleep(0.05)
+        (self.store.home / "runs" / self.run_id / STARTING).unlink(missing_ok=True)
+
+    def _backend(self, attempt: AttemptRecord) -> Backend:
+        if self._asked is None or self._asked[0] != attempt.attempt_id:
+            self._asked = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
+        return self._asked[1]
+
+    def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
+        if attempt.handle is None:
+            if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
+                return self._follow_up(run, attempt, attempt.status, backend)
+            return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
+        unasked = run.cancel_requested and attempt.attempt_id not in self._cancelled
+        if unasked and _cancel(backend, attempt.handle):  # the one who asked may have died before it said so
+            self._cancelled.add(attempt.attempt_id)
+        status = backend.status(attempt.handle)
+        self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
+        if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
+            status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
+        self._read_files(attempt, at_once=status.state.final)
+        if status.state.final:
+            return self._follow_up(run, attempt, status, backend)
+        if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
+            self.store.record(attempt.attempt_id, status=status)
+            self.store.set_status(self.run_id, status)
+            if status.state is State.RUNNING:
+                self._ask_images(attempt, backend)  # again where the platform has started it anew
+        return False
+
+    def catch_up(self, told: Mapping[str, Status], files: Callable[[], None]) -> None:
+        """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody.
+
+        Those that are gone from there stay as they are known. `files` brings what lies beside the logs, which it follows.
+        """
+        known = [attempt for attempt in self.store.attempts(self.run_id) if attempt.attempt_id in told]
+        backends = [backend_of(attempt.plan, self.store.home, attempt.handle) for attempt in known]
+        for attempt, backend in zip(known, backends, strict=True):
+            self._read_log(attempt, backend)
+        files()
+        for attempt, backend in zip(known, backends, strict=True):
+            status = told[attempt.attempt_id]
+            if status.state.final:
+                self._judge(attempt, status, backend)
+            if status != attempt.status:
+                self.store.tell(attempt.attempt_id, status)
+
+    def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
+        assert attempt.handle is not None
+        if attempt.cursor is None:
+            self._tails.setdefault(attempt.attempt_id, Tail())
+        tail = self._tails.get(attempt.attempt_id)
+        lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
+        while batch := list(islice(lines, BATCH)):
+            found = [event for line in batch if (event := self._event(attempt, line))]
+            points = [row for e in found if e.kind == "metric" for row in events.rows(e, _points(e))]
+            for line in batch:
+                if not line.text.startswith(events.MARK):
+                    if tail:
+                        tail.add(line)
+                    plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
+                    points += events.rows(plain, self._parser(attempt).metrics(line.text, line.rank))
+            others = [event for event in found if event.kind != "metric"]
+            self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
+            self._lease()
+
+    def _read_files(self, attempt: AttemptRecord, *, at_once: bool) -> None:
+        """Bring in what other tools wrote below the run's outputs, where these lie on this machine; what the log has
+        told already is not taken from them."""
+        if not at_once and time.monotonic() - self._files_at < FILES_S:
+            return
+        self._files_at = time.monotonic()
+        since = datetime.fromisoformat(attempt.created_at).timestamp()
+        output = str(attempt.plan.job.get("output") or "")
+        bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
+        places = self._places.setdefault(attempt.attempt_id, event_files.Places())
+        for outputs in (base / attempt.run_id / "outputs" for base in bases):
+            names = {path.relative_to(outputs).as_posix(): path for path in event_files.files(outputs, since)}
+
+            def told(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
+                kept = self.store.curves.first(attempt.attempt_id, seq, seq + event_files.MOST_RECORDS)
+                return event_files.former_prefix(names[name], seq, kept) if kept else None
+
+            for name, place in places.of(names, told).items():
+                path = names[name]
+                reader = self._readers.setdefault((attempt.attempt_id, path), event_files.Reader(path, place))
+                while points := reader.read():
+                    heard = self.store.curves.heard(attempt.attempt_id, event_files.FIRST_SEQ)
+                    rows = []
+                    for point in points:
+                        event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")
+                        rows += events.rows(event, [(point.step, point.name, point.value)])
+                    self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in heard])
+                    self._lease()
+
+    def _parser(self, attempt: AttemptRecord) -> MetricParser:
+        """Return what listens to an attempt's ordinary lines; a new watcher goes on counting where the last one was."""
+        if attempt.attempt_id not in self._parsers:
+            seen = {row.name: row.step for row in self.store.curves.of_attempt(attempt.attempt_id)}
+            self._parsers[attempt.attempt_id] = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen)
+        return self._parsers[attempt.attempt_id]
+
+    def _event(self, attempt: AttemptRecord, line: LogLine) -> Event | None:
+        parsed = events.parse(line.text)
+        return Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed) if parsed else None
+
+    def _follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Write an attempt's end, unless the next one waits for machines, or is to be started by somebody else."""
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
+                if (run.status.state, run.status.reason) != (State.QUEUED, reason):
+                    waiting = Status(State.QUEUED, None, reason, status.started_at, url=status.url)
+                    self.store.set_status(self.run_id, waiting)
+                return False
+            if not self._may_send:
+                return False
+        return self._end(run, attempt, status, backend)
+
+    def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Write an attempt's end, and the run's, unless another attempt is due."""
+        if run.cancel_requested and attempt.handle is None:
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
+        if status.ended_at is None:
+            status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
+        if status.state is State.LOST and attempt.handle is not None:
+            _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
+        self.store.record(attempt.attempt_id, status=status)
+        if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
+            self._ask_images(attempt, backend)
+        if status.state is State.PREEMPTED:
+            self._tell(attempt, status, final=False)
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            number = attempt.number
+            reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
+            if missing := missing_secrets(attempt.plan):
+                reason = f"no new attempt: {', '.join(missing)} is not in the watcher's environment"
+            if not reason:
+                try:
+                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
+                except BackendError as error:  # asked again it would be the same: its bundle is gone
+                    reason = f"no new attempt: {error.message}"
+                else:
+                    self._retry(attempt, status, backend, plan, bundle)
+                    return True
+            status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
+        self._judge(attempt, status, backend)
+        self.store.set_status(self.run_id, status)
+        self._tell(attempt, status, final=True)
+        return True
+
+    def _ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
+        """Keep which container images an attempt's nodes run, where its platform tells; it is in nobody's way."""
+        if attempt.handle is None or not isinstance(backend, HasImages):
+            return
+        self._lease()  # it may take seconds
+        try:
+            if found := {node: text for node, said in backend.images(attempt.handle).items() if (text := exact(said))}:
+                self.store.keep_images(attempt.attempt_id, found)
+        except BackendError as error:
+            self._write(error)
+        except Exception as error:
+            print(f"{now()} no images: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+    def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+        """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""
+        if not status.failed:
+            return  # not even the rules are imported: who waits for a good end need not wait for them
+        from cloudtrain.diagnosis import record
+
+        try:
+            tail = self._tails.get(attempt.attempt_id)
+            if tail is None:
+                tail = Tail()
+                for line in backend.logs(attempt.handle) if attempt.handle is not None else ():
+                    tail.add(line)
+            record.judged(self.store, attempt, status, tail.lines())
+        except Exception as error:
+            print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+    def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
+        """Let people know, as cloudtrain.toml asks for it; nothing that goes wrong there is in the way."""
+        from cloudtrain.runs import notify
+
+        try:
+            if event := notify.event_of(status, final=final):
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, sorted(secret_names(attempt.plan)))
+        except (CloudtrainError, OSError) as error:
+            print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
+        """Start the next attempt."""
+        if status.state is State.LOST and status.event != "capacity":  # then it was never there to be lost
+            self._tell(attempt, status, final=False)
+        outcome = send.send_attempt(
+            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=self.me)
+        )
+        if isinstance(outcome, send.Unknown):
+            self._complain(outcome.error)
+        if isinstance(outcome, send.Refused) and not outcome.waiting:
+            newest = self.store.attempts(self.run_id)[-1]
+            self._judge(newest, newest.status, backend)
+            self._tell(newest, newest.status, final=True)
+
+    def _newest(self) -> tuple[RunRecord, AttemptRecord]:
+        return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
+
+    def _lease(self) -> bool:
+        if time.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
+            return True
+        if not self.store.lease(self.run_id, self.me, LEASE_S):
+            return False
+        self._leased_at = time.monotonic()
+        return True
+
+
+def _cancel(backend: Backend, handle: str) -> bool:
+    """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
+    try:
+        backend.cancel(handle)
+    except BackendError as error:
+        print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+        return False
+    return True
+
+
+def _points(event: Event) -> list[tuple[float, str, float]]:
+    """Return the (step, name, value) of a metric event: every number in it but the step is a point of a curve."""
+    step = event.data.get("step", 0)
+    at = step if isinstance(step, (int, float)) else 0
+    return [
+        (at, name, float(value))
+        for name, value in event.data.items()
+        if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, float) or abs(value) < 1 << 1000  # a float can be made of it
+    ]
+
+
+def main() -> int:
+    """Watch one run to its end: `python -m cloudtrain.runs.watch RUN HOME`, secrets as JSON on standard input."""
+    run_id, home = sys.argv[1:3]
+    os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
+    try:
+        watcher = Watcher(Store(Path(home)), run_id)
+        watcher.take_over()
+        watcher.run()
+    except CloudtrainError as error:
+        print(f"{now()} {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+"""Vertex AI on loopback: `python -m cloudtrain.simulators.vertex FOLDER`."""
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    # what the module cloudtrain.simulators.vertex had, before it was a package
+    def __getattr__(name: str) -> object:
+        from cloudtrain._moved import member
+
+        return member(__name__, name)

@@ -1,0 +1,268 @@
+"""A bundle: a source directory as one deterministic archive, known by its digest.
+
+    <folder>/<sha256>.tar.gz     the user's files, and under .cloudtrain/ the files that run them
+    <folder>/<sha256>.json       what is known about it
+    <folder>/.cache/             what need not be read or packed again: stat_cache.py, and digests by a survey's key
+
+The digest is that of the tar before compression, since compressors differ between machines. The same files give the
+same digest on any of them, so that unchanged source is neither packed nor uploaded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadSource, StoreError
+from cloudtrain.source import archive, digests, limits, secrets
+from cloudtrain.source.archive import LINK, Entry
+from cloudtrain.source.atomic import explained, new_file, temporary
+from cloudtrain.source.digests import Changed, Member, opened, pieces
+from cloudtrain.source.files import RESERVED, File, Source, list_files, refusal, shown
+from cloudtrain.source.files import why as verdict
+from cloudtrain.source.ignore import matches
+from cloudtrain.source.stat_cache import FOLDER, StatCache
+
+__all__ = ["Bundle", "File", "list_files", "why"]
+_RUNTIME = f"{RESERVED}/runtime.py"
+LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A packaged source; `sha256` names it, `source_sha256` covers the user's files alone."""
+
+    path: Path  # the tar.gz
+    sha256: str  # of the tar before compression
+    source_sha256: str
+    size_bytes: int  # of the tar.gz
+    files: tuple[File, ...]  # the user's
+    commit: str | None
+    dirty: bool
+    source: str
+
+    @classmethod
+    def make(
+        cls,
+        source: Path,
+        into: Path,
+        *,
+        allow_secrets: Sequence[str] = (),
+        allow_large: Sequence[str] = (),
+        allow_pointers: Sequence[str] = (),
+        must_have: Sequence[str] = (),
+    ) -> Bundle:
+        """Package a directory into a folder of bundles, or find the bundle there that already holds the same files.
+
+        `must_have` names files that the job relies on. Patterns, as in .gitignore, name the files that may hold
+        credentials (`allow_secrets`), be of any size (`allow_large`) or be Git-LFS pointers (`allow_pointers`).
+        Files that are as they were are not read again. Blocking. Raises BadSource, with all problems of a kind, and
+        StoreError when the folder cannot be written.
+        """
+        cache = None
+        for _ in range(3):
+            found = Source.of(source)
+            _require(found, must_have)
+            limits.check(found.files, allow_large)
+            members = _members(found)
+            cache = cache or StatCache(into, found.root, secrets.rules())
+            try:
+                seen = digests.take(members, cache)
+                secrets.refuse(seen.findings, allow_secrets, allow_pointers)
+                known = _known(into, seen.key, seen.source_sha256)
+                sha256, size = (known.sha256, known.size_bytes) if known else _pack(members, seen.digests, into)
+            except Changed as change:
+                cache.drop(change.path)
+                changed = change.path
+                continue
+            bundle = cls(into / f"{sha256}.tar.gz", sha256, seen.source_sha256, size, found.files, found.commit,
+                         found.dirty, str(found.root))  # fmt: skip
+            if known != bundle:
+                bundle._remember()
+            if not known:
+                with new_file(into / FOLDER / seen.key) as stream:
+                    stream.write(sha256.encode())
+            cache.save()
+            return bundle
+        raise BadSource(f"{shown(changed)} keeps changing while it is packaged", "name it in .cloudtrainignore")
+
+    @classmethod
+    def stored(cls, into: Path, sha256: str) -> Bundle | None:
+        """Return the bundle of that digest, or None when it is not there, or not whole."""
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            return None
+        path = into / f"{sha256}.tar.gz"
+        try:
+            facts = json.loads(path.with_name(f"{sha256}.json").read_bytes())
+            files = tuple(File(*file) for file in facts.pop("files"))
+            bundle = cls(path=path, sha256=sha256, files=files, **facts)
+            return bundle if path.stat().st_size == bundle.size_bytes else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a plan says about its bundle."""
+        return {
+            "sha256": self.sha256,
+            "source_sha256": self.source_sha256,
+            "size_bytes": self.size_bytes,
+            "files": len(self.files),
+            "commit": self.commit,
+            "dirty": self.dirty,
+        }
+
+    def extract(self, into: Path) -> None:
+        """Unpack into a folder that is new or empty: it then holds the whole source, or nothing.
+
+        Blocking. Raises StoreError when the archive is damaged, is not of this digest, or holds what no bundle holds.
+        """
+        temporary = into.with_name(f".{into.name}.{os.getpid()}-{time.monotonic_ns():x}.tmp")
+        digest = hashlib.sha256()
+        try:
+            with explained(into):
+                temporary.mkdir(parents=True)
+                with open(self.path, "rb", buffering=0) as stream:
+                    archive.extract(stream, temporary, digest.update)
+                if digest.hexdigest() != self.sha256:
+                    raise StoreError("the archive's content is not what its name says")
+                temporary.rename(into)
+        except BaseException as error:
+            _remove_tree(temporary)
+            if isinstance(error, StoreError) and not error.hint:
+                raise StoreError(f"{self.path}: {error.message}", "remove it; the next submit makes it again") from None
+            raise
+
+    def _remember(self) -> None:
+        facts = {name: getattr(self, name) for name in ("source_sha256", "size_bytes", "files", "commit", "dirty",
+                                                        "source")}  # fmt: skip
+        with new_file(self.path.with_name(f"{self.sha256}.json")) as stream:
+            stream.write(json.dumps(facts, separators=(",", ":")).encode("utf-8", "surrogateescape"))
+
+
+def why(
+    root: Path,
+    name: str,
+    *,
+    allow_secrets: Sequence[str] = (),
+    allow_large: Sequence[str] = (),
+    allow_pointers: Sequence[str] = (),
+) -> str:
+    """Return one sentence on why a file (relative to the source) is packaged, left out or refused; raises BadSource."""
+    found = verdict(root, name)
+    origin = Path(os.path.abspath(root), found.path)  # noqa: PTH100
+    if not found.inside or not stat.S_ISREG((at := origin.lstat()).st_mode):
+        return found.said
+    reasons = []
+    if at.st_size > limits.MAX_FILE and not matches(allow_large, found.path):
+        reasons.append(f"it has {limits.said(at.st_size)}, and {limits.said(limits.MAX_FILE)} are the most")
+    try:
+        seen = digests.look(Member(Entry(found.path, at.st_size, 0o644), str(origin), at))
+    except (OSError, Changed):
+        return f"{found.said}; but it cannot be read"
+    for finding in chain(*secrets.refused(seen, allow_secrets, allow_pointers)):
+        place = f"line {finding.line}" if finding.line else "by its name"
+        reasons.append("it is a Git-LFS pointer" if finding.kind == limits.POINTER else f"{place}: {finding.kind}")
+    return found.said + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
+
+
+def runtime_files() -> list[tuple[str, Path]]:
+    """Return the files that run a job on a node: path in the bundle, file of this installation."""
+    package = Path(__file__).parents[1]
+    folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
+    if folder is None:
+        raise StoreError("this installation of cloudtrain lacks its entrypoints", "install it again")
+    found = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("tests", "__pycache__")]
+        inner = os.path.relpath(at, folder)
+        prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
+        found += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
+    # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
+    return found + [(f"{RESERVED}/path/cloudtrain_runtime.py", at) for path, at in found if path == _RUNTIME]
+
+
+def _members(source: Source) -> list[Member]:
+    root = str(source.root)
+    members = [
+        Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", found)
+        for file, found in zip(source.files, source.found, strict=True)
+    ]
+    for path, file in runtime_files():
+        found = file.stat()
+        members.append(Member(Entry(path, found.st_size, 0o644), str(file), found))
+    return sorted(members, key=lambda member: member.entry.path)
+
+
+def _require(source: Source, names: Sequence[str]) -> None:
+    paths = {file.path for file in source.files}
+    problems = []
+    for name in names:
+        path = os.path.normpath(name)
+        if path in paths or path.startswith(f"{RESERVED}/"):
+            continue
+        if (source.root / path).is_file():
+            problems.append(verdict(source.root, path).said)
+            continue
+        from difflib import get_close_matches
+
+        near = get_close_matches(path, sorted(paths), 3, 0.6)
+        problems.append(f"{shown(name)} is not there" + (f"; there is {', '.join(map(shown, near))}" if near else ""))
+    if problems:
+        raise refusal(f"{source.root} lacks what the job needs", problems)
+
+
+def _pack(members: Sequence[Member], digests: Sequence[str], into: Path) -> tuple[str, int]:
+    """Write the archive, and return its digest and size; raises Changed when a file is not of its digest."""
+    from isal import isal_zlib
+
+    whole = hashlib.sha256()
+    deflate = isal_zlib.compressobj(LEVEL, wbits=31)
+    with temporary(into, "bundle") as (stream, path):
+
+        def write(piece: bytes) -> None:
+            whole.update(piece)
+            stream.write(deflate.compress(piece))
+
+        for member, digest in zip(members, digests, strict=True):
+            entry = member.entry
+            write(archive.header(entry))
+            if entry.mode == LINK:
+                continue
+            own = hashlib.sha256()
+            with opened(member) as fd:
+                for piece in pieces(fd, entry):
+                    own.update(piece)
+                    write(piece)
+            write(archive.padding(entry.size))
+            if own.hexdigest() != digest:
+                raise Changed(entry.path)
+        write(archive.END)
+        stream.write(deflate.flush())
+        size = stream.tell()
+        stream.close()
+        path.replace(into / f"{whole.hexdigest()}.tar.gz")
+        return whole.hexdigest(), size
+
+
+def _known(into: Path, key: str, source_sha256: str) -> Bundle | None:
+    """Return the bundle that is stored under a survey's key, or None."""
+    try:
+        made = Bundle.stored(into, (into / FOLDER / key).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return made if made and made.source_sha256 == source_sha256 else None
+
+
+def _remove_tree(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,291 @@
+"""Which files of a source directory are the user's source: git's list, minus what `.cloudtrainignore` rules out.
+
+In a git repository these are the files that `git ls-files -co --exclude-standard` names and that exist; elsewhere all
+files except those that `.gitignore` files and a few customs (`__pycache__`, `.venv`) leave out. `.cloudtrainignore` is
+written like `.gitignore` and may stand in any folder; the last line that matches a file decides, and one that begins
+with `!` takes a file in although git, or the rule of a folder, leaves it out. Only names, sizes and modes are read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudtrain.errors import BadSource
+from cloudtrain.source import git
+from cloudtrain.source.archive import LINK, leads_out
+from cloudtrain.source.ignore import Rules
+
+IGNORE_FILE = ".cloudtrainignore"
+RESERVED = ".cloudtrain"  # the folder of our own files in a bundle
+SHOWN = 20  # problems in one message
+# What nobody means to send, outside of git only: git's list is taken as it is. By name and ending, so that a source
+# without ignore files does not import pathspec.
+_FOLDERS = {"__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules", ".ipynb_checkpoints", ".pytest_cache",
+            ".mypy_cache", ".ruff_cache", ".hg", ".svn"}  # fmt: skip
+_ENDINGS = (".pyc", ".pyo")
+_NAMES = {".DS_Store"}
+
+
+class File(NamedTuple):
+    """One file of the source: its path from the root, bytes, and 0o644, 0o755 or 0o120000 (a symbolic link)."""
+
+    path: str
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A directory's files, sorted by the bytes of their paths, and the commit that they belong to."""
+
+    root: Path
+    files: tuple[File, ...]
+    links: Mapping[str, str]  # path -> target
+    commit: str | None
+    dirty: bool  # some file is not as in the commit
+    found: Sequence[os.stat_result]  # how each file was, in the order of `files`
+
+    @classmethod
+    def of(cls, root: Path) -> Source:
+        """Return the source at a directory; raises BadSource with every problem that was found."""
+        root = _directory(root)
+        query = git.HeadQuery(root) if git.is_near(root) else None
+        try:
+            chosen = _Choice.of(root)
+            files, links, found = chosen.check()
+            head = query.answer() if query and chosen.from_git else git.Head(None, False)
+        finally:
+            if query:
+                query.close()
+        dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
+        return cls(root, tuple(files), links, head.commit, dirty, found)
+
+
+def list_files(root: Path) -> tuple[File, ...]:
+    """Return the files that a bundle of this directory holds; raises BadSource."""
+    return Source.of(root).files
+
+
+class Verdict(NamedTuple):
+    """Whether a file is in the source, and one sentence on why."""
+
+    path: str
+    inside: bool
+    said: str
+
+
+def why(root: Path, name: str) -> Verdict:
+    """Return why a file (relative to the source) is packaged or not; raises BadSource."""
+    root = _directory(root)
+    path = os.path.normpath(os.path.relpath(name, root) if name.startswith("/") else name)
+    if path.startswith("../") or path == "..":
+        return Verdict(path, False, f"{name} is out: it is not below {root}")
+    if not os.path.lexists(root / path):
+        return Verdict(path, False, f"{path} is out: it does not exist")
+    chosen = _Choice.of(root)
+    if path in chosen.tracked:
+        if line := chosen.rules.line(path):
+            return Verdict(path, True, f"{path} is in: {line} takes it in")
+        if not chosen.from_git:
+            return Verdict(path, True, f"{path} is in: no rule leaves it out")
+        reason = "git tracks it" if chosen.tracked[path] else "it is new, and no rule ignores it"
+        return Verdict(path, True, f"{path} is in: {reason}")
+    if path in chosen.left_out:
+        return Verdict(path, False, f"{path} is out: {chosen.left_out[path]}")
+    for folder in (path, *map(str, Path(path).parents)):
+        if folder in chosen.nested:
+            return Verdict(path, False, f"{path} is out: {folder} is a repository of its own")
+    if (root / path).is_dir() and not (root / path).is_symlink():
+        return Verdict(path, False, f"{path} is out: it is a folder; only files are packaged")
+    if line := chosen.rules.line(path):
+        return Verdict(path, False, f"{path} is out: {line} leaves it out")
+    reason = chosen.explain(path) or "it is no regular file, or in no place where git looks"
+    return Verdict(path, False, f"{path} is out: {reason}")
+
+
+@dataclass
+class _Choice:
+    """The names that were chosen, before anything is known about the files themselves."""
+
+    root: Path
+    rules: Rules  # of .cloudtrainignore
+    from_git: bool
+    tracked: dict[str, bool] = field(default_factory=dict)  # chosen path -> whether git tracks it
+    left_out: dict[str, str] = field(default_factory=dict)  # outside of git only: path -> why
+    nested: list[str] = field(default_factory=list)
+    absent_submodules: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, root: Path) -> _Choice:
+        rules = Rules(root, IGNORE_FILE)
+        rules.read("")
+        listing = git.listing(root)
+        chosen = cls(root, rules, listing is not None)
+        if listing is None:
+            chosen._walk()
+        else:
+            chosen._take(listing)
+        return chosen
+
+    def _take(self, listing: git.Listing) -> None:
+        found = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
+        for path in found:
+            if path.endswith("/" + IGNORE_FILE):
+                self.rules.read(path[: -len(IGNORE_FILE) - 1])
+        again: Iterable[str] = git.ignored(self.root, listing.submodules) if self.rules.reincludes else ()
+        if self.rules:
+            found = {path: tracked for path, tracked in found.items() if not self.rules.excludes(path)}
+            again = [path for path in again if self.rules.excludes(path) is False]
+        self.nested = [path for path in listing.nested if not self.rules.excludes(path + "/")]
+        self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
+        self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
+        self.tracked = {**found, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
+
+    def _walk(self) -> None:
+        git_rules = Rules(self.root, ".gitignore", like_git=True)
+        pending = [("", "")]  # folder, why it is out
+        while pending:
+            folder, out = pending.pop()
+            if folder:
+                self.rules.read(folder)
+            if not out:
+                git_rules.read(folder)
+            for entry in _scan(self.root, folder):
+                name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
+                path = f"{folder}/{name}" if folder else name
+                if name == ".git":
+                    continue
+                inside = entry.is_dir(follow_symlinks=False)
+                asked = path + "/" if inside else path
+                ours, reason = self.rules.excludes(asked), out
+                if not reason and (ignored := git_rules.excludes(asked)):
+                    reason = f"{git_rules.line(asked)} leaves it out"
+                if not reason and ignored is None and _is_custom(name, inside):
+                    reason = f"{name} is never packaged outside of git, unless {IGNORE_FILE} takes it in with !"
+                if inside and (entry_is_repository := os.path.lexists(f"{entry.path}/.git")) and not (ours or reason):
+                    self.nested.append(path)
+                if inside and not (entry_is_repository or ((ours or reason) and not self.rules.reincludes)):
+                    pending.append((path, reason))
+                elif inside or (ours is None and reason):
+                    self.left_out[path] = reason or f"{self.rules.line(asked)} leaves it out"
+                elif not ours:
+                    self.tracked[path] = False
+
+    def explain(self, path: str) -> str:
+        """Return why git, or the walk, left a path out."""
+        if self.from_git:
+            line = git.rule(self.root, path)
+            return f"git ignores it ({line})" if line else ""
+        return next((self.left_out[str(up)] for up in Path(path).parents if str(up) in self.left_out), "")
+
+    def check(self) -> tuple[list[File], dict[str, str], list[os.stat_result]]:
+        """Return the files that exist, sorted, the links among them, and how each was; raises BadSource."""
+        problems = [f"{shown(path)} is a git repository of its own; make it a submodule, or name it in {IGNORE_FILE}"
+                    for path in self.nested]  # fmt: skip
+        problems += [f"{shown(path)} is a submodule that is not checked out; git submodule update --init fetches it"
+                     for path in self.absent_submodules]  # fmt: skip
+        files: list[File] = []
+        stats: list[os.stat_result] = []
+        links: dict[str, str] = {}
+        folders = _Folders(self.root)
+        for path in sorted(self.tracked):
+            try:
+                found = folders.lstat(path)
+                if found is None or stat.S_ISDIR(found.st_mode):  # a folder in its place: the file is gone
+                    continue
+                path.encode()
+                if path == RESERVED or path.startswith(RESERVED + "/"):
+                    problems.append(f"{shown(path)} has a name that bundles keep for their own files; rename it")
+                elif stat.S_ISREG(found.st_mode):
+                    files.append(File(path, found.st_size, 0o755 if found.st_mode & stat.S_IXUSR else 0o644))
+                elif stat.S_ISLNK(found.st_mode):
+                    links[path] = os.readlink(_fs(self.root, path)).decode()  # noqa: PTH115
+                    files.append(File(path, len(links[path].encode()), LINK))
+                else:
+                    kind = _kind(found.st_mode)
+                    problems.append(f"{shown(path)} is a {kind}; remove it, or name it in {IGNORE_FILE}")
+                if len(files) > len(stats):
+                    stats.append(found)
+            except UnicodeError:
+                problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
+            except OSError as error:
+                problems.append(f"{shown(path)} cannot be examined: {error.strerror}")
+        problems += [f"{shown(path)} is a link that leads out of the source, to {shown(links[path])}"
+                     for path in links if leads_out(path, links)]  # fmt: skip
+        if problems:
+            raise refusal(f"{self.root} cannot be packaged", problems)
+        if not files:
+            text = "git ignores every file in it" if self.from_git and any(self.root.iterdir()) else "it has no files"
+            raise BadSource(f"{self.root} cannot be packaged: {text}", f"a line !NAME in {IGNORE_FILE} takes a file in")
+        return files, links, stats
+
+
+class _Folders:
+    """Examines paths without following a link on the way: what lies behind one is not part of the tree."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._real = {"": True}
+
+    def lstat(self, path: str) -> os.stat_result | None:
+        """Return what is at a path, or None when nothing is."""
+        if not self._is_real(path.rpartition("/")[0]):
+            return None
+        try:
+            return os.lstat(_fs(self._root, path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _is_real(self, folder: str) -> bool:
+        if folder not in self._real:
+            found = self.lstat(folder)
+            self._real[folder] = found is not None and stat.S_ISDIR(found.st_mode)
+        return self._real[folder]
+
+
+def refusal(head: str, problems: Sequence[str], hint: str = "", limit: int | None = SHOWN) -> BadSource:
+    """Return the error that names every problem, or as many as the limit says."""
+    more = [f"and {len(problems) - limit} more"] if limit and len(problems) > limit else []
+    return BadSource("\n  ".join([f"{head}:", *problems[:limit], *more]), hint)
+
+
+def shown(path: str) -> str:
+    """Return a path as it may stand in a message: quoted when it holds anything unusual."""
+    plain = path.isprintable() and path.strip() == path and not {"'", '"', "\\"} & set(path)
+    return path if plain and path else ascii(path)
+
+
+def _directory(root: Path) -> Path:
+    root = Path(os.path.abspath(root))  # noqa: PTH100  # not resolve(): git, and messages, shall see the name given
+    if not root.is_dir():
+        raise BadSource(f"the source {root} " + ("is not a directory" if root.exists() else "does not exist"),
+                        "source: names the directory to package")  # fmt: skip
+    return root
+
+
+def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(root / folder if folder else root) as entries:
+            yield from entries
+    except OSError as error:
+        raise BadSource(f"{root / folder} cannot be read: {error.strerror}", f"name it in {IGNORE_FILE}") from None
+
+
+def _is_custom(name: str, folder: bool) -> bool:
+    return name in _NAMES or name.endswith(_ENDINGS) or (folder and name in _FOLDERS)
+
+
+def _fs(root: Path, path: str) -> bytes:
+    return os.fsencode(root) + b"/" + path.encode("utf-8", "surrogateescape")
+
+
+def _kind(mode: int) -> str:
+    for test, name in ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket")):
+        if test(mode):
+            return name
+    return "device"

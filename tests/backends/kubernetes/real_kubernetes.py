@@ -1,0 +1,104 @@
+"""The backend kubernetes on a real cluster: make test-kubernetes. Not part of the ordinary tests, which have no cluster.
+
+    KUBECONFIG                    the cluster: its current context (there is no default, so that none is hit by accident)
+    CLOUDTRAIN_TEST_IMAGE         an image with Python and torch that its nodes can pull (images/build.sh makes one)
+    CLOUDTRAIN_TEST_OUTPUT        gs:// or s3:// below which runs may write, with credentials here and in the pods;
+    CLOUDTRAIN_TEST_CLAIM         or a claim (ReadWriteMany where there is more than one machine)
+    CLOUDTRAIN_TEST_NAMESPACE     where the jobs go; default: default
+
+What is absent is an error, never a test that is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.events import State
+from cloudtrain.testing.contract import WAIT_S, BackendContract
+from tests.backends.kubernetes.test_request import CASES, made
+
+SPACE = os.environ.get("CLOUDTRAIN_TEST_NAMESPACE", "default")
+MOUNT = "/cloudtrain-test"
+
+
+def needed(name: str, what: str) -> str:
+    found = os.environ.get(name, "")
+    assert found, f"${name} is not set: {what} (docs/kubernetes.md, A cluster for the tests)"
+    return found
+
+
+def options() -> dict[str, Any]:
+    config = needed("KUBECONFIG", "it names the cluster that the tests may use")
+    image = needed("CLOUDTRAIN_TEST_IMAGE", "an image with Python and torch")
+    claim = os.environ.get("CLOUDTRAIN_TEST_CLAIM")
+    volumes = {"volumes": [{"claim": claim, "path": MOUNT}]} if claim else {}
+    return {"kubeconfig": config, "namespace": SPACE, "image": image, "poll_s": 1.0, "ttl": "1h", **volumes}
+
+
+def output() -> str:
+    if os.environ.get("CLOUDTRAIN_TEST_CLAIM"):
+        return f"{MOUNT}/runs"
+    return needed("CLOUDTRAIN_TEST_OUTPUT", "or $CLOUDTRAIN_TEST_CLAIM: where results go")
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> KubernetesBackend:
+    return KubernetesBackend(options(), tmp_path / "runs")
+
+
+def test_doctor_finds_nothing(backend: KubernetesBackend):
+    assert backend.check() == [] and backend.capacity()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case: str):
+    """A dry run, strictly: what it does not know, or may not be, is an error."""
+    plurals = {"Job": "/apis/batch/v1|jobs", "Service": "/api/v1|services", "ConfigMap": "/api/v1|configmaps"}
+    for manifest in made(*CASES[case]).to_dict()["manifests"]:
+        base, plural = plurals[manifest["kind"]].split("|")
+        sent = json.loads(json.dumps(manifest).replace("${bundle.bytes}", "cGFja2Vk").replace("${job.uid}", "0-1"))
+        sent["metadata"]["namespace"] = SPACE
+        place, query = f"{base}/namespaces/{SPACE}/{plural}", {"dryRun": "All", "fieldValidation": "Strict"}
+        status, _ = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
+        assert status == 201
+
+
+class TestKubernetes(BackendContract):
+    @pytest.fixture
+    def connect(self, tmp_path: Path):
+        self.made = KubernetesBackend(options(), tmp_path / "runs")
+        return lambda: KubernetesBackend(options(), tmp_path / "runs")
+
+    def job_changes(self) -> dict[str, Any]:
+        return {"output": output()}
+
+    def leftovers(self, handle: str) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.made._jobs.pods(handle) if pod["status"]["phase"] == "Running"]
+
+    def test_an_evicted_pod_is_started_anew_by_the_cluster(self, backend: KubernetesBackend, start: Any):
+        script = "import os, pathlib, time; f = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'once')\n"
+        script += "again = f.exists(); f.touch(); print('again' if again else 'first', flush=True)\n"
+        script += "again or time.sleep(900)\n"
+        handle = start(script, retry={"max_attempts": 2})
+        self.until_line(backend, handle, "first")
+        (pod,) = backend._jobs.pods(handle)
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": SPACE}}
+        backend._api.call("POST", f"/api/v1/namespaces/{SPACE}/pods/{name}/eviction", "eviction", body=body)
+        status = self.until_final(backend, handle)
+        assert status.state is State.SUCCEEDED, self.text(backend, handle)
+        assert [line.text for line in self.said(backend, handle)][-1] == "again"
+
+    def test_what_no_node_can_take_says_so(self, backend: KubernetesBackend, start: Any, tmp_path: Path):
+        handle = start("print(1)", resources={"cpus": 100_000})
+        deadline = time.monotonic() + WAIT_S
+        while "Unschedulable" not in (said := backend.status(handle).reason):
+            assert time.monotonic() < deadline, said
+            time.sleep(1)

@@ -1,0 +1,72 @@
+"""Bytecode that is lent to extracted sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.local import bytecode
+from tests.conftest import WAIT_S
+
+
+@pytest.fixture
+def source(tmp_path):
+    return make(tmp_path / "source")
+
+
+def make(folder: Path, text: str = "VALUE = 1\n") -> Path:
+    (folder / ".cloudtrain" / "node").mkdir(parents=True)
+    (folder / ".cloudtrain" / "launch.py").write_text("import node.part as part\nprint(part.VALUE, part.__cached__)\n")
+    (folder / ".cloudtrain" / "node" / "__init__.py").write_text("")
+    (folder / ".cloudtrain" / "node" / "part.py").write_text(text)
+    return folder
+
+
+def launch(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, str(folder / ".cloudtrain" / "launch.py")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+
+
+def test_modules_are_compiled_once_and_found_by_every_later_source(tmp_path, source):
+    cache = tmp_path / "cache"
+    bytecode.lend(source, cache)
+    (place,) = cache.iterdir()
+    before = {file: file.stat().st_mtime_ns for file in place.rglob("*.pyc")}
+    assert len(before) == 3
+    other = make(tmp_path / "other")
+    bytecode.lend(other, cache)
+    assert {file: file.stat().st_mtime_ns for file in place.rglob("*.pyc")} == before
+    done = launch(other, "-v")
+    assert done.stdout.startswith("1 ")
+    assert f"code object from '{other}/.cloudtrain/node/__pycache__/" in done.stderr
+
+
+def test_a_changed_module_is_never_run_from_old_bytecode(tmp_path, source):
+    bytecode.lend(source, tmp_path / "cache")
+    part = source / ".cloudtrain" / "node" / "part.py"
+    at = part.stat()
+    part.write_text("VALUE = 2\n")
+    os.utime(part, ns=(at.st_atime_ns, at.st_mtime_ns))  # neither time nor size tell
+    assert launch(source, "-B").stdout.startswith("2 ")
+
+
+def test_another_text_has_another_place(tmp_path, source):
+    bytecode.lend(source, tmp_path / "cache")
+    bytecode.lend(make(tmp_path / "other", "VALUE = 3\n"), tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert launch(tmp_path / "other").stdout.startswith("3 ")
+
+
+def test_without_room_or_with_a_broken_module_the_source_is_left_as_it_is(tmp_path, source):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    bytecode.lend(source, blocked / "cache")
+    assert not list(source.rglob("__pycache__"))
+    broken = make(tmp_path / "broken", "VALUE = (\n")
+    bytecode.lend(broken, tmp_path / "cache")
+    assert not list(broken.rglob("__pycache__"))
+    assert not [file for file in (tmp_path / "cache").iterdir() if file.name.endswith(".tmp")]

@@ -1,0 +1,59 @@
+"""The sagemaker backend against a simulator that executes: the contract suite, and what is particular to SageMaker."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
+from cloudtrain.simulators.sagemaker.training_job import _inside
+from cloudtrain.testing.contract import BackendContract
+
+BUCKET = "training"
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
+iam = import_module("iam")
+sys.path.pop(0)
+
+
+@pytest.fixture
+def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = Simulator(tmp_path / "hosts")
+    for name, value in found.environ.items():
+        monkeypatch.setenv(name, value)
+    with urlopen(Request(f"{found.url}/moto-api/reset", method="POST"), timeout=60):
+        pass  # what other tests in this process have left with moto
+    found.make_bucket(BUCKET)
+    found.calls.clear()
+    yield found
+    found.close()
+    made = [call for call in found.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr")]
+    assert set(iam.actions(made)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
+
+
+def options(simulator: Simulator, **more) -> dict:
+    account = {"role": ROLE, "bucket": BUCKET, "region": REGION, "image": "any"}
+    return {**account, "endpoint": simulator.url, "client": "boto3", **more}
+
+
+def test_the_list_of_actions_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "restored afterwards")
+    assert iam.page(iam.table(iam.record(tmp_path))) == iam.PAGE.read_text("utf-8"), "run python docs/iam.py"
+    assert "sagemaker:CreateTrainingJob" in iam.listed() and "s3:DeleteBucket" not in iam.listed()
+
+
+class TestSagemaker(BackendContract):
+    @pytest.fixture
+    def connect(self, simulator: Simulator, home: Path):
+        self.simulator = simulator
+        return lambda: SagemakerBackend(options(simulator), home / "runs")
+
+    def leftovers(self, handle: str) -> list[str]:
+        name = handle.rpartition("/")[2]
+        nodes = range(1, 5)
+        return [str(pid) for n in nodes for pid in _inside(str(self.simulator.folder / name / f"algo-{n}"))]

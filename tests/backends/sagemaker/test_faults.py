@@ -1,0 +1,431 @@
+"""What goes wrong on the way to SageMaker: each fault a sentence with what to do, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import aws
+from cloudtrain.backends.api import Plan
+from cloudtrain.backends.sagemaker import logs
+from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.simulators.sagemaker.server import Fault, Simulator
+from cloudtrain.source.bundle import Bundle
+from tests.backends.sagemaker.test_backend import BUCKET, options, simulator  # noqa: F401 - a fixture
+from tests.conftest import wait_for
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore's pauses grow from a random part of a second on; here they are as long as none."""
+    from botocore.retries import standard
+
+    monkeypatch.setattr(standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
+
+
+class Bench:
+    """A backend on the simulator, and a plan that was not sent yet."""
+
+    def __init__(self, simulator: Simulator, home: Path, tmp_path: Path) -> None:  # noqa: F811
+        self.simulator, self.home, self.source = simulator, home, tmp_path / "source"
+        self.source.mkdir()
+        self.backend = self.connect()
+
+    def connect(self, **more) -> SagemakerBackend:
+        return SagemakerBackend(options(self.simulator, **more), self.home / "runs")
+
+    def plan(self, script: str = "print('done')\n", name: str = "fault", **changes) -> tuple[Plan, Bundle]:
+        (self.source / "train.py").write_text(script)
+        data = {"name": "fault", "source": str(self.source), "entrypoint": "train.py"}
+        job = Job.from_dict({**data, "environment": {"requirements": "none"}, **changes})
+        bundle = Bundle.make(self.source, self.home / "bundles")
+        return self.backend.plan(job, bundle, name), bundle
+
+    def final(self, handle: str):
+        wait_for(lambda: self.backend.status(handle).state.final, "its end")
+        return self.backend.status(handle)
+
+    def said(self, handle: str) -> list[str]:
+        return [line.text for line in self.backend.logs(handle) if line.rank == 0]
+
+    def refusal(self, **more) -> BackendError:
+        with pytest.raises(BackendError) as caught:
+            self.connect(**more).submit(*self.plan())
+        assert "\n" not in caught.value.message
+        return caught.value
+
+
+@pytest.fixture
+def bench(simulator: Simulator, home: Path, tmp_path: Path) -> Bench:  # noqa: F811
+    return Bench(simulator, home, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "code"),
+    [
+        ("CreateTrainingJob", 400, "ThrottlingException"),
+        ("CreateTrainingJob", 429, "TooManyRequestsException"),
+        ("CreateTrainingJob", 500, "InternalFailure"),
+        ("CreateTrainingJob", 503, "ServiceUnavailable"),
+        ("PutObject", 503, "SlowDown"),
+        ("PutObject", 500, "InternalError"),
+    ],
+)
+@pytest.mark.parametrize("committed", [False, True])
+def test_what_passes_is_tried_again_and_done_once(bench: Bench, action, status, code, committed) -> None:
+    bench.simulator.faults.append(Fault(action, status, code, times=3, committed=committed))
+    plan, bundle = bench.plan()
+    handle = bench.backend.submit(plan, bundle)
+    assert [job.arn for job in bench.simulator.jobs.values()] == [handle]
+    asked = sum(call.endswith(f":{action}") for call in bench.simulator.calls)
+    assert asked >= (2 if committed else 4)
+
+
+def test_a_job_whose_acceptance_was_never_heard_is_adopted(bench: Bench) -> None:
+    bench.simulator.faults.append(Fault("CreateTrainingJob", 503, "ServiceUnavailable", times=99, committed=True))
+    handle = bench.backend.submit(*bench.plan())
+    assert handle == bench.backend.find("fault-a1")
+    assert bench.final(handle).state is State.SUCCEEDED
+
+
+def test_a_name_that_another_job_has_is_not_adopted(bench: Bench) -> None:
+    first, bundle = bench.plan()
+    bench.backend.submit(first, bundle)
+    other, bundle = bench.plan(args=["another"])
+    with pytest.raises(BackendError, match="it is another one"):
+        bench.backend.submit(other, bundle)
+
+
+REFUSALS = {
+    "expired": ("CreateTrainingJob", 400, "ExpiredTokenException", "", "credentials have expired", "aws sso login"),
+    "unknown": ("PutObject", 403, "InvalidAccessKeyId", "", "does not accept the credentials", "AWS_PROFILE"),
+    "denied": ("CreateTrainingJob", 400, "AccessDeniedException", "", "denies sagemaker:CreateTrainingJob", "docs/"),
+    "denied role": (
+        "CreateTrainingJob",
+        400,
+        "AccessDeniedException",
+        "User: u is not authorized to perform: iam:PassRole on resource: arn:aws:iam::1:role/r because",
+        "denies iam:PassRole on arn:aws:iam::1:role/r",
+        "allow iam:PassRole",
+    ),
+    "denied bucket": ("PutObject", 403, "AccessDenied", "", "denies s3:PutObject", "docs/"),
+    "quota": ("CreateTrainingJob", 400, "ResourceLimitExceeded", "limit is 0", "quota", "Service Quotas"),
+    "capacity": ("CreateTrainingJob", 400, "CapacityError", "none left", "no such machines free", "try again"),
+    "busy": ("CreateTrainingJob", 400, "ThrottlingException", "", "to slow down", "some minutes"),
+    "broken": ("CreateTrainingJob", 500, "InternalFailure", "", "failed on AWS's side", "try again"),
+    "closed": ("CreateTrainingJob", 0, "", "", "cannot be reached", "network"),
+    "busy bucket": ("PutObject", 503, "SlowDown", "", "to slow down", "some minutes"),
+    "no bucket": ("PutObject", 404, "NoSuchBucket", "", "no such bucket", "options.sagemaker.bucket"),
+    "validation": ("CreateTrainingJob", 400, "ValidationException", "bad role", "was refused: bad role", ""),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_a_sentence_with_what_to_do(bench: Bench, name: str) -> None:
+    action, status, code, message, said, hint = REFUSALS[name]
+    bench.simulator.faults.append(Fault(action, status, code, times=99, message=message or "injected"))
+    error = bench.refusal()
+    assert said in error.message and hint in error.hint, (error.message, error.hint)
+    assert isinstance(error, NoCapacity) is (name in ("quota", "capacity"))
+    assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed", "busy bucket"))
+    assert bench.simulator.jobs == {}
+
+
+@pytest.mark.parametrize("first", [(0, "closed"), (500, "InternalFailure")])
+@pytest.mark.parametrize("then", ["AccessDeniedException", "ResourceLimitExceeded", "ThrottlingException"])
+def test_a_refusal_of_a_later_try_is_none_where_an_earlier_one_was_accepted(bench: Bench, first, then) -> None:
+    status, code = first
+    bench.simulator.faults.append(Fault("CreateTrainingJob", status, code, committed=True))
+    bench.simulator.faults.append(Fault("CreateTrainingJob", 400, then, times=99))
+    assert bench.backend.submit(*bench.plan()) == bench.backend.find("fault-a1")
+
+
+@pytest.mark.parametrize("status", [0, 500])
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ExpiredTokenException", "ThrottlingException"])
+def test_what_cannot_be_found_out_is_not_refused(bench: Bench, status: int, code: str) -> None:
+    bench.simulator.faults.append(Fault("CreateTrainingJob", status, times=99, committed=True))
+    bench.simulator.faults.append(Fault("DescribeTrainingJob", 400, code, times=99))
+    assert isinstance(bench.refusal(), Unreachable) and list(bench.simulator.jobs) == ["fault-a1"]
+
+
+def test_only_the_platforms_word_means_that_there_is_no_job(bench: Bench) -> None:
+    assert bench.backend.find("fault-a1") is None
+    bench.simulator.faults.append(Fault("DescribeTrainingJob", 400, "ValidationException", message="bad name"))
+    with pytest.raises(BackendError, match="bad name"):
+        bench.backend.find("fault-a1")
+    with pytest.raises(BackendError, match="pinned to 999"):
+        bench.connect(account="999999999999").find("fault-a1")
+
+
+def test_labels_are_read_back(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan(labels={"team": "nlp"}))
+    assert bench.backend.labels(handle) == {"team": "nlp"}
+
+
+def test_nobody_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aws, "TRIES", 2)
+    error = bench.refusal(endpoint="http://127.0.0.1:9")
+    assert "cannot be reached" in error.message
+
+
+def test_without_boto3_the_extra_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("boto3", "botocore")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("boto3", "botocore"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where they are not installed
+    with pytest.raises(MissingExtra) as caught:
+        bench.connect().status("arn:aws:sagemaker:us-east-1:123456789012:training-job/x-a1")
+    assert "cloudtrain[sagemaker]" in caught.value.hint
+
+
+def test_without_credentials(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    assert "no AWS credentials" in bench.refusal().message
+    assert "profile" in bench.refusal(profile="nobody").hint
+
+
+def test_another_account_is_refused_before_anything_is_uploaded(bench: Bench) -> None:
+    error = bench.refusal(account="999999999999")
+    assert "123456789012" in error.message and "999999999999" in error.message
+    assert bench.simulator.calls == ["sts:GetCallerIdentity"] and bench.simulator.uploaded_bytes == 0
+    assert bench.connect(account="123456789012").submit(*bench.plan())
+
+
+def test_unchanged_source_uploads_nothing(bench: Bench) -> None:
+    bench.backend.submit(*bench.plan(name="first"))
+    assert bench.simulator.uploaded_bytes > 0
+    bench.simulator.uploaded_bytes = 0
+    bench.connect().submit(*bench.plan(name="second", args=["--lr", "2"]))
+    assert bench.simulator.uploaded_bytes == 0
+    place = Path(bench.home / "sagemaker")
+    assert list(place.rglob("*"))
+    keys = bench.simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="cloudtrain/code/")["Contents"]
+    assert len(keys) == 1
+    bench.simulator.call("s3", "delete_object", Bucket=BUCKET, Key=keys[0]["Key"])
+    bench.simulator.uploaded_bytes = 0
+    handle = bench.connect().submit(*bench.plan(name="third"))
+    assert bench.simulator.uploaded_bytes > 0, "somebody has emptied the bucket"
+    assert bench.final(handle).state is State.SUCCEEDED
+
+
+def test_another_machine_has_uploaded_it(bench: Bench, tmp_path: Path) -> None:
+    bench.backend.submit(*bench.plan(name="first"))
+    elsewhere = SagemakerBackend(options(bench.simulator), tmp_path / "elsewhere" / "runs")
+    handle = elsewhere.submit(*bench.plan(name="second"))  # the conditional PUT is refused, which is as good
+    assert bench.final(handle).state is State.SUCCEEDED
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+COUNT = "for n in range(60): print('line', n, flush=True)\n"
+
+
+def test_late_lines_are_waited_for_when_the_job_is_over(bench: Bench) -> None:
+    bench.simulator.habits.logs_late_s = 3.0
+    handle = bench.backend.submit(*bench.plan(COUNT))
+    assert bench.final(handle).state is State.SUCCEEDED
+    assert bench.said(handle) == [f"line {n}" for n in range(60)]
+
+
+def test_doubled_lines_and_small_pages(bench: Bench) -> None:
+    bench.simulator.habits.logs_twice = True
+    bench.simulator.page = 7
+    handle = bench.backend.submit(*bench.plan(COUNT, num_nodes=2))
+    assert bench.final(handle).state is State.SUCCEEDED
+    lines = list(bench.backend.logs(handle))
+    for node in (0, 1):
+        assert [line.seq for line in lines if line.node == node] == list(range(sum(x.node == node for x in lines)))
+        assert [line.text for line in lines if (line.node, line.rank) == (node, node)] == [
+            f"line {n}" for n in range(60)
+        ]
+    for cut in (0, 33, len(lines) - 1):
+        assert list(bench.backend.logs(handle, after=lines[cut].cursor)) == lines[cut + 1 :]
+
+
+class Recorded:
+    """CloudWatch as it may answer: one stream, and the events of each look at it."""
+
+    def __init__(self, *looks: list[tuple[int, str]]) -> None:
+        self.looks = list(looks)
+
+    def ask(self, service: str, operation: str, **values):
+        if operation == "describe_log_streams":
+            return {"logStreams": [{"logStreamName": "job/algo-1-1"}]}
+        since = [{"timestamp": at, "message": text} for at, text in self.looks[0] if at >= values["startTime"]]
+        return {"events": [] if "nextToken" in values else since, "nextForwardToken": "same"}
+
+
+def ours(seq: int) -> str:
+    return f"{seq} 0 2026-11-21T00:00:00.000000Z text {seq}"
+
+
+def looked(recorded: Recorded, known: list, over: bool = False) -> list[str]:
+    return [line.text for line in logs.read(recorded, "job", known, over=over)]  # type: ignore[arg-type]
+
+
+def test_a_line_that_comes_late_is_neither_lost_nor_out_of_order() -> None:
+    known = logs.places(None, 1)
+    recorded = Recorded([(100, ours(0)), (101, ours(1)), (103, ours(3))])
+    assert looked(recorded, known) == ["text 0", "text 1"]
+    recorded.looks = [[(100, ours(0)), (101, ours(1)), (102, ours(2)), (103, ours(3))]]
+    assert looked(recorded, known) == ["text 2", "text 3"]
+    assert looked(recorded, known) == []
+
+
+def test_a_line_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
+    late = 100 + logs.GAP_MS
+    looks = [(100, ours(0)), (100, ours(2)), (late, ours(3))]
+    assert looked(Recorded(looks), logs.places(None, 1)) == ["text 0", "text 2", "text 3"]
+    looks = [(100, ours(0)), (101, ours(2))]
+    assert looked(Recorded(looks), logs.places(None, 1)) == ["text 0"]
+    assert looked(Recorded(looks), logs.places(None, 1), over=True) == ["text 0", "text 2"]
+
+
+def test_words_of_the_image_itself_are_shown_once() -> None:
+    known = logs.places(None, 1)
+    recorded = Recorded([(100, "exec failed"), (100, "exec failed"), (100, ours(0))])
+    assert looked(recorded, known) == ["exec failed", "exec failed", "text 0"]
+    recorded.looks[0].append((100, "more"))
+    assert looked(recorded, known) == ["more"] and looked(recorded, known) == []
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+RESUMES = (
+    "import os, pathlib, signal, sys, time\n"
+    "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
+    "if path.exists(): print('resumed at', path.read_text(), flush=True); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('41'), sys.exit(75)))\n"
+    "print('waiting', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+def test_a_spot_machine_is_taken_away_and_another_goes_on(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan(RESUMES, resources={"use_spot": True, "cpus": 4}))
+    wait_for(lambda: "waiting" in bench.said(handle), "its start")
+    bench.simulator.preempt("fault-a1")
+    assert bench.final(handle).state is State.SUCCEEDED
+    assert bench.said(handle) == ["waiting", "resumed at 41"]
+    lines = list(bench.backend.logs(handle))
+    assert [line.seq for line in lines] == list(range(len(lines))), "numbers go on over the restart"
+    assert list(bench.backend.logs(handle, after=lines[3].cursor)) == lines[4:]
+
+
+def test_no_machines_is_told_and_can_be_followed_by_another_attempt(bench: Bench) -> None:
+    bench.simulator.habits.no_machines = 1
+    status = bench.final(bench.backend.submit(*bench.plan()))
+    assert (status.state, status.event, status.exit_code) == (State.FAILED, "capacity", None)
+    assert "no such machines" in status.reason and status.ended_at and not status.billable_s
+    assert bench.final(bench.backend.submit(*bench.plan(name="again"))).state is State.SUCCEEDED
+
+
+def test_what_is_billed_is_told(bench: Bench) -> None:
+    status = bench.final(bench.backend.submit(*bench.plan(num_nodes=2)))
+    assert status.state is State.SUCCEEDED and status.billable_s and status.billable_s % 2 == 0
+
+
+def test_somebody_else_puts_the_same_source_at_the_same_time(bench: Bench) -> None:
+    bench.simulator.faults.append(Fault("PutObject", 409, "ConditionalRequestConflict", times=2))
+    assert bench.final(bench.backend.submit(*bench.plan())).state is State.SUCCEEDED
+
+
+def test_a_missing_object_that_may_not_be_listed(bench: Bench) -> None:
+    bench.backend.submit(*bench.plan(name="first"))
+    key = bench.simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="cloudtrain/code/")["Contents"][0]["Key"]
+    bench.simulator.call("s3", "delete_object", Bucket=BUCKET, Key=key)
+    bench.simulator.faults.append(Fault("HeadObject", 403, "Forbidden"))
+    assert bench.final(bench.backend.submit(*bench.plan(name="second"))).state is State.SUCCEEDED
+
+
+def test_a_limit_of_the_launcher_is_a_time_out_and_not_a_failure(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", limits={"max_runtime": "2s"}))
+    assert bench.final(handle).state is State.TIMED_OUT
+
+
+def test_a_refusal_on_the_node_says_why(bench: Bench) -> None:
+    missing = {"TOKEN": "aws-secretsmanager:nobody"}
+    status = bench.final(bench.backend.submit(*bench.plan(secrets=missing)))
+    assert (status.state, status.exit_code) == (State.FAILED, 78) and "TOKEN was not found" in status.reason
+
+
+def test_a_command_that_is_not_there_is_seen_in_the_log(bench: Bench) -> None:
+    bench.backend = bench.connect(python="no-such-python")
+    handle = bench.backend.submit(*bench.plan())
+    assert bench.final(handle).exit_code == 127
+    assert any("no-such-python" in line.text for line in bench.backend.logs(handle))
+
+
+def test_an_archive_that_leads_out_is_refused(bench: Bench, tmp_path: Path) -> None:
+    handle = bench.backend.submit(*bench.plan())
+    bench.final(handle)
+    raw = BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../../outside"), BytesIO())
+    key = "cloudtrain/runs/fault/fault-a1/output/model.tar.gz"
+    bench.simulator.call("s3", "put_object", Bucket=BUCKET, Key=key, Body=raw.getvalue())
+    with pytest.raises(BackendError, match="cannot be unpacked"):
+        bench.backend.fetch(handle, tmp_path / "deep" / "into")
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_a_refused_cancel_says_that_it_is_still_billed(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n"))
+    bench.simulator.faults.append(Fault("StopTrainingJob", 400, "AccessDeniedException", times=1))
+    with pytest.raises(BackendError) as caught:
+        bench.backend.cancel(handle)
+    assert "has not confirmed" in caught.value.message and "billed" in caught.value.hint
+    bench.backend.cancel(handle)
+    assert bench.final(handle).state is State.CANCELLED
+
+
+def test_doctor_accepts_the_role_of_the_docs(bench: Bench) -> None:
+    assert "options.sagemaker.role" in {problem.path for problem in bench.backend.check()}, "it is not there yet"
+    page = (Path(__file__).parents[3] / "docs" / "sagemaker.md").read_text()
+    trust, role = re.findall(r"```json\n(.*?)```", page, re.DOTALL)  # moto's IAM reads both as AWS's does
+    bench.simulator.call("iam", "create_role", RoleName="training", AssumeRolePolicyDocument=trust)
+    bench.simulator.call("iam", "put_role_policy", RoleName="training", PolicyName="cloudtrain", PolicyDocument=role)
+    assert bench.backend.check() == []
+    paths = {problem.path for problem in bench.connect(bucket="nowhere", account="9" * 12, role=None).check()}
+    assert paths == {"options.sagemaker.bucket", "options.sagemaker.account", "options.sagemaker.role"}
+    found = SagemakerBackend.discover()
+    assert found["account"] == "123456789012" and found["region"] == "us-east-1"
+    assert found["role"].endswith(":role/training")
+
+
+def test_init_writes_a_target_that_can_be_submitted_to(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    from cloudtrain.cli import main
+    from cloudtrain.job import targets
+
+    trust = {"Version": "2012-10-17", "Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
+    bench.simulator.call(
+        "iam", "create_role", RoleName="AmazonSageMaker-Execution", AssumeRolePolicyDocument=json.dumps(trust)
+    )
+    bench.simulator.make_bucket("sagemaker-us-east-1-123456789012")
+    monkeypatch.chdir(bench.source)
+    assert main(["init", "-t", "sagemaker", "--trainer"]) == 0
+    options = targets.named_targets()["sagemaker"].options.value
+    assert options == {
+        "region": "us-east-1",
+        "account": "123456789012",
+        "bucket": "sagemaker-us-east-1-123456789012",
+        "role": "arn:aws:iam::123456789012:role/AmazonSageMaker-Execution",
+    }
+    SagemakerBackend.options().model_validate(options)
+    assert main(["doctor", "sagemaker"]) == 0

@@ -1,0 +1,522 @@
+"""The backend sagemaker-local: its plans everywhere; with Docker the contract suite and two hosts in real containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.sagemaker import docker as docker_engine
+from cloudtrain.backends.sagemaker import local_job, local_store
+from cloudtrain.backends.sagemaker.local import SagemakerLocalBackend
+from cloudtrain.backends.sagemaker.local_request import IMAGE
+from cloudtrain.errors import BackendError, BadJob
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.runs.run import Run
+from cloudtrain.simulators.sagemaker.server import REGION, Fault, Simulator
+from cloudtrain.source.bundle import Bundle
+from cloudtrain.testing.contract import BackendContract
+from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
+from tests.backends.sagemaker.test_quickstart import cloudtrain
+from tests.backends.slurm.test_quickstart import SETS, STEPS
+from tests.conftest import wait_for
+
+# -- without Docker ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    def __init__(self, home: Path, tmp_path: Path) -> None:
+        self.home, self.source = home, tmp_path / "source"
+        self.source.mkdir()
+        self.backend = SagemakerLocalBackend({}, home / "runs")
+
+    def plan(self, script: str = "print('done')\n", run: str = "near", attempt: int = 1, **changes):
+        (self.source / "train.py").write_text(script)
+        data = {"name": "near", "source": str(self.source), "entrypoint": "train.py"}
+        job = Job.from_dict({**data, "environment": {"requirements": "none"}, **changes})
+        bundle = Bundle.make(self.source, self.home / "bundles")
+        return self.backend.plan(job, bundle, run, attempt), bundle
+
+    def said(self, handle: str) -> list[str]:
+        return [line.text for line in self.backend.logs(handle) if line.rank >= 0]
+
+    def final(self, handle: str):
+        wait_for(lambda: self.backend.status(handle).state.final, "its end")
+        return self.backend.status(handle)
+
+
+@pytest.fixture
+def bench(home: Path, tmp_path: Path) -> Bench:
+    return Bench(home, tmp_path)
+
+
+def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None:
+    inputs = {"texts": str(tmp_path), "one": f"file://{tmp_path}/x.jsonl", "web": {"uri": "hf://d/x", "mode": "stream"}}
+    resources = {"use_spot": True, "instance_type": "ml.m5.xlarge"}
+    plan, _ = bench.plan(inputs=inputs, resources=resources, num_nodes=2)
+    request, folder = plan.request, bench.home / "runs" / "near"
+    assert request["ResourceConfig"] == {"InstanceCount": 2, "InstanceType": "local"}
+    assert request["CheckpointConfig"]["S3Uri"] == f"file://{folder}/checkpoints"
+    channels = {c["ChannelName"]: c["DataSource"]["FileDataSource"]["FileUri"] for c in request["InputDataConfig"]}
+    source = f"file://{folder}/a1/code/source.tar.gz"
+    assert channels == {"texts": f"file://{tmp_path}", "one": f"file://{tmp_path}/x.jsonl", "cloudtrain": source}
+    assert "EnableManagedSpotTraining" not in request and "MaxWaitTimeInSeconds" not in request["StoppingCondition"]
+    said = " ".join(plan.notes)
+    assert "use_spot is left out" in said and "not ml.m5.xlarge" in said and IMAGE in said
+    orders = [json.loads(piece) for piece in request["HyperParameters"].values()]
+    assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"inputs": {"x": "s3://bucket/x"}}, "inputs.x.uri"),
+        ({"inputs": {"cloudtrain": "/data"}}, "inputs.cloudtrain"),
+        ({"output": "s3://bucket/out"}, "output"),
+        ({"output": "gs://bucket/out"}, "output"),
+        ({"num_nodes": 2, "resources": {"accelerators": "L4:1"}}, "num_nodes"),
+    ],
+)
+def test_what_local_mode_cannot_do_is_refused(bench: Bench, changes: dict, path: str) -> None:
+    with pytest.raises(BadJob) as caught:
+        bench.plan(**changes)
+    assert path in {problem.path for problem in caught.value.problems}
+
+
+def test_s3_is_read_and_written_where_that_is_asked_for(bench: Bench) -> None:
+    with pytest.raises(BadJob, match="options.sagemaker-local.s3: true"):
+        bench.plan(inputs={"x": "s3://bucket/x"})
+    bench.backend = SagemakerLocalBackend({"s3": True}, bench.home / "runs")
+    inputs = {"texts": {"uri": "s3://b/texts", "mode": "mount"}, "one": "s3://b/x.jsonl", "near": str(bench.source)}
+    plan, _ = bench.plan(inputs=inputs, output="s3://b/out/")
+    request = plan.request
+    sources = {channel["ChannelName"]: channel["DataSource"] for channel in request["InputDataConfig"]}
+    uris = {name: source["S3DataSource"]["S3Uri"] for name, source in sources.items() if "S3DataSource" in source}
+    assert uris == {"texts": "s3://b/texts/", "one": "s3://b/x.jsonl"} and set(sources) > {"near", "cloudtrain"}
+    assert request["OutputDataConfig"]["S3OutputPath"] == "s3://b/out/near"
+    assert request["CheckpointConfig"]["S3Uri"] == f"file://{bench.home}/runs/near/checkpoints"
+    assert "by this machine, with its own credentials" in " ".join(plan.notes)
+    for wrong in ({"inputs": {"x": "gs://b/x"}}, {"inputs": {"x": "s3:///x"}}, {"output": "gs://b/x"}):
+        with pytest.raises(BadJob):
+            bench.plan(**wrong)
+
+
+S3_JOB = {
+    "inputs": {"texts": "s3://training/texts", "one": "s3://training/texts/a.txt"},
+    "output": "s3://training/out",
+}
+
+
+@pytest.fixture
+def stored(bench: Bench, simulator: Simulator) -> Bench:  # noqa: F811
+    """A bench that may use S3, with two texts in a bucket beside what only begins like them."""
+    for key in ("texts/a.txt", "texts/deep/b.txt", "texts/a.txt.old", "texts2/c.txt"):
+        simulator.call("s3", "put_object", Bucket=BUCKET, Key=key, Body=key.encode())
+    bench.backend = SagemakerLocalBackend(
+        {"s3": True, "endpoint": simulator.url, "region": REGION}, bench.home / "runs"
+    )
+    return bench
+
+
+def attempt(bench: Bench, run: str = "near", **changes) -> tuple[dict, local_store.LocalStore, Path]:
+    """Plan a job and return its request and its store, as the keeper finds them."""
+    plan, _ = bench.plan(run=run, **{**S3_JOB, **changes})
+    folder = bench.home / "runs" / run / "a1"
+    folder.mkdir(parents=True)
+    where = {name: bench.backend.given.get(name) for name in ("region", "profile", "endpoint")}
+    (folder / "store.json").write_text(json.dumps(where))
+    return json.loads(json.dumps(plan.request)), local_store.LocalStore(folder), folder
+
+
+def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
+    request, store, folder = attempt(stored)
+    here = store.bring(request, lambda: False)
+    assert not any("S3DataSource" in channel["DataSource"] for channel in here["InputDataConfig"])
+    found = {
+        str(path.relative_to(folder)): path.read_text() for path in (folder / "inputs").rglob("*") if path.is_file()
+    }
+    assert found == {
+        "inputs/texts/a.txt": "texts/a.txt",
+        "inputs/texts/a.txt.old": "texts/a.txt.old",
+        "inputs/texts/deep/b.txt": "texts/deep/b.txt",
+        "inputs/one/a.txt": "texts/a.txt",
+    }
+    (folder / "code").mkdir()
+    (folder / "code" / "source.tar.gz").touch()
+    mounts = local_job.lay(tmp_path / "ml", "algo-1", ["algo-1"], here)
+    assert (f"{folder}/inputs/one", "/opt/ml/input/data/one", False) in mounts
+    (folder.parent / "model" / "weights").write_text("w")
+    store.take(here, folder.parent)
+    store.clear()
+    assert not (folder / "inputs").exists()
+    body = simulator.call("s3", "get_object", Bucket=BUCKET, Key="out/near/near-a1/output/model.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=BytesIO(body)) as archive:
+        assert [member.name for member in archive if member.isfile()] == ["./weights"]
+    listed = simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]
+    assert [item["Key"] for item in listed] == ["out/near/near-a1/output/model.tar.gz"], "an empty folder is not taken"
+
+
+def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
+    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
+    plan, bundle = stored.plan()
+    uri = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
+    assert uri == f"s3://{BUCKET}/cloudtrain/code/{bundle.sha256}/"
+    for first in (True, False):
+        simulator.uploaded_bytes = 0
+        assert stored.backend._upload(plan, bundle)
+        assert bool(simulator.uploaded_bytes) == first, "unchanged source is not uploaded again"
+    request, store, folder = attempt(stored, "other", inputs={}, output=None)
+    store.bring(request, lambda: False)
+    assert (folder / "inputs/cloudtrain/source.tar.gz").read_bytes() == Path(bundle.path).read_bytes()
+    for wrong in ({"bucket": BUCKET}, {"bucket": "No_Name", "s3": True}):
+        stored.backend = SagemakerLocalBackend(wrong, stored.home / "runs")
+        with pytest.raises(BadJob) as caught:
+            stored.plan()
+        assert [problem.path for problem in caught.value.problems] == ["options.sagemaker-local.bucket"]
+
+
+def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
+    request, store, _ = attempt(stored, inputs={"x": f"s3://{BUCKET}/nothing"})
+    with pytest.raises(BackendError, match=r"the input x does not exist: there is nothing at s3://training/nothing/"):
+        store.bring(request, lambda: False)
+    request, store, folder = attempt(
+        stored, "other", inputs={"x": "s3://no-such-bucket/x"}, output="s3://no-such-bucket/y"
+    )
+    with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
+        store.bring(request, lambda: False)
+    (folder.parent / "model").mkdir()
+    (folder.parent / "model" / "weights").write_text("w")
+    with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
+        store.take(request, folder.parent)
+    simulator.faults.append(Fault("GetObject", 403, "AccessDenied", times=9))
+    request, store, _ = attempt(stored, "denied")
+    with pytest.raises(BackendError, match="AWS denies s3:GetObject") as caught:
+        store.bring(request, lambda: False)
+    assert "docs/sagemaker.md" in caught.value.hint
+    request, store, folder = attempt(stored, "cancelled")
+    assert store.bring(request, lambda: True) == request and not (folder / "inputs").exists()
+
+
+def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{bench.home}/nobody.sock")
+    monkeypatch.setattr(docker_engine, "PROGRAM", "no-such-docker")
+    with pytest.raises(BackendError, match="there is no docker") as caught:
+        bench.backend.submit(*bench.plan())
+    assert "install Docker" in caught.value.hint
+    assert [problem.message for problem in bench.backend.check()] == ["there is no docker on this machine"]
+
+
+ONE, TWO, ID = (f"sha256:{letter * 64}" for letter in "abc")
+
+
+@pytest.mark.parametrize(
+    ("named", "digests", "image"),
+    [
+        (IMAGE, [], ID),  # built here
+        (IMAGE, None, ID),
+        (IMAGE, ["<none>@<none>"], ID),
+        ("r.example.com:5000/team/x:2", [f"other/x@{ONE}", f"r.example.com:5000/team/x@{TWO}"], 1),
+        ("ubuntu", [f"mine/ubuntu@{ONE}", f"ubuntu@{TWO}"], 1),
+        ("docker.io/library/ubuntu:24.04", [f"mine/ubuntu@{ONE}", f"ubuntu@{TWO}"], 1),
+        ("mine:1", [f"ubuntu@{ONE}", f"other@{TWO}"], 0),  # it is the one that was pulled as ubuntu
+        (f"x/y@{TWO}", [f"x/y@{ONE}", f"x/y@{TWO}"], 1),
+        (ID, [f"x/y@{ONE}"], 0),
+    ],
+)
+def test_an_image_is_known_by_its_registrys_digest_else_by_its_id(named: str, digests, image) -> None:
+    wanted = image if isinstance(image, str) else digests[image]
+    assert docker_engine.identity(named, {"Id": ID, "RepoDigests": digests}) == wanted
+    assert docker_engine.identity(named, {"Id": "abc"}) == ""
+
+
+# An engine's command line as far as an attempt asks: it knows the image, and its containers end well at once.
+ENGINE = """\
+#!/bin/sh
+case "$1 $2 $4" in
+  "image inspect {{json .}}") INSPECTED ;;
+  inspect*) exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("inspected", "image"),
+    [
+        (f"""echo '{{"Id": "{ID}", "RepoDigests": []}}'""", ID),
+        (f"""echo '{{"Id": "{ID}", "RepoDigests": ["cloudtrain-train@{ONE}"]}}'""", f"cloudtrain-train@{ONE}"),
+        ("echo no such image >&2; exit 1", ""),
+        ("echo no JSON", ""),
+        ("echo []", ""),
+    ],
+)
+def test_the_keeper_keeps_what_the_engine_tells_and_an_attempt_goes_on_without(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inspected: str, image: str
+) -> None:
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(ENGINE.replace("INSPECTED", inspected))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert bench.backend.images(str(bench.home / "runs" / "near" / "a1")) == {}
+    handle = bench.backend.submit(*bench.plan(num_nodes=2))
+    assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
+    assert bench.backend.images(handle) == ({0: image, 1: image} if image else {})
+
+
+def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    plan, _ = bench.plan(num_nodes=2, inputs={"x": str(tmp_path / "a,b")})
+    code = bench.home / "runs" / "near" / "a1" / "code"
+    code.mkdir(parents=True)
+    (code / "source.tar.gz").touch()
+    mounts = local_job.lay(tmp_path / "ml", "algo-2", ["algo-1", "algo-2"], plan.request)
+    config = json.loads((tmp_path / "ml/input/config/resourceconfig.json").read_text())
+    assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
+    assert set(json.loads((tmp_path / "ml/input/config/inputdataconfig.json").read_text())) == {"x", "cloudtrain"}
+    kept = json.loads((tmp_path / "ml/input/config/hyperparameters.json").read_text())
+    assert kept == plan.request["HyperParameters"]
+    assert (f"{code}/source.tar.gz", "/opt/ml/input/data/cloudtrain/source.tar.gz", False) in mounts
+    command = docker_engine.command(tmp_path, "near-a1", "algo-2", plan.request, mounts)
+    given = [command[n + 1] for n, word in enumerate(command) if word == "--mount"]
+    assert f'type=bind,"source={tmp_path}/a,b",target=/opt/ml/input/data/x,readonly' in given
+    assert f"type=bind,source={bench.home}/runs/near/checkpoints,target=/opt/ml/checkpoints" in given
+    assert not any("publish" in word or word.startswith("0.0.0.0") for word in command)
+
+
+def test_what_others_print_is_numbered_between_the_launchers_lines(tmp_path: Path) -> None:
+    host = object.__new__(local_job._Host)
+    ours = "0 -1 2026-11-22T00:00:00.000000Z first", "1 0 2026-11-22T00:00:00.000000Z second"
+    text = f"warning\n{ours[0]}\nnoise\n{ours[1]}\n"
+    log = tmp_path / "log"
+    with log.open("ab", buffering=0) as file:
+        host._log = file
+        host._process = subprocess.Popen(["printf", "%s", text], stdout=subprocess.PIPE)
+        host._read()
+        host._process.wait()
+        host._process.stdout.close()
+    lines = [line.split(" ", 3) for line in log.read_text().splitlines()]
+    assert [(line[0], line[1], line[3]) for line in lines] == [
+        ("0", "-1", "warning"),
+        ("1", "-1", "first"),
+        ("2", "-1", "noise"),
+        ("3", "0", "second"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["setup.py", "requirements.txt"])
+def test_a_source_that_the_toolkit_would_install_is_refused(bench: Bench, name: str) -> None:
+    bench.backend = SagemakerLocalBackend({"entry": "toolkit"}, bench.home / "runs")
+    bench.plan()
+    (bench.source / name).write_text("")
+    with pytest.raises(BadJob, match=f"{name} in the source: the toolkit would install"):
+        bench.plan()
+
+
+# -- with Docker ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docker() -> None:
+    """Skip where there is no engine or image; fail where CLOUDTRAIN_REQUIRE names docker (make test-docker)."""
+    try:
+        why = docker_engine.missing(IMAGE)
+    except BackendError as error:
+        why = str(error)
+    if why and "docker" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+class TestSagemakerLocal(BackendContract):
+    @pytest.fixture
+    def connect(self, home: Path):
+        return lambda: SagemakerLocalBackend({}, home / "runs")
+
+    def leftovers(self, handle: str) -> list[str]:
+        networks = docker_engine.ask("network", "ls", "--quiet", "--filter", f"label={docker_engine.LABEL}={handle}")
+        return [*docker_engine.containers(Path(handle)), *networks.split()]
+
+
+TOLD = [
+    "",
+    "two words",
+    "--lr=1e-4",
+    "0123",
+    "$HOME `id`",
+    "line\nbreak",
+    "'\"\\",
+    "ünïcödé 🚀",
+    "-x",
+    "[1, 2]",
+    "null",
+]
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are_kept(bench: Bench) -> None:
+    """On two hosts of image-toolkit: its own `train` is the first process, and starts the launcher."""
+    image = f"{IMAGE}-toolkit"
+    if why := docker_engine.missing(image):  # it is built where Python is the image's, 3.11
+        assert "toolkit" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","), why
+        pytest.skip(f"{why}: make image-toolkit")
+    bench.backend = SagemakerLocalBackend({"entry": "toolkit", "image": image}, bench.home / "runs")
+    script = (
+        "import json, os, sys\n"
+        "first = open('/proc/1/cmdline').read().split('\\0')\n"
+        "print('argv', json.dumps(sys.argv[1:]), flush=True)\n"
+        "print('world', os.environ['WORLD_SIZE'], os.environ['RANK'], flush=True)\n"
+        "print('first', any(word.endswith('/train') for word in first), flush=True)\n"
+        "sys.exit(3 * (os.environ['RANK'] == os.environ.get('FAIL')))\n"
+    )
+    handle = bench.backend.submit(*bench.plan(script, num_nodes=2, args=TOLD))
+    assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
+    said = bench.said(handle)
+    assert [json.loads(text[5:]) for text in said if text.startswith("argv ")] == [TOLD] * 2, said
+    assert sorted(text for text in said if text.startswith("world ")) == ["world 2 0", "world 2 1"]
+    assert said.count("first True") == 2
+    failed = bench.backend.submit(*bench.plan(script, "failing", num_nodes=2, env={"FAIL": "1"}))
+    status = bench.final(failed)
+    assert (status.state, status.exit_code) == (State.FAILED, 3), status
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_two_hosts_are_two_containers(bench: Bench) -> None:
+    script = "import os, socket\nprint(socket.gethostname(), os.environ['MASTER_ADDR'], os.getcwd(), flush=True)\n"
+    handle = bench.backend.submit(*bench.plan(script, num_nodes=2))
+    assert bench.final(handle).state is State.SUCCEEDED
+    shown = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, text=True, check=True).stdout
+    assert bench.backend.images(handle) == dict.fromkeys((0, 1), json.loads(shown)[0]["Id"])  # built here, never pushed
+    said = sorted(text for text in bench.said(handle) if not text.startswith("::"))
+    assert [text.split()[0] for text in said] == ["algo-1", "algo-2"], said
+    assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in said), said
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("docker", "census")
+def test_the_quickstart_on_two_hosts(tmp_path: Path) -> None:
+    sets = [word for pair in SETS for word in ("--set", pair)]
+    words = ["submit", "examples/quickstart/job.yaml", "-t", "sagemaker-local", *sets, "--wait", "--json"]
+    run = Run.find(json.loads(cloudtrain(*words).splitlines()[-1])["run_id"])
+    worlds = [event.data for event in run.store.events(run.run_id, "world")]
+    assert [world["world_size"] for world in worlds if "world_size" in world] and run.state is State.SUCCEEDED
+    assert {world["world_size"] for world in worlds if "world_size" in world} == {2}
+    assert max(point.step for point in run.metrics("loss")) == STEPS
+    cloudtrain("fetch", run.run_id, "-o", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_size > 10_000
+    assert list((tmp_path / "out" / "checkpoints").rglob("COMPLETE"))
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:
+    script = (
+        "import os, pathlib, signal, sys, time\n"
+        "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
+        "if path.exists(): print('resumed at', path.read_text(), flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('41'), sys.exit(75)))\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    handle = bench.backend.submit(*bench.plan(script))
+    wait_for(lambda: "waiting" in bench.said(handle), "its start")
+    bench.backend.cancel(handle)
+    assert bench.final(handle).state is State.CANCELLED
+    again = bench.backend.submit(*bench.plan(script, attempt=2))
+    assert bench.final(again).state is State.SUCCEEDED
+    assert "resumed at 41" in bench.said(again)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_cancelled_as_soon_as_it_was_submitted(bench: Bench) -> None:
+    for turn, wait_s in enumerate((0.0, 0.3, 0.6)):  # before the network, while the container is made, as it starts
+        handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", f"soon-{turn}"))
+        time.sleep(wait_s)
+        bench.backend.cancel(handle)
+        assert bench.final(handle).state is State.CANCELLED
+        assert docker_engine.containers(Path(handle)) == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_inputs_are_there_and_cannot_be_written(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a folder's")
+    (tmp_path / "plain").write_text("a file's")
+    script = (
+        "import os\n"
+        "print(open(os.environ['CLOUDTRAIN_INPUT_PLAIN']).read(), flush=True)\n"
+        "folder = os.environ['CLOUDTRAIN_INPUT_TEXTS']\n"
+        "print(open(folder + '/a.txt').read(), flush=True)\n"
+        "try: open(folder + '/b.txt', 'w')\n"
+        "except OSError as error: print(error.strerror, flush=True)\n"
+    )
+    inputs = {"plain": str(tmp_path / "plain"), "texts": f"file://{tmp_path}/texts"}
+    handle = bench.backend.submit(*bench.plan(script, inputs=inputs))
+    assert bench.final(handle).state is State.SUCCEEDED
+    assert bench.said(handle) == ["a file's", "a folder's", "Read-only file system"]
+    gone = bench.backend.submit(*bench.plan(script, "gone", inputs={"x": str(tmp_path / "nowhere")}))
+    status = bench.final(gone)
+    assert (status.state, status.exit_code) == (State.FAILED, 78) and "input x does not exist" in status.reason
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
+    script = (
+        "import os, pathlib\n"
+        "print(open(os.environ['CLOUDTRAIN_INPUT_ONE']).read(), flush=True)\n"
+        "texts = pathlib.Path(os.environ['CLOUDTRAIN_INPUT_TEXTS'])\n"
+        "print(sorted(str(p.relative_to(texts)) for p in texts.rglob('*.txt')), flush=True)\n"
+        "pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'weights').write_text('w')\n"
+    )
+    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
+    handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
+    assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
+    assert not (Path(handle) / "code").exists(), "the source came from the bucket"
+    assert stored.said(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
+    keys = [item["Key"] for item in simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]]
+    assert "out/near/near-a1/output/model.tar.gz" in keys
+    stored.backend.fetch(handle, tmp_path / "out")
+    assert (tmp_path / "out" / "model" / "weights").read_text() == "w"
+    assert not (Path(handle) / "inputs").exists()
+    lost = stored.backend.submit(*stored.plan(script, "lost", **{**S3_JOB, "output": "s3://no-such-bucket/out"}))
+    status = stored.final(lost)
+    assert (status.state, status.exit_code) == (State.FAILED, 74) and "no bucket no-such-bucket" in status.reason
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be_ended(bench: Bench) -> None:
+    handle = bench.backend.submit(*bench.plan("import time\nprint('there', flush=True)\ntime.sleep(600)\n"))
+    wait_for(lambda: "there" in bench.said(handle), "its start")
+    keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
+    os.kill(keeper, signal.SIGKILL)
+    assert bench.final(handle).state is State.LOST
+    assert docker_engine.containers(Path(handle)), "they run on: nobody has ended them"
+    bench.backend.cancel(handle)
+    assert docker_engine.containers(Path(handle)) == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_an_interpreter_that_is_not_in_the_image_is_said(bench: Bench) -> None:
+    bench.backend = SagemakerLocalBackend({"python": "no-such-python"}, bench.home / "runs")
+    handle = bench.backend.submit(*bench.plan())
+    status = bench.final(handle)
+    assert status.state is State.FAILED and "no-such-python" in status.reason, status

@@ -1,0 +1,273 @@
+"""CreateTrainingJob requests: golden files, an oracle that is not ours, and every limit named by its field."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.sagemaker import images, limits, request
+from cloudtrain.job.job import Job
+from tests.backends.sagemaker.oracle import violations
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "sagemaker"
+ACCOUNT = {
+    "role": "arn:aws:iam::123456789012:role/training",
+    "bucket": "my-bucket",
+    "prefix": "cloudtrain",
+    "region": "us-east-1",
+}
+SHA = "5f" * 32
+HOSTILE = ["", "two words", "$HOME `id`", "line\nbreak", "ünïcödé 🚀", "'\"\\", "-x", "x" * 3000]
+
+CASES = {
+    "user_script": ({"resources": {"accelerators": "A10G"}}, {}),
+    "two_nodes_efa": (
+        {
+            "num_nodes": 2,
+            "resources": {"accelerators": "H100:8", "disk_gb": 500},
+            "labels": {"team": "nlp", "commit": "0123abc"},
+            "metrics": {"loss": "loss=([0-9.]+)", "named": "(?P<value>[0-9.]+)"},
+        },
+        {"encrypt_traffic": True},
+    ),
+    "spot": (
+        {
+            "resources": {"accelerators": "A100:8", "use_spot": True},
+            "limits": {"max_runtime": "4h"},
+            "output": "s3://other-bucket/results",
+        },
+        {"max_wait": "12h"},
+    ),
+    "vpc_and_keys": (
+        {"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1", "resources": {"cpus": 8, "memory": "30GB"}},
+        {
+            "subnets": ["subnet-1", "subnet-2"],
+            "security_groups": ["sg-1"],
+            "kms_key": "arn:aws:kms:us-east-1:123456789012:key/abc",
+            "volume_kms_key": "alias/disk",
+            "isolate": True,
+            "keep_alive_s": 600,
+        },
+    ),
+    "inputs": (
+        {
+            "resources": {"accelerators": "L4"},
+            "inputs": {
+                "train": "s3://data/train",
+                "file": "s3://data/one/x.jsonl",
+                "big": {"uri": "s3://data/big/", "mode": "mount"},
+                "web": {"uri": "hf://datasets/x", "mode": "stream"},
+            },
+        },
+        {"shard": ["train"]},
+    ),
+    "toolkit": ({"resources": {"accelerators": "L4"}, "image": "my/image:1"}, {"entry": "toolkit"}),
+}
+
+
+def job(**changes) -> Job:
+    data = {"name": "golden", "source": "/src", "entrypoint": "train.py", "environment": {"requirements": "none"}}
+    return Job.from_dict({**data, **changes})
+
+
+def made(changes: dict | None = None, options: dict | None = None) -> request.Made:
+    return request.create_training_job(job(**(changes or {})), "golden-run", 1, SHA, {**ACCOUNT, **(options or {})})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_request(name: str) -> None:
+    found = made(*CASES[name])
+    assert found.problems == ()
+    assert violations(found.request) == []
+    orders_of(found)  # they can be read; the golden file stays readable without them
+    request = {
+        **found.request,
+        "HyperParameters": {
+            name: "${manifest}" if name.startswith("ct_manifest_") else text
+            for name, text in found.request["HyperParameters"].items()
+        },
+    }
+    shown = {"request": request, "inputs": found.manifest.inputs, "notes": found.notes, "price": found.price}
+    text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+    path = GOLDEN / f"{name}.json"
+    if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def orders_of(found: request.Made):
+    """Read the orders as the launcher does, from the file that SageMaker makes of the hyperparameters."""
+    from node import orders
+
+    return orders.decode(orders.pieces({}, json.dumps(found.request["HyperParameters"])))
+
+
+def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:
+    found = made({"args": [*HOSTILE, *(f"{n:x}" * 40 for n in range(2000))], "resources": {"accelerators": "T4"}})
+    assert violations(found.request) == [] and found.problems == ()
+    assert len(found.request["HyperParameters"]) > 1
+    assert orders_of(found).argv[1 : len(HOSTILE) + 1] == HOSTILE
+
+
+def test_the_containers_command_fits_and_is_python() -> None:
+    compile(request.UNPACK, "unpack", "exec")
+    assert len(request.UNPACK) <= limits.MAX_ARGUMENT
+
+
+def test_a_machine_with_gpus_gives_its_ranks() -> None:
+    found = made({"resources": {"instance_type": "ml.g5.12xlarge"}})
+    assert (orders_of(found).gpus_per_node, orders_of(found).processes_per_node) == (4, 4)
+    assert orders_of(found).parallelism["strategy"] == "ddp"
+
+
+def test_a_newer_type_is_allowed_with_a_note() -> None:
+    found = made({"resources": {"instance_type": "ml.p9.48xlarge", "accelerators": "X100:8"}})
+    assert found.problems == () and "not in the catalogue" in found.notes[0] and found.price is None
+    assert found.request["ResourceConfig"]["InstanceType"] == "ml.p9.48xlarge"
+
+
+def test_nodes_make_the_price() -> None:
+    one, four = (made({"num_nodes": n, "resources": {"accelerators": "A100:8"}}).price for n in (1, 4))
+    assert four["usd_per_hour"] == pytest.approx(4 * one["usd_per_hour"]) and one["as_of"] and one["source"]
+
+
+# One case for each limit: what is wrong, and the field under which a person looks for it.
+GPU = {"resources": {"accelerators": "A10G"}}
+LIMITS = {
+    "role missing": ({}, {"role": None}, "options.sagemaker.role"),
+    "role no arn": ({}, {"role": "training"}, "options.sagemaker.role"),
+    "role long": ({}, {"role": ACCOUNT["role"] + "x" * 2048}, "options.sagemaker.role"),
+    "bucket missing": ({}, {"bucket": None}, "options.sagemaker.bucket"),
+    "bucket name": ({}, {"bucket": "My_Bucket"}, "options.sagemaker.bucket"),
+    "kms": ({}, {"kms_key": "a b"}, "options.sagemaker.kms_key"),
+    "volume kms": ({}, {"volume_kms_key": "k" * 2049}, "options.sagemaker.volume_kms_key"),
+    "subnets": ({}, {"subnets": ["s"] * 17, "security_groups": ["g"]}, "options.sagemaker.subnets"),
+    "groups": ({}, {"subnets": ["s"], "security_groups": ["g"] * 6}, "options.sagemaker.security_groups"),
+    "subnet name": ({}, {"subnets": ["s_1"], "security_groups": ["g"]}, "options.sagemaker.subnets"),
+    "python": ({}, {"python": "p" * 257}, "options.sagemaker.python"),
+    "image long": ({"image": "i" * 256}, {}, "image"),
+    "tags": ({"labels": {f"l{n}": "x" for n in range(49)}}, {}, "labels"),
+    "tag key": ({"labels": {"k" * 129: "x"}}, {}, f"labels.{'k' * 40}"),
+    "tag value": ({"labels": {"k": "v" * 257}}, {}, "labels.k"),
+    "tag letters": ({"labels": {"k": "a;b"}}, {}, "labels.k"),
+    "tag aws": ({"labels": {"aws:x": "y"}}, {}, "labels.aws:x"),
+    "channels": ({"inputs": {f"i{n}": "s3://b/k/" for n in range(20)}}, {}, "inputs"),
+    "channel name": ({"inputs": {"cloudtrain": "s3://b/k/"}}, {}, "inputs.cloudtrain"),
+    "channel uri": ({"inputs": {"a": f"s3://b/{'k' * 1024}/"}}, {}, "inputs.a.uri"),
+    "channel place": ({"inputs": {"a": "gs://b/k/"}}, {}, "inputs.a.uri"),
+    "metrics": ({"metrics": {f"m{n}": "x=([0-9])" for n in range(37)}}, {}, "metrics"),
+    "metric name": ({"metrics": {"m" * 256: "x=([0-9])"}}, {}, f"metrics.{'m' * 40}"),
+    "metric regex": ({"metrics": {"m": f"{'x' * 500}([0-9])"}}, {}, "metrics.m"),
+    "disk": ({"resources": {"accelerators": "A10G", "disk_gb": 16385}}, {}, "resources.disk_gb"),
+    "runtime": ({"limits": {"max_runtime": "28d"}}, {}, "limits.max_runtime"),
+    "retries": ({"retry": {"max_attempts": 32}}, {}, "retry.max_attempts"),
+    "output": ({"output": "gs://b/k"}, {}, "output"),
+    "output long": ({"output": f"s3://b/{'k' * 1024}"}, {}, "output"),
+    "wait without spot": ({}, {"max_wait": "3h"}, "options.sagemaker.max_wait"),
+    "wait short": (
+        {"resources": {"accelerators": "A10G", "use_spot": True}},
+        {"max_wait": "3h"},
+        "options.sagemaker.max_wait",
+    ),
+    "warm spot": (
+        {"resources": {"accelerators": "A10G", "use_spot": True}},
+        {"keep_alive_s": 60},
+        "options.sagemaker.keep_alive_s",
+    ),
+    "shard": ({}, {"shard": ["nothing"]}, "options.sagemaker.shard"),
+    "pip without network": (
+        {"environment": {"requirements": "requirements.txt"}},
+        {"isolate": True},
+        "environment.requirements",
+    ),
+    "secrets without network": ({"secrets": {"A": "aws-secretsmanager:x"}}, {"isolate": True}, "secrets"),
+    "stream without network": (
+        {"inputs": {"a": {"uri": "s3://b/k", "mode": "stream"}}},
+        {"isolate": True},
+        "inputs.a.mode",
+    ),
+    "trainium": ({"resources": {"accelerators": "Trainium:16"}}, {}, "resources.accelerators"),
+    "trn": ({"resources": {"instance_type": "ml.trn1.32xlarge"}}, {}, "resources.instance_type"),
+    "no ml": ({"resources": {"instance_type": "p4d.24xlarge"}}, {}, "resources.instance_type"),
+    "other gpus": (
+        {"resources": {"instance_type": "ml.g5.xlarge", "accelerators": "A10G:4"}},
+        {},
+        "resources.accelerators",
+    ),
+    "no such gpus": ({"resources": {"accelerators": "A100:3"}}, {}, "resources.accelerators"),
+    "trainer's image": ({"entrypoint": None}, {}, "image"),
+    "cpu image": ({"resources": {}}, {}, "image"),
+    "region of image": ({}, {"region": "mars-north-1"}, "image"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_sagemaker_would_refuse_is_named_by_its_field(name: str) -> None:
+    changes, options, path = LIMITS[name]
+    assert [problem.path for problem in made({**GPU, **changes}, options).problems] == [path]
+
+
+def test_all_problems_come_at_once() -> None:
+    found = made({"labels": {"k": "a;b"}, "resources": {"accelerators": "T4:3"}}, {"role": None, "bucket": None})
+    assert {problem.path for problem in found.problems} >= {
+        "labels.k",
+        "resources.accelerators",
+        "options.sagemaker.role",
+        "options.sagemaker.bucket",
+    }
+
+
+def test_the_limits_are_those_of_the_service_model() -> None:
+    import botocore.session
+
+    shape = (
+        botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    )
+
+    def limit(path: str, what: str = "max"):
+        at = shape
+        for name in path.split("."):
+            at = at.members[name] if at.type_name == "structure" else getattr(at, name)
+        return at.metadata[what]
+
+    ours = limits
+    assert limit("HyperParameters") == ours.MAX_HYPERPARAMETERS and limit("HyperParameters.value") == ours.MAX_VALUE
+    assert (limit("Tags"), limit("Tags.member.Key"), limit("Tags.member.Value")) == (
+        ours.MAX_TAGS,
+        ours.MAX_TAG_KEY,
+        ours.MAX_TAG_VALUE,
+    )
+    assert limit("InputDataConfig") == ours.MAX_CHANNELS
+    assert limit("InputDataConfig.member.ChannelName") == ours.MAX_CHANNEL_NAME
+    assert limit("OutputDataConfig.S3OutputPath") == limit("CheckpointConfig.S3Uri") == ours.MAX_URI
+    specification = "AlgorithmSpecification"
+    assert limit(f"{specification}.MetricDefinitions") == ours.MAX_METRICS
+    assert limit(f"{specification}.MetricDefinitions.member.Name") == ours.MAX_METRIC_NAME
+    assert limit(f"{specification}.MetricDefinitions.member.Regex") == ours.MAX_REGEX
+    assert limit(f"{specification}.TrainingImage") == ours.MAX_IMAGE
+    assert limit(f"{specification}.ContainerEntrypoint.member") == ours.MAX_ARGUMENT
+    assert (limit("VpcConfig.Subnets"), limit("VpcConfig.SecurityGroupIds")) == (ours.MAX_SUBNETS, ours.MAX_GROUPS)
+    assert limit("RetryStrategy.MaximumRetryAttempts") == ours.MAX_RETRIES
+    assert limit("RoleArn", "pattern") == ours.ROLE and limit("TrainingJobName", "pattern") == ours.NAME
+    assert limit("VpcConfig.Subnets.member", "pattern") == "[-0-9a-zA-Z]+"
+    assert limit("OutputDataConfig.S3OutputPath", "pattern") == ours.URI
+    assert limit("OutputDataConfig.KmsKeyId", "pattern") == ours.KEY
+
+
+def test_images_are_where_their_registries_are() -> None:
+    assert (images.image("us-east-1") or "").startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/")
+    assert "amazonaws.com.cn/" in (images.image("cn-north-1") or "")
+    assert images.image("mars-north-1") is None
+
+
+def test_the_oracle_sees_what_is_wrong() -> None:
+    """An oracle that lets everything pass would be believed."""
+    request = made(GPU).request
+    assert violations({**request, "TrainingJobName": "a_b"}) != []
+    assert violations({**request, "Environment": {"A": "x" * 513}}) != []
+    assert violations({**request, "Tags": [{"Key": "k", "Value": "a;b"}]}) != []
+    assert violations({**request, "Nonsense": 1}) != []
+    assert violations({**request, "ResourceConfig": {**request["ResourceConfig"], "InstanceType": "ml.x"}}) != []

@@ -1,0 +1,131 @@
+"""The estimator's path, in an environment of its own: sagemaker<3 cannot be installed beside this project's other pins.
+
+It is made once, below $XDG_CACHE_HOME; where it is not wanted (CLOUDTRAIN_REQUIRE lacks sagemaker-sdk) and not there, the
+tests are skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.job.job import Job
+from cloudtrain.simulators.sagemaker.server import Fault, Simulator
+from cloudtrain.source.bundle import Bundle
+from tests.backends.sagemaker.test_backend import options, simulator  # noqa: F401 - a fixture
+from tests.backends.sagemaker.test_request import CASES, made
+
+ROOT = Path(__file__).parents[3]
+SDK = "sagemaker==2.257.7"
+BESIDE = ["click", "pydantic", "PyYAML", "pathspec", "isal", "platformdirs"]  # what cloudtrain itself needs
+
+
+@pytest.fixture(scope="module")
+def sdk() -> Path:
+    """The interpreter of an environment with the SDK."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "cloudtrain-tests"
+    folder = cache / f"{SDK.replace('==', '-')}-py{sys.version_info[0]}{sys.version_info[1]}"
+    ready = folder / "COMPLETE"
+    if not ready.exists() and "sagemaker-sdk" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
+        pytest.skip(f"{SDK} is not installed in {folder} (CLOUDTRAIN_REQUIRE=sagemaker-sdk does)")
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            pip = [folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            subprocess.run([*pip, SDK, *BESIDE], check=True, timeout=900)
+            ready.touch()
+    return folder / "bin/python"
+
+
+def ask(sdk: Path, *words: object, **env: str):
+    script = Path(__file__).with_name("with_the_sdk.py")
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sdk, script, *map(str, words)],
+        env={**os.environ, **keys, **env},
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(1200)
+def test_the_estimator_builds_exactly_the_planned_request(sdk: Path, tmp_path: Path) -> None:
+    planned = {name: made(*case).request for name, case in CASES.items()}
+    (tmp_path / "requests.json").write_text(json.dumps(planned))
+    assert ask(sdk, "requests", tmp_path / "requests.json") == planned
+
+
+@pytest.mark.timeout(1200)
+def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, home: Path, tmp_path: Path) -> None:  # noqa: F811
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('hello')\n")
+    bundle = Bundle.make(source, home / "bundles")
+    calls = {}
+    for client in ("sdk", "boto3"):
+        chosen = options(simulator, client=client)
+        changes = {"labels": {"team": "nlp"}, "args": ["", "a b", "é"], "options": {"sagemaker": chosen}}
+        job = Job.from_dict({"name": "both", "source": str(source), "entrypoint": "train.py", **changes})
+        backend = SagemakerBackend(chosen, home / "runs")
+        plan = backend.plan(job, bundle, f"both-{client}")
+        simulator.calls.clear()
+        if client == "sdk":
+            (tmp_path / "plan.json").write_text(plan.to_json())
+            said = ask(sdk, "submit", home, tmp_path / "plan.json", **simulator.environ)
+            assert said["kind"] == "HuggingFace" and said["model"].endswith(f"/{plan.attempt_id}/output/model.tar.gz")
+            handle = said["handle"]
+        else:
+            handle = backend.submit(plan, bundle)
+        sent = simulator.calls[: simulator.calls.index("sagemaker:CreateTrainingJob") + 1]
+        calls[client] = sent
+        assert backend.find(plan.attempt_id) == handle
+        assert simulator.jobs[plan.attempt_id].request == json.loads(json.dumps(plan.request))
+    assert len(calls["sdk"]) <= 3 and len(calls["boto3"]) <= 3, calls
+
+
+@pytest.mark.timeout(1200)
+def test_the_table_of_images_is_the_sdks(sdk: Path) -> None:
+    regions = sorted(images.REGISTRIES)
+    assert ask(sdk, "image", *regions) == {region: images.image(region) for region in regions}
+
+
+@pytest.mark.timeout(1200)
+def test_an_outage_of_the_estimators_is_no_refusal(sdk: Path, simulator: Simulator, home: Path, tmp_path: Path) -> None:  # noqa: F811
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('hello')\n")
+    bundle = Bundle.make(source, home / "bundles")
+    chosen = options(simulator, client="sdk")
+    job = Job.from_dict(
+        {"name": "lost", "source": str(source), "entrypoint": "train.py", "options": {"sagemaker": chosen}}
+    )
+    backend = SagemakerBackend(chosen, home / "runs")
+
+    def submitted(name: str, *faults: Fault) -> dict:
+        plan = backend.plan(job, bundle, name)
+        (tmp_path / "plan.json").write_text(plan.to_json())
+        simulator.faults[:] = faults
+        return ask(sdk, "outcome", home, tmp_path / "plan.json", **simulator.environ)
+
+    lost = Fault("CreateTrainingJob", 0, times=99, committed=True)
+    silent = Fault("DescribeTrainingJob", 503, "ServiceUnavailable", times=99)
+    assert submitted("found", lost)["handle"] == backend.find("found-a1")
+    assert "Unreachable" in submitted("unknown", lost, silent)["kinds"] and "unknown-a1" in simulator.jobs
+    assert (
+        "NoCapacity" in submitted("quota", Fault("CreateTrainingJob", 400, "ResourceLimitExceeded", times=9))["kinds"]
+    )
+    denied = submitted("denied", Fault("CreateTrainingJob", 400, "AccessDeniedException", times=9))
+    assert {"Unreachable", "NoCapacity"}.isdisjoint(denied["kinds"])

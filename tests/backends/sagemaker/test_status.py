@@ -1,0 +1,134 @@
+"""What SageMaker says of a job, as a state: Stopped and Failed have many meanings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from cloudtrain.backends.sagemaker.status import ARN, seconds_since_end, status_of, url
+from cloudtrain.events import State
+
+NAME = "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-a1"
+
+
+def told(status: str, secondary: str = "", reason: str = "", *seen: str, **more) -> dict:
+    changes = [{"Status": name} for name in seen]
+    found = {"TrainingJobName": "tiny-a1", "TrainingJobArn": NAME, "TrainingJobStatus": status}
+    return {
+        **found,
+        "SecondaryStatus": secondary,
+        "FailureReason": reason,
+        "SecondaryStatusTransitions": changes,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "code"),
+    [
+        (told("InProgress", "Pending"), State.QUEUED, None),
+        (told("InProgress", "Starting"), State.STARTING, None),
+        (told("InProgress", "Downloading"), State.STARTING, None),
+        (told("InProgress", "Interrupted"), State.STARTING, None),
+        (told("InProgress", "Training"), State.RUNNING, None),
+        (told("InProgress", "Uploading"), State.RUNNING, None),
+        (told("Stopping", "Stopping"), State.STOPPING, None),
+        (told("Completed", "Completed"), State.SUCCEEDED, 0),
+        (told("Stopped", "Stopped", "", "Training", "Stopping", "Stopped"), State.CANCELLED, None),
+        (told("Stopped", "MaxRuntimeExceeded", "", "Training", "MaxRuntimeExceeded"), State.TIMED_OUT, None),
+        (told("Stopped", "Stopped", "", "Training", "MaxRuntimeExceeded", "Stopped"), State.TIMED_OUT, None),
+        (told("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"), State.TIMED_OUT, None),
+        (told("Stopped", "MaxWaitTimeExceeded", "", "Training", "Interrupted"), State.PREEMPTED, None),
+        (told("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"), State.PREEMPTED, None),
+        (told("Stopped", "Stopped", "", "Interrupted", "Stopping", "Stopped"), State.CANCELLED, None),
+        (told("Failed", "Failed", "AlgorithmError: , exit code: 3"), State.FAILED, 3),
+        (
+            told("Failed", "Failed", "AlgorithmError: said [cloudtrain FAILED 75 script], exit code: 75"),
+            State.FAILED,
+            75,
+        ),
+        (
+            told("Failed", "Failed", "AlgorithmError: [cloudtrain TIMED_OUT 75 launcher], exit code: 75"),
+            State.TIMED_OUT,
+            75,
+        ),
+        (told("Failed", "Failed", "AlgorithmError: a [cloudtrain LOST - launcher], exit code: 69"), State.LOST, None),
+        (told("Failed", "Failed", "AlgorithmError: a [cloudtrain NEWER 1 script], exit code: 1"), State.FAILED, 1),
+        (
+            told("Failed", "Failed", "CapacityError: Unable to provision requested ML compute capacity"),
+            State.FAILED,
+            None,
+        ),
+        (told("Failed", "Failed", "InternalServerError: We encountered an internal error"), State.LOST, None),
+        (told("Failed", "Failed", "ClientError: Please use an instance type with more memory"), State.FAILED, None),
+        (told("Deleting"), State.LOST, None),
+    ],
+)
+def test_states(found: dict, state: State, code: int | None) -> None:
+    status = status_of(found)
+    assert (status.state, status.exit_code) == (state, code)
+    assert status.reason or state in (State.SUCCEEDED, State.FAILED, State.TIMED_OUT) or not state.final
+
+
+def test_the_reason_is_the_launchers_own() -> None:
+    said = "AlgorithmError: rank 1 exited with code 41 [cloudtrain FAILED 41 script], exit code: 41"
+    assert status_of(told("Failed", "Failed", said)).reason == "rank 1 exited with code 41"
+    assert "another instance_type" in status_of(told("Failed", "Failed", "CapacityError: none")).reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CapacityError: Unable to provision requested ML compute capacity",
+        "InsufficientCapacity: none",
+        "InsufficientInstanceCapacity. We have none",
+        "InsufficientCapacityError: none",
+    ],
+)
+def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
+    status = status_of(told("Failed", "Failed", said))
+    assert (status.state, status.event) == (State.FAILED, "capacity") and "no such machines" in status.reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AlgorithmError: CapacityError: of a script's own, exit code: 1",
+        "CapacityError: a script wrote this [cloudtrain FAILED 1 script], exit code: 1",
+        "ClientError: Capacity",
+    ],
+)
+def test_what_only_looks_like_it(said: str) -> None:
+    assert status_of(told("Failed", "Failed", said)).event == ""
+
+
+def test_what_is_billed_counts_every_machine() -> None:
+    found = told("Completed", "Completed", BillableTimeInSeconds=90, ResourceConfig={"InstanceCount": 4})
+    assert status_of(found).billable_s == 360
+    assert status_of(told("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
+    assert status_of(told("InProgress", "Starting")).billable_s is None
+
+
+def test_times_are_utc() -> None:
+    moment = datetime(2026, 11, 21, 12, 0, 0, 500, tzinfo=timezone(timedelta(hours=2)))
+    status = status_of(told("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))
+    assert status.started_at == status.ended_at == "2026-11-21T10:00:00.000500Z"
+    assert status_of(told("InProgress", "Training", TrainingStartTime=moment)).ended_at is None
+    assert seconds_since_end(told("InProgress", "Training")) is None
+    assert (seconds_since_end(told("Completed", TrainingEndTime=datetime.now(UTC))) or 0) < 100
+
+
+@pytest.mark.parametrize(
+    ("partition", "host"),
+    [
+        ("aws", "us-east-1.console.aws.amazon.com"),
+        ("aws-cn", "console.amazonaws.cn"),
+        ("aws-us-gov", "amazonaws-us-gov"),
+    ],
+)
+def test_the_console_of_each_partition(partition: str, host: str) -> None:
+    arn = NAME.replace("arn:aws:", f"arn:{partition}:")
+    assert ARN.fullmatch(arn)
+    address = url({**told("Completed"), "TrainingJobArn": arn}) or ""
+    assert host in address and address.endswith("#/jobs/tiny-a1")

@@ -1,0 +1,86 @@
+"""Runs in an environment that has sagemaker<3: what its HuggingFace estimator makes of our plans, as JSON.
+
+with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that the SDK builds of the estimator alone}
+with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
+with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
+with_the_sdk.py image REGION       the SDK's own address of the newest Hugging Face training image
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def requests(given: dict) -> dict:
+    from cloudtrain.backends.aws import Aws
+    from cloudtrain.backends.sagemaker.huggingface import estimator, inputs
+
+    built = {}
+
+    class Enough(Exception):
+        pass
+
+    def keep(params: dict, **_) -> None:
+        built[name] = params
+        raise Enough
+
+    for name, request in given.items():
+        aws = Aws("sagemaker", "us-east-1", None, None)
+        aws.client("sagemaker").meta.events.register("provide-client-params.sagemaker.CreateTrainingJob", keep)
+        made = estimator(aws, request, exactly=False)
+        try:
+            made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
+        except Enough:
+            pass
+    return built
+
+
+def submit(home: str, plan_file: str) -> dict:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend, estimator
+    from cloudtrain.source.bundle import Bundle
+
+    plan = Plan.from_json(Path(plan_file).read_text())
+    bundle = Bundle.stored(Path(home) / "bundles", str(plan.bundle["sha256"]))
+    handle = SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs").submit(plan, bundle)
+    made = estimator(plan)
+    return {"handle": handle, "kind": type(made).__name__, "model": made.model_data}
+
+
+def outcome(home: str, plan_file: str) -> dict:
+    from botocore.retries import standard
+
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+    from cloudtrain.errors import BackendError
+    from cloudtrain.source.bundle import Bundle
+
+    standard.ExponentialBackoff.delay_amount = lambda *_: 0.0
+    plan = Plan.from_json(Path(plan_file).read_text())
+    bundle = Bundle.stored(Path(home) / "bundles", str(plan.bundle["sha256"]))
+    try:
+        return {
+            "handle": SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs").submit(plan, bundle),
+            "kinds": [],
+        }
+    except BackendError as error:
+        return {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": error.message}
+
+
+def image(region: str) -> str:
+    from sagemaker import image_uris
+
+    wanted = {"version": "4.56.2", "py_version": "py312", "base_framework_version": "pytorch2.8.0"}
+    return image_uris.retrieve("huggingface", region, image_scope="training", instance_type="ml.g5.xlarge", **wanted)
+
+
+if __name__ == "__main__":
+    what, *words = sys.argv[1:]
+    if what == "requests":
+        print(json.dumps(requests(json.loads(Path(words[0]).read_text()))))
+    elif what == "outcome":
+        print(json.dumps(outcome(*words)))
+    elif what == "submit":
+        print(json.dumps(submit(*words)))
+    else:
+        print(json.dumps({region: image(region) for region in words}))

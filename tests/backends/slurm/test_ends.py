@@ -1,0 +1,223 @@
+"""How a Slurm job may end: preempted and started again, cancelled from outside, its node lost, its limit over, never begun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.errors import BackendError
+from cloudtrain.events import State, Status
+from cloudtrain.job.job import Job
+from cloudtrain.source.bundle import Bundle
+from tests.conftest import wait_for
+from tests.lab.slurm import Slurm
+
+# Counts its starts in the run's folder, waits for SIGTERM, and leaves with 75, until it was started often enough.
+PATIENT = """
+import os, pathlib, sys, time
+import cloudtrain_runtime as runtime
+runtime.install()
+run = runtime.context()
+starts = pathlib.Path(run.checkpoint_dir, f"starts-{run.rank}")
+count = int(starts.read_text()) + 1 if starts.exists() else 1
+starts.write_text(str(count))
+print("start", count, "of", run.rank, "in a world of", run.world_size, flush=True)
+while count < int(sys.argv[1]):
+    time.sleep(0.05)
+    if runtime.stop_requested():
+        print("leaving", run.rank, flush=True)
+        runtime.exit_resumable()
+print("done", run.rank, flush=True)
+"""
+
+
+class Cluster:
+    """Submits scripts to the lab's Slurm."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder, self.count = slurm, folder, 0
+        self.handles: list[tuple[SlurmBackend, str]] = []
+
+    def backend(self, **options) -> SlurmBackend:
+        given = {"folder": str(self.slurm.shared), "python": sys.executable, **options}
+        SlurmBackend.options().model_validate(given)
+        return SlurmBackend(given, self.folder / "work")
+
+    def plan(self, script: str, *args: object, options: dict | None = None, attempt: int = 1, **job):
+        """Return the backend, the plan and the bundle of a script."""
+        self.count += 1
+        source = self.folder / f"source-{self.count}"
+        source.mkdir()
+        (source / "script.py").write_text(script)
+        data = {"name": "ends", "source": str(source), "entrypoint": "script.py", "args": list(map(str, args))}
+        backend = self.backend(**options or {})
+        bundle = Bundle.make(source, self.folder / "bundles")
+        return backend, backend.plan(Job.from_dict({**data, **job}), bundle, f"ends-{token_hex(4)}", attempt), bundle
+
+    def submit(self, script: str, *args: object, **changes) -> tuple[SlurmBackend, str]:
+        backend, plan, bundle = self.plan(script, *args, **changes)
+        handle = backend.submit(plan, bundle)
+        self.handles.append((backend, handle))
+        return backend, handle
+
+
+@pytest.fixture
+def cluster(slurm: Slurm, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(slurm, tmp_path)
+    yield made
+    for backend, handle in made.handles:
+        backend.cancel(handle)
+
+
+def said(backend: SlurmBackend, handle: str) -> list[str]:
+    return [line.text for line in backend.logs(handle) if line.rank >= 0]
+
+
+def final(backend: SlurmBackend, handle: str) -> Status:
+    wait_for(lambda: backend.status(handle).state.final, "the end")
+    return backend.status(handle)
+
+
+def job_of(handle: str) -> str:
+    return Path(handle, "job").read_text().strip()
+
+
+def lines(word: str, backend: SlurmBackend, handle: str) -> Callable[[], int]:
+    return lambda: sum(line.startswith(word) for line in said(backend, handle))
+
+
+def test_preempted_requeued_resumed_and_then_no_more(cluster: Cluster) -> None:
+    slurm = cluster.slurm
+    spot = {"options": {"spot_partition": "low"}, "resources": {"use_spot": True}, "num_nodes": 2}
+    backend, handle = cluster.submit(PATIENT, 2, retry={"max_attempts": 2}, **spot)
+    wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+    slurm.ask("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
+    wait_for(lambda: lines("leaving", backend, handle)() == 2, "the notice")
+    wait_for(lambda: backend.status(handle).state is State.QUEUED, "the queue again")
+    assert not backend.status(handle).state.final, (
+        "what stopped says that it was preempted, and must not speak for the run"
+    )
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
+    assert "Restarts=1" in slurm.ask("scontrol", "-o", "show", "job", job_of(handle))
+    for node in (0, 1):
+        assert '"PREEMPTED"' in Path(handle, f"node-{node}", "status.json.0").read_text(), (
+            "put aside before the restart"
+        )
+        numbers = [line.seq for line in backend.logs(handle) if line.node == node]
+        assert numbers == list(range(len(numbers))), "numbers go on over a restart"
+        own = [line.text for line in backend.logs(handle) if line.node == node and line.rank >= 0]
+        world = f"of {node} in a world of 2"
+        assert own == [f"start 1 {world}", f"leaving {node}", f"start 2 {world}", f"done {node}"]
+
+    # The same without a restart left: the attempt ends PREEMPTED, for the client to go on from.
+    backend, handle = cluster.submit(PATIENT, 2, retry={"max_attempts": 1}, **spot)
+    wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+    slurm.ask("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.PREEMPTED, None)
+
+
+def test_cancelled_from_outside_is_neither_preempted_nor_started_again(cluster: Cluster) -> None:
+    backend, handle = cluster.submit(PATIENT, 9, num_nodes=2, retry={"max_attempts": 3})
+    wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+    cluster.slurm.ask("scancel", job_of(handle))
+    status = final(backend, handle)
+    assert (status.state, status.exit_code, status.reason) == (State.CANCELLED, None, "cancelled with scancel")
+    assert lines("leaving", backend, handle)() == 2, "they had time to save"
+    cluster.slurm.ready()
+    assert backend.status(handle).state is State.CANCELLED
+    # one that waits
+    backend, handle = cluster.submit(PATIENT, 9, num_nodes=2, options={"directives": ["--begin=now+1hour"]})
+    assert backend.status(handle) == Status(State.QUEUED, None, "BeginTime")
+    backend.cancel(handle)
+    assert final(backend, handle).state is State.CANCELLED
+    assert backend.find(f"{Path(handle).parent.name}-a1") == handle
+    # our own cancel of ranks that leave with 0 or an error is CANCELLED, whatever Slurm makes of it
+    stubborn = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    backend, handle = cluster.submit(stubborn)
+    wait_for(lambda: lines("up", backend, handle)(), "its line")
+    backend.cancel(handle)
+    assert final(backend, handle).state is State.CANCELLED
+
+
+def test_a_lost_node_ends_the_attempt_and_the_next_one_goes_on(cluster: Cluster) -> None:
+    slurm = cluster.slurm
+    backend, handle = cluster.submit(PATIENT, 2, num_nodes=2, retry={"max_attempts": 2})
+    wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+    slurm.nodes[1].power_off()
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.LOST, None)
+    assert "node 1 (node-3) was lost" in status.reason
+    backend.cancel(handle)  # as the watcher does before the next attempt
+    assert backend.status(handle).state is State.LOST
+    slurm.nodes[1].reboot()
+    slurm.ready()
+    assert backend.status(handle).state is State.LOST, "and it stays lost: Slurm has not started it again"
+    assert slurm.ask("squeue", "-h") == ""
+
+
+@pytest.mark.long
+def test_a_lost_node_that_no_client_hears_of(cluster: Cluster) -> None:
+    """With every client asleep the job is requeued all the same: by its script, or by Slurm when that died too."""
+    for number in (1, 0):
+        backend, handle = cluster.submit(PATIENT, 2, num_nodes=2, retry={"max_attempts": 2})
+        wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")
+        cluster.slurm.nodes[number].power_off()
+        wait_for(
+            lambda: "Restarts=1" in cluster.slurm.ask("scontrol", "-o", "show", "job", job_of(handle)), "a restart"
+        )
+        cluster.slurm.nodes[number].reboot()
+        wait_for(lambda: lines("done", backend, handle)() == 2, "the end")
+        assert final(backend, handle).state is State.SUCCEEDED
+        assert lines("start 2", backend, handle)() == 2
+
+
+def test_reasons_before_training(cluster: Cluster) -> None:
+    with pytest.raises(BackendError, match="Slurm refuses the job: .*partition") as caught:
+        cluster.submit("print(1)", options={"partition": "nowhere"})
+    assert "sinfo" in caught.value.hint
+    backend, handle = cluster.submit("print(1)", options={"setup": ["export A=1", "echo no module cuda/99 >&2; false"]})
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 78)
+    assert status.reason == "this setup line failed: echo no module cuda/99 >&2; false"
+    backend, handle = cluster.submit("print(1)", options={"python": "/no/such/python"})
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 127) and "/no/such/python" in status.reason
+    odd = f'{cluster.slurm.shared}/it\'s 100%j "odd" $HOME'
+    script = "import os; print(os.environ['SEEN'], os.getcwd())"
+    backend, handle = cluster.submit(script, num_nodes=2, options={"folder": odd, "setup": ["export SEEN='a b'"]})
+    assert final(backend, handle).state is State.SUCCEEDED
+    assert said(backend, handle) == [f"a b {handle}/source"] * 2 and handle.startswith(f"{odd}/runs/")
+
+
+@pytest.mark.parametrize("denied", [("squeue", "sacct"), ("scontrol", "sacct"), ("squeue", "scontrol", "sacct")])
+def test_sites_that_deny_commands(cluster: Cluster, denied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may allow only some of Slurm's commands; sacct never answers here, there is no slurmdbd."""
+    backend, handle = cluster.submit(PATIENT, 9)
+    wait_for(lines("start 1", backend, handle), "its start")
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    for name in denied:
+        if name != "sacct":
+            (shims / name).write_text("#!/bin/sh\necho 'not allowed on this cluster' >&2\nexit 1\n")
+            (shims / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shims}:{os.environ['PATH']}")
+    if len(denied) == 3:
+        with pytest.raises(BackendError, match="Slurm cannot be asked: squeue: not allowed.*scontrol.*sacct"):
+            backend.status(handle)
+        (shims / "squeue").unlink()
+    assert backend.status(handle).state is State.RUNNING
+    backend.cancel(handle)
+    assert final(backend, handle).state is State.CANCELLED

@@ -1,0 +1,194 @@
+"""The plan of a Slurm job: pure, golden, and what is refused before anything is sent. No Slurm is needed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.backends.slurm.client import HIDE, Reading, find, read
+from cloudtrain.errors import BackendError, BadJob, Unreachable
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.source.bundle import Bundle
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+CASES = {
+    "two_nodes": (
+        {"folder": "/shared/ml", "partition": "gpu", "account": "nlp"},
+        {"num_nodes": 2, "processes_per_node": 2, "resources": {"accelerators": "A100-80GB:2"}},
+    ),
+    "everything": (
+        {
+            "folder": "/shared/it's 100%j a folder",
+            "login": {"address": "login.cluster", "user": "ml"},
+            "qos": "long",
+            "constraint": "a100&ib",
+            "reservation": "course",
+            "exclusive": True,
+            "spot_partition": "preemptible",
+            "gpu_type": "a100",
+            "directives": ["--exclude=node7", "--mail-type=END"],
+            "modules": ["cuda/12.8", "python/3.12"],
+            "conda": "/shared/envs/my env",
+            "setup": ["export NCCL_DEBUG=INFO", "ulimit -l unlimited"],
+            "python": "/opt/py/bin/python3",
+            "apptainer": "/shared/images/train.sif",
+            "binds": ["/scratch", "/data:/data:ro"],
+        },
+        {
+            "num_nodes": 4,
+            "min_nodes": 2,
+            "resources": {"accelerators": "A100:8", "use_spot": True, "cpus": 64, "memory": "256GB"},
+            "limits": {"max_runtime": "90m"},
+            "output": "/shared/results",
+        },
+    ),
+    "gres": (
+        {"folder": "/s", "gres": "gpu:h100:4"},
+        {"resources": {"accelerators": "H100:4"}, "retry": {"max_attempts": 2}},
+    ),
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path):
+    def planned(options, changes):
+        source = tmp_path / "source"
+        source.mkdir(exist_ok=True)
+        (source / "train.py").write_text("print(1)\n")
+        model = SlurmBackend.options().model_validate(options)
+        job = Job.from_dict(
+            {
+                "name": "golden",
+                "source": str(source),
+                "entrypoint": "train.py",
+                "hyperparameters": {"learning_rate": "3.0e-4", "name": "a 'b' $c\nd"},
+                **changes,
+            }
+        )
+        bundle = Bundle.make(source, tmp_path / "bundles")
+        given = model.model_dump(exclude_unset=True)
+        return SlurmBackend(given, tmp_path / "runs").plan(job, bundle, "golden-run")
+
+    return planned
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
+    plan = planned(*CASES[case])
+    request = json.loads(json.dumps(plan.request))
+    script = request.pop("script")
+    pieces = re.findall(r"^export CLOUDTRAIN_MANIFEST_\d+=(\S+)$", script, re.M)
+    assert Manifest.decode(pieces).to_dict() == plan.manifest
+    for piece in pieces:
+        script = script.replace(piece, "${manifest}")
+    found = {"request": request, "script": script.splitlines(), "notes": plan.notes}
+    text = json.dumps(found, indent=2) + "\n"
+    golden = GOLDEN / f"{case}.json"
+    if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
+        GOLDEN.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+    checked = subprocess.run(["bash", "-n"], input=str(plan.request["script"]), text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-S", "error", "-"], input=str(plan.request["script"]), text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"folder": "relative"}, "absolute path"),
+        ({"folder": "/s", "directives": ["--output=x"]}, "cloudtrain sets --output itself"),
+        ({"folder": "/s", "directives": ["-N4"]}, "cloudtrain sets --nodes itself"),
+        ({"folder": "/s", "directives": ["mem=3"]}, "is no argument of sbatch"),
+        ({"folder": "/s", "login": {"user": "x"}}, "address"),
+        ({"folder": "/s", "partitoin": "x"}, "partitoin"),
+        ({}, "folder"),
+    ],
+)
+def test_options_that_are_refused(options, word: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SlurmBackend.options().model_validate(options)
+    assert word in str(caught.value)
+
+
+def test_jobs_that_are_refused(planned, tmp_path: Path, home: Path) -> None:
+    with pytest.raises(BadJob) as caught:
+        planned({"folder": "/s"}, {"resources": {"use_spot": True}, "output": "https://x"})
+    assert {problem.path for problem in caught.value.problems} == {"resources.use_spot", "output"}
+    source = tmp_path / "source"
+    job = {"name": "x", "source": str(source), "entrypoint": "train.py", "secrets": {"TOKEN": ["env:TOKEN"]}}
+    with pytest.raises(BadJob, match="does not offer secrets from the client's environment") as caught:
+        Submitter("slurm", home=home, folder="/s").plan(job)
+    assert "file:PATH" in caught.value.problems[0].hint
+    job["secrets"] = {"TOKEN": ["file:~/token"]}
+    plan = Submitter("slurm", home=home, folder="/s").plan(job)
+    assert plan.manifest["secrets"] == {"TOKEN": ["file:~/token"]}
+
+
+def test_what_slurm_says_is_understood() -> None:
+    def site(**answers):
+        def run(argv):
+            code, out, err = answers.get(argv[0], (None, "", f"{argv[0]}: No such file or directory"))
+            return {"code": code, "out": out, "err": err}
+
+        return run
+
+    gone = (1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    off = (1, "", "Slurm accounting storage is disabled\n")
+    line = "JobId=7 JobName=x-a1 UserId=u(1) JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"
+    assert read(site(squeue=(0, "7|PENDING|Priority\n", ""), sacct=off), "7") == Reading("7", "PENDING", "Priority")
+    assert read(site(squeue=(1, "", "denied"), scontrol=(0, line, "")), "7") == Reading("7", "NODE_FAIL", "NodeDown")
+    assert read(site(squeue=gone, scontrol=gone, sacct=(0, "7|CANCELLED by 1000|None\n", "")), "7") == Reading(
+        "7", "CANCELLED"
+    )
+    assert read(site(squeue=gone, scontrol=gone, sacct=off), "7") is None
+    assert read(site(squeue=(0, "", "")), "7") is None, "some versions print nothing for a job that is forgotten"
+    with pytest.raises(BackendError, match=r"Slurm cannot be asked: squeue: .*; scontrol: .*; sacct: Slurm accounting"):
+        read(site(sacct=off), "7")
+    assert find(site(scontrol=(0, line.replace("x-a1", "other") + line, "")), "x-a1") == Reading(
+        "7", "NODE_FAIL", "NodeDown"
+    )
+    with pytest.raises(Unreachable, match="Slurm cannot be asked"):
+        find(site(), "x-a1")  # a second job would be sent otherwise
+    assert find(site(squeue=(0, "", "")), "x-a1") is None, "without accounting slurmctld's word is enough"
+    silent = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    for ask in (read, find):
+        with pytest.raises(Unreachable):
+            ask(site(squeue=silent, scontrol=silent, sacct=(0, "", "")), "7")  # slurmdbd may not have heard of it yet
+        assert ask(site(squeue=(1, "", "denied"), scontrol=(1, "", "denied"), sacct=(0, "", "")), "7") is None
+    assert all(not name.startswith(HIDE) for name in ("SLURM_CONF", "PATH"))
+
+
+def test_a_job_that_ends_between_two_looks_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are read, the job ends, Slurm is asked: what the files said is older than what Slurm says."""
+    folder = tmp_path / "runs" / "r" / "a1"
+    (folder / "node-0").mkdir(parents=True)
+    (folder / "job").write_text("7")
+    (folder / "state").write_text("STARTED 0 - 1")
+    status = folder / "node-0" / "status.json"
+    status.write_text('{"state": "RUNNING"}')
+
+    def squeue(argv) -> dict:
+        status.write_text('{"state": "FAILED", "exit_code": 3, "reason": "rank 0 exited with code 3"}')
+        return {"code": 0, "out": "7|FAILED|NonZeroExitCode\n", "err": ""}
+
+    backend = SlurmBackend({"folder": str(tmp_path)}, tmp_path)
+    monkeypatch.setattr(backend, "_run", squeue)
+    found = backend.status(str(folder))
+    assert (found.state, found.exit_code) == (State.FAILED, 3)
+    (folder / "state").write_text("ENDED 0 127 FAILED")
+    status.unlink()
+    monkeypatch.setattr(backend, "_run", lambda argv: {"code": 0, "out": "7|FAILED|NonZeroExitCode\n", "err": ""})
+    assert backend.status(str(folder)).exit_code == 127

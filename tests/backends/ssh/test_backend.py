@@ -1,0 +1,45 @@
+"""The ssh backend on real machines of a lab (network, PIDs and disk of their own): the contract suite on two of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.ssh.backend import SshBackend
+from cloudtrain.nodes import ssh
+from cloudtrain.testing.contract import BackendContract
+from tests.lab.network import Lab
+
+
+def options(lab: Lab, hosts: int = 2, **more) -> dict:
+    access = {"user": "root", "identity": str(lab.key), "known_hosts": str(lab.known_hosts), "python": sys.executable}
+    return {"hosts": [{"address": host.address} for host in lab.hosts[:hosts]], **access, **more}
+
+
+def left_on(lab: Lab) -> list[str]:
+    """Return the processes on all hosts, our own agents excepted: they end with their connection."""
+    return [
+        f"{host.name}: {line}"
+        for host in lab.hosts
+        if host.on
+        for line in host.processes().values()
+        if "exec(sys.stdin.buffer" not in line
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _connections(lab: Lab):
+    yield
+    ssh.close_all()
+
+
+class TestSsh(BackendContract):
+    @pytest.fixture
+    def connect(self, lab: Lab, home: Path):
+        self.lab = lab
+        return lambda: SshBackend(options(lab), home / "runs")
+
+    def leftovers(self, handle: str) -> list[str]:
+        return left_on(self.lab)

@@ -1,0 +1,200 @@
+"""Jobs as custom jobs: golden requests, each read by the message classes of Google's SDK; limits with the field named."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import machines
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.vertex import bootstrap
+from cloudtrain.backends.vertex.request import Request
+from cloudtrain.job.job import Job
+from cloudtrain.source.bundle import Bundle, File
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "vertex"
+PLACE = {"project": "my-project", "region": "us-central1", "bucket": "my-bucket"}
+SHARED = "projects/my-project"
+CASES = {
+    "cpu_one_node": ({}, {}),
+    "l4_two_nodes": ({"num_nodes": 2, "resources": {"accelerators": "L4:4"}}, {}),
+    "a100_80gb_spot": ({"num_nodes": 4, "resources": {"accelerators": "A100-80GB:8", "use_spot": True}}, {}),
+    "a100_40gb": ({"resources": {"accelerators": "A100-40GB"}}, {}),
+    "h100_spot_small": ({"resources": {"accelerators": "H100:2", "use_spot": True}}, {}),
+    "h100_priced": ({"num_nodes": 2, "resources": {"accelerators": "H100:8"}}, {}),
+    "h200_reserved": (
+        {"resources": {"accelerators": "H200:8", "disk_gb": 500}},
+        {"reservations": [f"{SHARED}/zones/us-central1-a/reservations/mine"], "disk_type": "pd-balanced"},
+    ),
+    "v100_on_n1": ({"resources": {"accelerators": "V100:8", "cpus": 90}}, {}),
+    "unknown_machine": (
+        {"resources": {"instance_type": "a9-ultra-16g", "accelerators": "X900:16"}},
+        {"accelerator_type": "NVIDIA_B200"},
+    ),
+    "flex_start": (
+        {"resources": {"accelerators": "B200:8"}, "limits": {"max_runtime": "7d"}},
+        {"strategy": "FLEX_START", "max_wait": "2h"},
+    ),
+    "everything": (
+        {
+            "num_nodes": 3,
+            "resources": {"accelerators": "L4:1", "disk_gb": 200},
+            "labels": {"team": "nlp", "user": "me"},
+            "inputs": {"train": {"uri": "gs://data/train/", "mode": "mount"}, "more": "gs://data/more/"},
+            "output": "gs://results/here/",
+            "retry": {"max_attempts": 3},
+            "image": "europe-docker.pkg.dev/my-project/images/train:1",
+        },
+        {
+            "service_account": "train@my-project.iam.gserviceaccount.com",
+            "network": "projects/123456789/global/networks/default",
+            "kms_key": f"{SHARED}/locations/us-central1/keyRings/ring/cryptoKeys/key",
+            "tensorboard": f"{SHARED}/locations/us-central1/tensorboards/42",
+            "web_access": True,
+            "persistent_resource": "my-machines",
+            "raw": {
+                "jobSpec": {
+                    "enableDashboardAccess": True,
+                    "workerPoolSpecs": [{}, {"diskSpec": {"bootDiskType": "pd-standard"}}],
+                },
+            },
+        },
+    ),
+    "private_connect": ({}, {"network_attachment": "my-attachment", "disable_retries": False}),
+}
+
+
+def made(changes: dict, options: dict, attempt: int = 1) -> Request:
+    data = {"name": "golden", "source": "/", "entrypoint": "train.py", "image": "img:1", "args": ["--tag", "a b"]}
+    job = Job.from_dict({**data, **changes})
+    bundle = Bundle(Path("x.tar.gz"), "5" * 64, "6" * 64, 1234, (File("train.py", 1, 0o644),), None, False, "/")
+    return Request(job, bundle, "golden-run", attempt, {**PLACE, **options}, "vertex")
+
+
+def test_one_image_for_all_jobs_is_the_targets():
+    assert "image" in {problem.path for problem in made({"image": None}, {}).problems}
+    pools = made({"image": None}, {"image": "targets:1"}).custom_job["jobSpec"]["workerPoolSpecs"]
+    assert pools[0]["containerSpec"]["imageUri"] == "targets:1"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str):
+    from google.cloud import aiplatform_v1
+
+    found = made(*CASES[case])
+    assert found.problems == []
+    message = aiplatform_v1.CustomJob.from_json(json.dumps(found.custom_job))  # unknown fields and enum names raise
+    pools = message.job_spec.worker_pool_specs
+    assert [pool.replica_count for pool in pools] == (
+        [1, found.manifest.nodes - 1] if found.manifest.nodes > 1 else [1]
+    )
+    pieces = {item.name: item.value for item in pools[-1].container_spec.env}
+    numbered = [
+        pieces[f"CLOUDTRAIN_MANIFEST_{n}"] for n in range(sum(name[:20] == "CLOUDTRAIN_MANIFEST_" for name in pieces))
+    ]
+    assert Manifest.decode(numbered) == found.manifest
+    text = json.dumps({**found.to_dict(), "price": found.price, "notes": found.notes}, indent=2)
+    for piece in numbered:
+        text = text.replace(piece, "${manifest}")
+    text = text.replace(json.dumps(bootstrap.FROM_CLOUD_STORAGE), '"${bootstrap}"') + "\n"
+    golden = GOLDEN / f"{case}.json"
+    if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
+    from google.cloud.aiplatform_v1.types import AcceleratorType
+
+    table = machines.load("vertex")
+    assert len(table) > 50
+    for machine in table:
+        if machine.accelerators:
+            assert machine.more["accelerator_type"] in AcceleratorType.__members__, machine
+        else:
+            assert machine.more["accelerator_type"] == "" == machine.accelerator
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "path"),
+    [
+        ({"resources": {"accelerators": "A100-80GB:3"}}, {}, "resources.accelerators"),
+        ({"resources": {"accelerators": "H100:2"}}, {}, "resources.accelerators"),  # Spot only
+        ({"resources": {"accelerators": "L4:1", "instance_type": "g2-standard-48"}}, {}, "resources.accelerators"),
+        ({"resources": {"accelerators": "X9:1", "instance_type": "x9-1g"}}, {}, "options.vertex.accelerator_type"),
+        ({"resources": {"disk_gb": 99}}, {}, "resources.disk_gb"),
+        ({"labels": {"Team": "x"}}, {}, "labels.Team"),
+        ({"labels": {"team": "N L P"}}, {}, "labels.team"),
+        ({"labels": {f"l{n}": "x" for n in range(63)}}, {}, "labels"),
+        ({"limits": {"max_runtime": "31d"}}, {}, "limits.max_runtime"),
+        ({"limits": {"max_runtime": "8d"}}, {"strategy": "FLEX_START"}, "limits.max_runtime"),
+        ({"output": "s3://bucket/x"}, {}, "output"),
+        ({"inputs": {"a": {"uri": "s3://b/x", "mode": "mount"}}}, {}, "inputs.a.mode"),
+        ({"inputs": {"a": "https://host/x"}}, {}, "inputs.a.uri"),
+        ({"resources": {"use_spot": True}}, {"strategy": "STANDARD"}, "options.vertex.strategy"),
+        ({"resources": {"use_spot": True}}, {"reservations": ["r"]}, "options.vertex.reservations"),
+        ({}, {"max_wait": "1h"}, "options.vertex.max_wait"),
+        ({}, {"max_wait": "soon", "strategy": "FLEX_START"}, "options.vertex.max_wait"),
+        ({}, {"network": "projects/my-project/global/networks/default"}, "options.vertex.network"),
+        ({}, {"tensorboard": "projects/p/locations/r/tensorboards/1"}, "options.vertex.service_account"),
+        (
+            {},
+            {"network": "projects/1/global/networks/n", "network_attachment": "a"},
+            "options.vertex.network_attachment",
+        ),
+        ({"args": [os.urandom(90_000).hex()]}, {}, "args"),
+        (
+            {"entrypoint": None, "args": [], "num_nodes": 2, "parallelism": {"strategy": "fsdp"}},
+            {},
+            "parallelism.strategy",
+        ),
+    ],
+)
+def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict, options: dict, path: str):
+    assert [problem.path for problem in made(changes, options).problems] == [path]
+
+
+def test_all_problems_at_once():
+    found = made({"labels": {"A": "b"}, "output": "s3://x/y", "resources": {"disk_gb": 1}}, {"kms_key": "mine"})
+    assert {p.path for p in found.problems} == {"labels.A", "output", "resources.disk_gb", "options.vertex.kms_key"}
+
+
+# -- the command of the container -------------------------------------------------------------------------------------
+
+
+def bundled(folder: Path, launcher: str) -> str:
+    """Write a bundle of one launcher and return the digest of the tar in it."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        member = tarfile.TarInfo(".cloudtrain/launch.py")
+        member.size = len(launcher)
+        tar.addfile(member, io.BytesIO(launcher.encode()))
+    folder.mkdir(parents=True)
+    (folder / "x.tar.gz").write_bytes(gzip.compress(stream.getvalue()))
+    return hashlib.sha256(stream.getvalue()).hexdigest()
+
+
+def test_the_bootstrap_reads_through_the_mount(tmp_path: Path):
+    digest = bundled(tmp_path / "gcs" / "bucket" / "src", "import os, sys; print(os.getcwd()); sys.exit(41)")
+    env = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(tmp_path),
+        "CLOUDTRAIN_GCS_MOUNT": str(tmp_path / "gcs"),
+        "CLOUDTRAIN_ATTEMPT_ID": "run-a1",
+        bootstrap.SOURCE: "gs://bucket/src/x.tar.gz",
+        bootstrap.DIGEST: digest,
+    }
+    command = [sys.executable, "-c", bootstrap.FROM_CLOUD_STORAGE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (41, str(tmp_path / "cloudtrain" / "run-a1" / "source")), (
+        done.stderr
+    )

@@ -1,0 +1,79 @@
+"""A run's verdict from its own log and end: judged once, kept, and shown without what a job could do with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.diagnosis import record as verdict_record
+from cloudtrain.events import Event, LogLine, State, Status
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import notify
+
+TOKEN = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"  # of the right form, and nobody's
+FAILED = Status(State.FAILED, 1, "rank 1 exited with code 1", "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z")
+
+
+@pytest.fixture
+def attempt(home) -> tuple[Store, AttemptRecord]:
+    """An attempt of two ranks whose launcher says that rank 1 failed first."""
+    store = Store(home)
+    manifest = {"secrets": {}, "nodes": 1, "processes_per_node": 2, "argv": ["train.py"]}
+    plan = Plan("local", "tiny-1", 1, {}, {"sha256": "0", "files": 1}, manifest, {})
+    store.intend(plan, identity="i", owner=Process.here())
+    result = Event("tiny-1-a1", 0, 99, "2026-01-01T00:00:09Z", "result", {"by": "script", "failed_rank": 1})
+    store.record("tiny-1-a1", status=FAILED, events=[result])
+    store.set_status("tiny-1", FAILED)
+    return store, store.attempts("tiny-1")[-1]
+
+
+def lines(text: str) -> list[LogLine]:
+    told = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>', "    run()", text]
+    return [LogLine("2026-01-01T00:00:08Z", 0, 1, 20 + seq, line, "") for seq, line in enumerate(told)]
+
+
+def test_it_is_judged_once_and_kept(attempt):
+    store, record = attempt
+    assert verdict_record.kept(store, record) is None
+    found = verdict_record.judged(store, record, FAILED, lines("MemoryError"))
+    assert (found.label, found.rank, found.node, found.seq) == ("host-memory", 1, 0, 23)
+    assert verdict_record.judged(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
+    assert verdict_record.kept(store, record) == found, "the first one stays"
+    assert notify.message(store, "tiny-1", "tiny-1-a1", "failure")["text"].endswith(
+        "; probably the machine's memory was full (rank 1)"
+    )
+
+
+def test_a_verdict_of_another_version_is_none(attempt):
+    store, record = attempt
+    store.record(
+        record.attempt_id,
+        events=[Event(record.attempt_id, verdict_record.NODE, 0, "", verdict_record.KIND, {"old": 1})],
+    )
+    assert verdict_record.kept(store, record) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("MemoryError: \x1b[2J\x1b]0;title\x07a\x9b31mb\x08\u2028c\u202ed", "MemoryError: a31mbcd"),
+        (f"MemoryError: {TOKEN}", "(a line that holds what looks like a credential)"),
+    ],
+)
+def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, said, shown):
+    store, record = attempt
+    found = verdict_record.judged(store, record, FAILED, lines(said))
+    assert (found.label, found.deciding) == ("host-memory", shown)
+    assert TOKEN not in json.dumps([event.data for event in store.events("tiny-1")])
+
+
+def test_a_hostile_place_is_shown_as_text(attempt):
+    store, record = attempt
+    told = lines("KeyError: 1")
+    told[1] = told[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
+    assert verdict_record.judged(store, record, FAILED, told).raised == "rows.py, line 7"
+    assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])

@@ -1,0 +1,256 @@
+"""Verdicts over the corpus: how often they are right, and that a confident wrong one is rare; and what they never do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.diagnosis.ranks import LONGEST
+from cloudtrain.diagnosis.rules import CLASSES, PLATFORM, REASONS
+from cloudtrain.diagnosis.signs import SIGNS
+from cloudtrain.diagnosis.tail import LINES, RANKS, Tail
+from cloudtrain.diagnosis.verdict import End, Verdict, end_of, judge
+from cloudtrain.events import LogLine, State, Status
+from cloudtrain.history.store import Store
+from tests.diagnosis.entries import CORPUS, HERE, Entry, load
+from tests.diagnosis.histories import stored
+from tests.diagnosis.leaving_out import without
+from tests.diagnosis.scoring import score, verdict_on
+
+FAILED = End(State.FAILED, 1, "rank 0 exited with code 1", "script", 0)
+
+
+def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
+    return [LogLine(f"2026-01-01T00:00:{seq % 60:02}Z", node, rank, seq, text, "") for seq, text in enumerate(texts)]
+
+
+def test_what_is_known_is_understood():
+    found = score(load("known"))
+    assert found.wrong == ()
+    assert found.certain >= 70, "of so many a sentence is proof"
+    assert found.recall >= 0.98, str(found)
+    assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
+
+
+def test_classes_are_those_of_the_corpus():
+    text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | {"stalled"} == set(CLASSES)
+    assert {name for table in (PLATFORM, REASONS, SIGNS) for name, _ in table} <= set(CLASSES)
+
+
+def test_changes_are_those_of_the_corpus():
+    for entry in load("known"):
+        found = verdict_on(entry)
+        assert (found.change or None) == entry.label["change"], entry.id
+        assert found.changes_results == bool(entry.label["changes_results"]), entry.id
+
+
+def test_the_first_rank_to_die_outweighs_louder_ones():
+    mine = lines(
+        "Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    f()", "MemoryError", rank=1
+    )
+    peer = lines("[rank0]: Traceback (most recent call last):", '[rank0]:   File "a.py", line 9, in <module>', "[rank0]:     g()",
+                 "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:1")  # fmt: skip
+    found = judge(End(State.FAILED, 1, "rank 1 exited with code 1", "script", 1), [*peer, *mine])
+    assert (found.label, found.rank, found.seq) == ("host-memory", 1, 3)
+    alone = judge(FAILED, peer)
+    assert (alone.label, alone.deciding) == ("unknown", "")
+
+
+def test_what_was_survived_does_not_decide():
+    kept = lines("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    f()",
+                 "FileNotFoundError: [Errno 2] No such file or directory: 'cache'", "step 1 loss 2.1")  # fmt: skip
+    assert judge(FAILED._replace(exit_code=9), kept).label == "unknown"
+
+
+def test_the_tail_is_bounded_and_leaves_marked_lines_out():
+    tail = Tail()
+    for seq in range(LINES + 100):
+        tail.add(LogLine("", 0, 0, seq, "::cloudtrain::{}" if seq % 2 else "x", ""))
+    for rank in range(1, RANKS + 50):
+        tail.add(LogLine("", 0, rank, 0, "x", ""))
+    kept = tail.lines()
+    assert {line.text for line in kept} == {"x"} and len(kept) == (LINES + 100) // 2 + RANKS - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 50_000, "a.b" * 40_000 + "Error", "Error: " * 20_000, "\x1b[" * 30_000, " " * 90_000 + "x"]
+)
+def test_a_hostile_line_costs_little_and_breaks_nothing(text: str):
+    """Its first characters are looked at and no more; an expression that backtracks without end would hang the suite."""
+    body = ["Traceback (most recent call last):", f'  File "{text}", line 1', text, text + ": " + text, *[text] * 50]
+    found = judge(FAILED._replace(reason=text), lines(*body))
+    assert len(found.deciding) <= LONGEST
+
+
+def test_the_launchers_own_sentences_are_understood():
+    refused = End(State.FAILED, 78, "the input train does not exist on this node: /data", "launcher")
+    assert judge(refused, []).label == "missing-file"
+    told = lines(
+        "loading", "--global_batch_size 30 is no multiple of the 8 samples that 4 ranks take at once; 32 is the nearest"
+    )
+    found = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), told)
+    assert (found.label, found.rank, found.seq) == ("parallel-config", 0, 1)
+
+
+def test_a_verdict_survives_json_and_states_are_read():
+    found = judge(end_of(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
+    assert (found.label, Verdict.from_dict(found.to_dict())) == ("timeout", found)
+    assert end_of(Status(State.FAILED, 1, "node 1: rank 3 exited with code 1"), None).by == "script"
+    assert end_of(Status(State.FAILED, None, "CapacityError: none"), None) == End(
+        State.FAILED, None, "CapacityError: none", "platform"
+    )
+
+
+def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured():
+    """Totals only: no line of the part that was set aside is to be read by whoever writes the rules."""
+    found = score(load("held_out"))
+    precision, recall = round(found.precision, 3), round(found.recall, 3)
+    assert precision >= 0.924, f"{precision} after 0.924"
+    assert recall >= 0.879, f"{recall} after 0.880"
+    assert len(found.certain_wrong) <= 1 and found.certain >= 23, (
+        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 23"
+    )
+
+
+def test_nothing_certain_of_what_was_set_aside_is_out_of_both_readers_sight():
+    """The one that the label calls wrong is a class that the blind second reader could defend. Totals only, here too."""
+    second = json.loads((CORPUS / "second_held_out.json").read_text(encoding="utf-8"))
+    entries = load("held_out")
+    assert {entry.id for entry in entries} == set(second)
+    neither = 0
+    for entry in entries:
+        found, read = verdict_on(entry), second[entry.id]
+        neither += found.certain and found.label not in ("unknown", entry.name, read["class"], *read["also"])
+    assert neither == 0, f"{neither} are certain of a class that neither reader names"
+
+
+def test_what_was_fresh_is_understood_and_nothing_wrong_is_certain():
+    """Threads whose last lines mislead: labelled before any verdict was given, then read while the rules were changed."""
+    found = score([entry for entry in load("fresh") if not entry.id.startswith("b-")])
+    assert found.certain_wrong == () and found.certain >= 6, str(found)
+    assert found.right >= 57 and found.precision >= 0.91, f"{found}: {found.wrong}"
+    assert found.lines >= 47 and found.ranks >= 71, str(found)
+
+
+# Of the second batch: what is answered otherwise than its label says, and may be.
+OPEN = {
+    "b-layer-no-space": "an image that was not pulled, as the platform says; that the node's disk is full is its reason",
+    "b-max-seq-length": "an unknown keyword is a slip as often as it is another version's name",
+    "b-rendezvous-timeout": "it tells that the others did not come, not that too few were started",
+    "b-zero-world-size": "another number of processes than the checkpoint's is both",
+}
+
+
+def test_the_second_batch_of_fresh_ones_is_understood_but_for_what_is_open():
+    """Threads of every kind, labelled before any verdict was given, then read while the rules were changed."""
+    batch = [entry for entry in load("fresh") if entry.id.startswith("b-")]
+    found = score(batch)
+    missed = {entry.id for entry in batch if verdict_on(entry).label != entry.name}
+    assert missed <= set(OPEN), missed - set(OPEN)
+    assert found.certain_wrong == () and found.certain >= 15 and found.precision >= 0.968, str(found)
+    assert found.lines >= 85 and found.ranks >= 97, str(found)
+
+
+def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_doubt(monkeypatch: pytest.MonkeyPatch):
+    """Each known failure is judged without the very words that decide it: what is said then may be wrong, and says so."""
+    answered = doubted = 0
+    for entry in load("known"):
+        with monkeypatch.context() as patch:
+            for module, name, rules in without(entry):
+                patch.setattr(module, name, rules)
+            found = verdict_on(entry)
+        wrong = found.label not in ("unknown", entry.name)
+        answered += found.label != "unknown"
+        doubted += wrong
+        assert not (wrong and found.certain), f"{entry.id}: {found.label}"
+    assert answered >= 50 and doubted >= 20, "the rules were left out"
+
+
+def test_of_two_things_that_a_rank_said_none_is_certain():
+    outside = "IndexError: index out of range in self"
+    alone = lines("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    table(x)", outside)
+    assert judge(FAILED, alone).certain
+    both = lines("OSError: [Errno 28] No space left on device", *(line.text for line in alone))
+    found = judge(FAILED, both)
+    assert (found.label, found.certain) == ("index-range", False)
+    assert found.sentence.startswith("probably ")
+
+
+@pytest.mark.parametrize("entry", load("doubtful"), ids=lambda entry: entry.id)
+def test_what_only_speaks_for_a_cause_is_never_certain(entry: Entry):
+    found = verdict_on(entry)
+    if entry.id.startswith("proof-"):
+        assert (found.label, found.certain, found.deciding) == (entry.name, True, entry.label["deciding"])
+    else:
+        assert found.label == "unknown" or not found.certain, f"{found.label}: {found.deciding}"
+
+
+OWN = ("Traceback (most recent call last):", '  File "/runs/job/source/train.py", line 88, in <module>', "    main()",
+       '  File "/runs/job/source/data/rows.py", line 12, in label')  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "ValueError: not enough rows",
+        "KeyError: 'label'",
+        "AssertionError",
+        "TypeError: label() missing 1 required positional argument: 'row'",
+        "ZeroDivisionError: division by zero",
+        "StaleSplit: validation is older than training",
+        "errors.data.StaleSplit",
+        "AttributeError: 'Row' object has no attribute 'label'",
+    ],
+)
+def test_an_exception_of_the_scripts_own_code_is_named_and_placed(raised: str):
+    found = judge(FAILED._replace(failed_rank=2), lines(*OWN, "    return self[row]", raised, rank=2))
+    assert (found.label, found.deciding, found.rank, found.raised) == (
+        "script-error",
+        raised,
+        2,
+        "data/rows.py, line 12",
+    )
+    assert found.certain is False
+
+
+def test_where_is_the_last_call_of_the_jobs_own_code():
+    library = ('  File "/usr/lib/python3.11/statistics.py", line 327, in mean', "    raise StatisticsError('no data')")
+    found = judge(FAILED, lines(*OWN, "    return mean(row)", *library, "statistics.StatisticsError: no data"))
+    assert (found.label, found.raised) == ("script-error", "data/rows.py, line 12")
+    special = judge(
+        FAILED, lines(*OWN, "    return load(row)", *library, "ModuleNotFoundError: No module named 'orjson'")
+    )
+    assert (special.label, special.raised) == ("missing-module", "data/rows.py, line 12")
+
+
+def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained():
+    library = (
+        '  File "/opt/venv/lib/python3.11/site-packages/kit/core.py", line 9, in run',
+        "    raise ValueError(word)",
+    )
+    found = judge(FAILED, lines(*OWN, "    return kit.run()", *library, "ValueError: the widget is not amused"))
+    assert (found.label, found.deciding, found.raised) == (
+        "unknown",
+        "ValueError: the widget is not amused",
+        "data/rows.py, line 12",
+    )
+    assert found.sentence == "an exception that no rule here knows (rank 0)"
+
+
+@pytest.mark.parametrize("part", ["known", "held_out", "doubtful", pytest.param("fresh", marks=pytest.mark.long)])
+def test_show_prints_a_verdict_for_every_failure(part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As `cloudtrain show` prints it, from the history and the log of a run; of what was set aside only numbers are told."""
+    from cloudtrain.cli import main
+
+    store, entries, shown, alike = Store(tmp_path / "home"), load(part), 0, 0
+    for number, entry in enumerate(entries):
+        main(["show", stored(store, tmp_path, f"corpus-{number}", entry)])
+        told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  why ")]
+        label = told[0].rpartition("(")[2].removesuffix(")") if len(told) == 1 else ""
+        shown += label in CLASSES
+        alike += label == verdict_on(entry).label
+    assert (shown, alike) == (len(entries), len(entries))

@@ -1,0 +1,117 @@
+"""Fields that are right by themselves and wrong together."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.errors import BadJob
+from cloudtrain.job.job import Job
+
+
+def said(text: str) -> list[str]:
+    try:
+        Job.load(f"name: x\nentrypoint: t.py\n{text}")
+    except BadJob as error:
+        return [f"{problem.path}: {problem.message}" for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "num_nodes: 4\nmin_nodes: 4",
+        "num_nodes: 2\nprocesses_per_node: 8\nparallelism: {tp_size: 4, pp_size: 2, cp_size: 2}",
+        "num_nodes: 2\nprocesses_per_node: 8\nparallelism: {strategy: hsdp, dp_replicate_size: 2, dp_shard_size: 8}",
+        "num_nodes: 2\nprocesses_per_node: 8\nparallelism: {tp_size: 2, dp_replicate_size: 4, dp_shard_size: 2}",
+        "num_nodes: 8\nparallelism: {dp_shard_size: 4}",
+        "resources: {accelerators: 'A100:8'}\nprocesses_per_node: 8",
+        "resources: {accelerators: 'A100:8'}\nprocesses_per_node: 2",
+        "processes_per_node: 4",
+        "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}",
+        "num_nodes: 2\nparallelism: {strategy: none}",
+        "env: {A: 1}\nsecrets: {B: 'env:A'}",
+    ],
+)
+def test_what_goes_together(text):
+    assert said(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("min_nodes: 2", "min_nodes: is 2, more than num_nodes, 1"),
+        (
+            "num_nodes: 3\nparallelism: {tp_size: 2}",
+            "parallelism.tp_size: tp_size 2 does not divide the 3 processes of the job",
+        ),
+        (
+            "num_nodes: 4\nparallelism: {pp_size: 4, cp_size: 2}",
+            "parallelism.pp_size: pp_size 4 x cp_size 2 does not divide the 4 processes of the job",
+        ),
+        (
+            "num_nodes: 8\nparallelism: {dp_replicate_size: 2, dp_shard_size: 2}",
+            "parallelism.dp_replicate_size: the sizes of data parallelism make 4, the job has 8 ranks for it",
+        ),
+        (
+            "num_nodes: 8\nparallelism: {dp_shard_size: 3}",
+            "parallelism.dp_shard_size: the sizes of data parallelism make 3, the job has 8 ranks for it",
+        ),
+        (
+            "num_nodes: 8\nparallelism: {tp_size: 4, dp_shard_size: 8}",
+            "parallelism.dp_shard_size: the sizes of data parallelism make 8, the job has 2 ranks for it",
+        ),
+        (
+            "resources: {accelerators: A100}\nprocesses_per_node: 2",
+            "processes_per_node: is 2, but a node has 1 accelerators",
+        ),
+        (
+            "parallelism: {strategy: fsdp, accelerate_config: a.yaml}",
+            "parallelism.strategy: stands beside accelerate_config, which says it too",
+        ),
+        ("env: {A: 1}\nsecrets: {A: 'env:A'}", "secrets.A: is given in env and in secrets"),
+    ],
+)
+def test_what_does_not(text, expected):
+    assert said(text) == [expected]
+
+
+def test_the_shared_trainer_needs_a_strategy():
+    with pytest.raises(BadJob, match="the shared trainer has 2 processes"):
+        Job.load("name: x\nnum_nodes: 2\nparallelism: {strategy: none}")
+
+
+def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
+    assert said("num_nodes: x\nmin_nodes: 2") == ['num_nodes: must be a whole number, not the text "x"']
+    assert said("env: {A: 1, RANK: 1}\nsecrets: {A: 'env:A'}\nmin_nodes: 5") == [
+        "env.RANK: is set by the launcher on every rank",
+        "min_nodes: is 5, more than num_nodes, 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "expected"),
+    [
+        ("{strategy: zero3, tp_size: 2}", "parallelism.tp_size: is 2, but zero3 goes without it"),
+        ("{strategy: zero1, pp_size: 4}", "parallelism.pp_size: is 4, but zero1 goes without it"),
+        ("{microbatches: 4}", "parallelism.microbatches: belongs to a pipeline"),
+        ("{pp_schedule: gpipe}", "parallelism.pp_schedule: belongs to a pipeline"),
+        ("{virtual_stages: 2}", "parallelism.virtual_stages: belongs to a pipeline"),
+        ("{strategy: zero2, cp_size: 2}", "parallelism.cp_size: is 2, but zero2 goes without it"),
+        ("{pp_size: 2, cp_size: 2}", "parallelism.cp_size: is 2, which goes without pp_size"),
+        ("{offload: true}", "parallelism.offload: has nothing to move with ddp"),
+    ],
+)
+def test_what_the_shared_trainer_would_refuse_is_told_at_once(parallelism, expected):
+    """A script of one's own may mean something else by the same words."""
+    job = f"num_nodes: 4\nparallelism: {parallelism}"
+    with pytest.raises(BadJob) as refused:
+        Job.load(f"name: x\n{job}")
+    assert [f"{problem.path}: {problem.message}" for problem in refused.value.problems] == [expected]
+    assert said(job) == []
+
+
+def test_what_the_shared_trainer_carries_is_no_conflict():
+    for parallelism in ("{strategy: fsdp, tp_size: 2}", "{cp_size: 2}", "{strategy: fsdp, cp_size: 2, tp_size: 2}",
+                        "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
+                        "{strategy: zero3, offload: true}", "{strategy: hsdp, dp_replicate_size: 2}"):  # fmt: skip
+        Job.load(f"name: x\nnum_nodes: 4\nparallelism: {parallelism}")

@@ -1,0 +1,202 @@
+"""The report: one file that holds everything, and in which nothing that a job names or prints is more than text."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.console.charts import _use
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import Event, LogLine, State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from cloudtrain.report import notebook, page, plots
+from cloudtrain.report import page as report_page
+from cloudtrain.runs.run import Run
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp; \x1b[31m\x07"
+
+
+class Page(HTMLParser):
+    """Notes the tags of a page, its scripts and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1][0] == "script" and self.lasttag == "script":
+            self.scripts.append(data)
+        else:
+            self.text += data
+
+
+@pytest.fixture
+def run(home, monkeypatch) -> Run:
+    """A finished run in which every text that a job can choose is hostile."""
+    store = Store(home)
+    plan = Plan(
+        "local", "tiny-1", 1, {"env": HOSTILE}, {"sha256": "0", "files": 1},
+        {"secrets": {}, "nodes": 2, "processes_per_node": 1, "argv": ["train.py", HOSTILE]},
+        {"name": "tiny", "source": HOSTILE, "hyperparameters": {"lr": "1e-3", HOSTILE: HOSTILE}, "labels": {"a": HOSTILE}},
+        HOSTILE,
+    )  # fmt: skip
+    origin = {"commit": "c" * 40, "dirty": True, "text": f"diff --git a/x b/x\n+{HOSTILE}\n", "left_out": [HOSTILE],
+              "client": {"host": HOSTILE, "system": "Linux", "python": "3", "cloudtrain": "0"}}  # fmt: skip
+    assert store.intend(plan, identity="i", owner=Process.here(), provenance=origin)
+    points = [(Event("tiny-1-a1", 0, n, "2026-11-21T10:00:00Z", "metric"), n) for n in range(3000)]
+    rows = [(event, step, name, 5 - step / 1000) for event, step in points for name in ("loss", HOSTILE)]
+    usage = [
+        Event("tiny-1-a1", node, 9000 + n, f"2026-11-21T10:00:{n:02d}Z", "usage",
+              {"cpu_percent": 100.0 + n, "rss_bytes": 1 << 30, "gpus": [{"index": 0, "percent": 50, "memory_bytes": 1 << 30}]})
+        for node in range(2) for n in range(3)
+    ]  # fmt: skip
+    usage.append(Event("tiny-1-a1", 0, 9998, "t", "requirements", {"part": 0, "packages": ["torch==2.0", HOSTILE, 1]}))
+    store.record(
+        "tiny-1-a1", metrics=rows, events=[*usage, Event("tiny-1-a1", 0, 9999, "t", "alarm", {"reason": HOSTILE})]
+    )
+    ended = Status(State.FAILED, 3, HOSTILE, "2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z")
+    store.record("tiny-1-a1", status=ended)
+    store.set_status("tiny-1", ended)
+    lines = [LogLine("2026-11-21T10:00:00Z", n % 2, 0, n, f"{HOSTILE} {n}", str(n)) for n in range(5000)]
+    monkeypatch.setattr(Run, "logs", lambda self, **_: iter(lines))  # a backend's log, as hostile as it can be
+    return Run("tiny-1", store, watch=False)
+
+
+def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
+    text = report_page.render(run)
+    page = Page(text)
+    assert "alert(1)" in page.text and "<img src=x" in page.text, "it is shown, as text"
+    assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "link", "object", "base", "form")]
+    assert not [
+        attrs for _, attrs in page.tags if any(name.startswith("on") or name in ("src", "href") for name in attrs)
+    ]
+    drawn = [script for script in page.scripts if script.startswith("Plotly.newPlot(")]
+    assert len(drawn) == 2 and len([tag for tag, _ in page.tags if tag == "script"]) == 3
+    for script in drawn:
+        data = json.loads("[" + script.partition("(")[2].rpartition(")")[0] + "]")
+        assert data[0] in ("curves", "use") and "<" not in script
+        assert not re.search(r"<(script|img)", json.dumps(data)), "plotly takes tags in its texts"
+    assert "\x1b" not in text and "\x07" not in text
+    for words in (
+        "FAILED",
+        "Provenance",
+        "c" * 40,
+        "node 1, the last 2,000 of 2,500 lines",
+        "request, as it was sent",
+        " 4999",
+    ):
+        assert words in page.text, words
+    assert f"{HOSTILE[:40]}" in page.text
+    assert "packages (1)torch==2.0" in page.text
+    assert "2 nodes x 1 process" in page.text and "1 processes" not in page.text
+
+
+def test_the_page_asks_nobody_for_anything(run):
+    text = report_page.render(run)
+    page = Page(text)
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'") and "http" not in policy and "connect-src" not in policy
+    (plotly,) = [script for script in page.scripts if len(script) > 1_000_000]
+    assert "newPlot" in plotly
+
+
+def test_without_plotly_there_is_one_sentence(run, monkeypatch, tmp_path):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "plotly":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(BadRequest, match="plotly, which is not installed") as error:
+        page.write(run, tmp_path / "x.html")
+    assert error.value.hint == "pip install 'cloudtrain[console]'"
+    assert list(tmp_path.glob("*.html")) == [] and list(tmp_path.glob(".*")) == []
+
+
+def test_figures_of_curves(run):
+    figure = run.plot("loss")
+    assert len(figure.data) == 3, "a curve and the band that it lies in"
+    assert max(figure.data[2].y) <= 5 and len(figure.data[2].x) <= 1001
+    with pytest.raises(BadRequest, match="no such metrics") as error:
+        run.plot("nothing")
+    assert "loss" in error.value.hint
+    both = plots.curves([run, run], ["loss"])
+    assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]
+
+
+def test_use_that_does_not_fit_is_left_out(run):
+    odd = [
+        {"cpu_percent": "abc", "rss_bytes": {"a": 1}, "gpus": 5},
+        {"gpus": [{"percent": "x"}, 7]},
+        {"cpu_percent": 1e400},
+    ]
+    later = [Event("tiny-1-a1", 2, n, "t", "usage", data) for n, data in enumerate(odd)]
+    run.store.record(
+        "tiny-1-a1", events=[*later, Event("tiny-1-a1", 1, 9500, "t", "usage", {"rss_bytes": 3e9, **odd[1]})]
+    )
+    figure = plots.use(run)
+    assert {trace.name for trace in figure.data} == {"node 0", "node 1", "node 0, GPU 0", "node 1, GPU 0"}
+    seen = {(trace.name, trace.xaxis): list(trace.y) for trace in figure.data}
+    assert seen["node 1", "x"] == [100.0, 101.0, 102.0, None]
+    assert seen["node 1", "x2"] == pytest.approx([1.073741824] * 3 + [3.0])
+    assert seen["node 1, GPU 0", "x3"] == [50.0] * 3
+    assert "node 1, GPU 0" in report_page.render(run)
+
+
+def test_use_of_which_nothing_fits_is_none(run, home):
+    plan = run.attempts[-1].plan
+    assert run.store.intend(replace(plan, run_id="odd-1"), identity="j", owner=Process.here())
+    run.store.record("odd-1-a1", events=[Event("odd-1-a1", 0, 1, "t", "usage", {"gpus": 5})])
+    odd = Run("odd-1", run.store, watch=False)
+    assert plots.use(odd) is None and "nothing was told of it" in report_page.render(odd)
+    assert _use(odd, -1) == (1, None)
+
+
+def test_a_name_with_quotes_is_shown_with_quotes(run):
+    """plotly knows entities for tags and none for a quote: it would show its letters."""
+    name = """a "b" <i>'c' & d"""
+    event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
+    run.store.record("tiny-1-a1", metrics=[(event, 1, name, 1.0)])
+    (title,) = run.plot(name).layout.annotations
+    assert title.text == """a "b" &lt;i&gt;'c' &amp; d"""
+
+
+def test_a_card_stands_numbers_of_any_size(run):
+    values = [1.7e308, -1.7e308, float("nan"), 5e-324]
+    rows = [(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
+    run.store.record("tiny-1-a1", metrics=rows)
+    card = run._repr_html_()
+    assert "huge" in card and 'points="0.0,1.0 80.0,31.0 160.0,16.0"' in card
+
+
+def test_a_run_and_runs_in_a_notebook(run, home):
+    card = run._repr_html_()
+    assert "FAILED" in card and "<svg" in card and "2 at step 2999" in card.replace("2.001", "2")
+    assert "<script" not in card and "<img" not in card
+    found = notebook.runs()
+    assert [one.run_id for one in found] == ["tiny-1"] and len(notebook.runs(state="lost")) == 0
+    assert "tiny-1" in found._repr_html_() and repr(found) == "<Runs tiny-1>" and len(found[0:1]) == 1
+    frame = found.to_pandas()
+    row = frame.iloc[0]
+    assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")
+    event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
+    run.store.record("tiny-1-a1", metrics=[(event, 1, "state", 7.0), (event, 1, "hp.lr", 8.0)])
+    again = notebook.runs().to_pandas().iloc[0]
+    assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
+    assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)
+    assert row["loss"] == pytest.approx(2.001) and str(frame["started_at"].dtype).startswith("datetime64")

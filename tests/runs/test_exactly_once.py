@@ -1,0 +1,126 @@
+"""Law 3: the real command line is killed at every step of a submit, and run again: one attempt exists, and it succeeds.
+
+The steps are the calls by which it changes anything outside itself, found by tracing (strace), not listed by hand: files
+written, renamed and synced, processes started, lines printed. SIGKILL is sent on entry, so that step N is not done and all
+before it are: before N and after N-1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.runs.run import Run
+from tests.conftest import WAIT_S, require
+
+pytestmark = pytest.mark.usefixtures("census")
+CALLS = (
+    "write,pwrite64,pwritev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,link,linkat,fsync,fdatasync,ftruncate,"
+    "clone,clone3,vfork,fork,sendto,connect"
+)
+SUBMIT = [sys.executable, "-B", "-m", "cloudtrain.cli", "submit", "once.py"]
+SCRIPT = "import os\nprint('ran in', os.environ['CLOUDTRAIN_ATTEMPT_ID'], flush=True)\n"
+SHARDS = 4
+ROOT = Path(__file__).parents[2]
+STRIDE = 5  # in CI every fifth step; all of them in make test-long
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    require("strace")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "once.py").write_text(SCRIPT)
+    return folder
+
+
+def traced(project: Path, home: Path, *inject: str) -> subprocess.CompletedProcess[str]:
+    trace = ["strace", "-qq", "-e", f"trace={CALLS}", *inject, *SUBMIT]
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
+    return subprocess.run(trace, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def steps(project: Path, tmp_path: Path) -> int:
+    """Return how many calls a whole submit makes."""
+    log = tmp_path / "trace"
+    ended = traced(project, tmp_path / "counted", "-o", str(log))
+    assert ended.returncode == 0, ended.stderr
+    Run.find(home=tmp_path / "counted").wait(WAIT_S)
+    return sum(bool(re.match(r"\w+\(", line)) for line in log.read_text().splitlines())
+
+
+def kill_and_run_again(project: Path, home: Path, step: int) -> None:
+    """Kill a submit at one step, submit again, and look at what there is."""
+    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject={CALLS}:signal=SIGKILL:when={step}")
+    told = re.search(r"^once-\S+", killed.stdout, re.MULTILINE)
+    if killed.returncode == 0:
+        return  # it made fewer calls this time
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
+    again = subprocess.run(SUBMIT, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, f"step {step}: {again.stdout}{again.stderr}"
+    store = Store(home)
+    runs = [Run(record.run_id, store) for record in store.runs()]
+    for run in runs:
+        status = run.wait(WAIT_S)
+        lines = [line.text for line in run.logs() if line.rank == 0]
+        assert status.state is State.SUCCEEDED, f"step {step}: {status} {lines}"
+        assert lines == [f"ran in {run.run_id}-a1"], f"step {step}"
+        assert len(run.attempts) == 1
+    if len(runs) > 1:  # only one that was told to the person whole, and written down as told, is followed by a new one
+        assert len(runs) == 2 and told and store.find(told[0]).acknowledged, (
+            f"step {step}, two wishes: {[(r.run_id, r.identity, r.acknowledged) for r in store.runs()]}\n"
+            f"{[attempt.plan.bundle for run in runs for attempt in store.attempts(run.run_id)]}"
+        )
+
+
+def test_a_killed_submit_is_adopted_after_an_upgrade(project, tmp_path):
+    log = tmp_path / "trace"
+    assert traced(project, tmp_path / "counted", "-o", str(log)).returncode == 0
+    calls = [line for line in log.read_text().splitlines() if re.match(r"\w+\(", line)]
+    step = 1 + next(i for i, call in enumerate(calls) if call.startswith("mkdir") and "/runs" in call)
+    home = tmp_path / "home"
+    killed = traced(project, home, "-o", "/dev/null", "-e", f"inject={CALLS}:signal=SIGKILL:when={step}")
+    assert killed.returncode != 0 and not killed.stdout
+    upgraded = tmp_path / "upgraded"
+    for name in ("cloudtrain", "entrypoints"):
+        shutil.copytree(ROOT / name, upgraded / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (upgraded / "entrypoints" / "launch.py").open("a") as launcher:
+        launcher.write("# of the next release\n")
+    env = {**os.environ, "CLOUDTRAIN_HOME": str(home), "PYTHONPATH": str(upgraded)}
+    again = subprocess.run(SUBMIT, cwd=project, env=env, capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, again.stderr
+    store = Store(home)
+    (record,) = store.runs()
+    assert re.match(rf"{record.run_id}\b", again.stdout)
+    (attempt,) = store.attempts(record.run_id)
+    digests = {path.name.partition(".")[0] for path in (home / "bundles").glob("*.tar.gz")}
+    assert len(digests) == 2 and attempt.plan.bundle["sha256"] in digests, "the second submit was not of another bundle"
+    assert Run(record.run_id, store).wait(WAIT_S).state is State.SUCCEEDED
+
+
+def shard(project: Path, tmp_path: Path, number: int, stride: int) -> int:
+    chosen = range(1 + number * stride, steps(project, tmp_path) + 1, stride * SHARDS)
+    assert len(chosen) > 5
+    for step in chosen:
+        kill_and_run_again(project, tmp_path / "home" / f"step-{step}", step)
+    return len(chosen)
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_killed_at_some_steps(project, tmp_path, number, figure):
+    figure("steps at which a submit was killed", shard(project, tmp_path, number, STRIDE))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_killed_at_every_step(project, tmp_path, number, figure):
+    figure("steps at which a submit was killed", shard(project, tmp_path, number, 1))

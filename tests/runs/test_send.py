@@ -1,0 +1,366 @@
+"""The three outcomes of a submission, over a backend that starts nothing: what is stored, and what is sent again when."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import registry
+from cloudtrain.cli import main
+from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.job.job import Job
+from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.runs import keys, retry, send
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.runs.watch import Watcher
+from cloudtrain.testing.memory import MemoryBackend
+
+
+class Platform(MemoryBackend):
+    """A platform that fails as the test says: `fails` holds what the next calls raise, by the name of the call."""
+
+    name = "platform"
+    fails: dict[str, list[Exception]] = {}
+    after_commit: bool = False  # whether a submission that fails has been carried out
+    calls: list[str] = []
+
+    def _call(self, what: str) -> None:
+        self.calls.append(what)
+        if self.fails.get(what):
+            raise self.fails[what].pop(0)
+
+    def submit(self, plan, bundle):
+        if self.after_commit:
+            super().submit(plan, bundle)
+        self._call("submit")
+        return super().submit(plan, bundle)
+
+    def find(self, attempt_id):
+        self._call("find")
+        return super().find(attempt_id)
+
+    def cancel(self, handle):
+        self._call("cancel")
+        super().cancel(handle)
+
+    def labels(self, handle):
+        return dict(self.attempts[handle].plan.job["labels"])
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    monkeypatch.setattr(Platform, "attempts", {})
+    monkeypatch.setattr(Platform, "fails", {})
+    monkeypatch.setattr(Platform, "calls", [])
+    monkeypatch.setattr(Platform, "after_commit", False)
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    Platform.install()
+    return Platform
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    return Job.from_dict({"name": "mine", "source": str(folder), "entrypoint": "train.py"})
+
+
+@pytest.fixture
+def submitter() -> Submitter:
+    return Submitter("platform", watch=False)
+
+
+LOST = Unreachable("no answer")
+
+
+def look(run: Run, times: int = 1) -> None:
+    """What the watcher does."""
+    for _ in range(times):
+        Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
+
+
+def quietly(run: Run) -> State:
+    """What a reader does."""
+    return run.refresh(lambda _: None).state
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]):
+    """Run a command in this process; return exit code, output and standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(words))
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def dead() -> Process:
+    return replace(Process.here(), started="0")
+
+
+def interrupted(submitter: Submitter, job: Job, *, age: timedelta = timedelta(), key: str | None = None) -> str:
+    """Leave what a submit leaves that was killed before it sent anything."""
+    resolved = submitter.resolve(job)
+    plan = submitter.plan_of(resolved, submitter.package(resolved), key)
+    assert submitter.store.intend(plan, identity=identity(plan), owner=dead(), key=key)
+    made = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    with submitter.store.database.write() as db:
+        db.execute("UPDATE attempts SET created_at = ? WHERE attempt_id = ?", (made, plan.attempt_id))
+    return plan.run_id
+
+
+# -- unknown -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_commit", [True, False])
+def test_an_answer_that_was_lost_is_neither_success_nor_failure(submitter, job, platform, after_commit):
+    platform.after_commit = after_commit
+    platform.fails = {"submit": [LOST], "find": [LOST, LOST]}
+    run = submitter.submit(job)
+    (attempt,) = run.attempts
+    assert (run.record.status.state, attempt.handle, attempt.tries) == (State.QUEUED, None, 1)
+    assert "not known since" in run.record.status.reason and attempt.unanswered_since
+    look(run, 2)
+    assert platform.calls == ["submit", "find", "find"], "nothing is sent before find has answered"
+    assert run.attempts[0].tries == 3 and "tried 3 times" in run.record.status.reason
+    look(run)
+    assert platform.calls[3:] == (["find"] if after_commit else ["find", "submit"])
+    assert run.attempts[0].handle and run.state is State.RUNNING and run.record.status.reason == ""
+    assert len(platform.attempts) == 1
+
+
+def test_the_same_submit_repeated_adopts_it(submitter, job, platform):
+    platform.after_commit = True
+    platform.fails = {"submit": [LOST], "find": [LOST] * 3}
+    runs = [submitter.submit(job) for _ in range(4)]
+    assert len({run.run_id for run in runs}) == 1 and [run.adopted for run in runs] == [False, True, True, True]
+    assert platform.calls.count("submit") == 1
+    again = Submitter("platform", watch=False).submit(job)
+    assert again.run_id == runs[0].run_id and again.attempts[0].handle and len(platform.attempts) == 1
+
+
+def test_cancel_reaches_it_as_soon_as_the_platform_answers(submitter, job, platform, cli):
+    platform.after_commit = True
+    platform.fails = {"submit": [LOST], "find": [LOST] * 99}
+    run = submitter.submit(job)
+    code, _, said = cli("cancel", run.run_id)
+    assert code == 5 and "could not be asked whether it has the job" in said and "as soon as" in said
+    assert not run.record.status.state.final
+    platform.fails = {}
+    look(run, 2)
+    assert run.state is State.CANCELLED
+    assert platform.attempts[run.attempts[0].attempt_id].status.state is State.CANCELLED
+
+
+def test_cancel_of_what_the_platform_never_got(submitter, job, platform, cli):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    code, said, _ = cli("cancel", run.run_id)
+    assert (code, run.record.status.state) == (0, State.CANCELLED) and "CANCELLED" in said
+    look(run)
+    assert platform.attempts == {} and submitter.submit(job).run_id != run.run_id
+
+
+def test_readers_never_submit(submitter, job, platform, monkeypatch, cli):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    lost = submitter.submit(job.replace(name="lost", retry={"max_attempts": 3}))
+    Platform.finish(lost.attempts[-1].attempt_id, State.LOST)
+    sent = platform.calls.count("submit")
+    for _ in range(20):
+        quietly(run), quietly(lost)
+    assert cli("ls")[0] == cli("show", run.run_id)[0] == 0
+    assert platform.calls.count("submit") == sent and len(lost.attempts) == 1
+    look(run), look(lost)
+    assert platform.calls.count("submit") == sent + 2
+
+
+def test_what_a_person_is_shown(submitter, job, platform, monkeypatch, tmp_path, cli):
+    platform.fails = {"submit": [LOST], "find": [LOST] * 9}
+    (tmp_path / "job.yaml").write_text(json.dumps({**job.to_dict(given=True), "target": "platform"}))
+    code, out, err = cli("submit", str(tmp_path / "job.yaml"), "--json")
+    data = json.loads(out)
+    assert code == 5 and data["handle"] is None and data["state"] == "QUEUED" and data["reused"] is False
+    assert "not known since" in err
+    code, out, _ = cli("show", data["run_id"])
+    assert code == 0 and "tries without an answer" in out
+    (attempt,) = json.loads(cli("show", data["run_id"], "--json")[1])["attempts"]
+    assert attempt["tries"] >= 2 and attempt["unanswered_since"]
+    code, out, _ = cli("submit", str(tmp_path / "job.yaml"), "--json")
+    assert json.loads(out)["run_id"] == data["run_id"] and json.loads(out)["reused"] is True
+
+
+# -- refused, and no machines ------------------------------------------------------------------------------------------
+
+
+def test_a_refused_retry_ends_the_run(submitter, job, platform):
+    run = submitter.submit(job.replace(retry={"max_attempts": 5}))
+    platform.fails = {"submit": [BackendError("AWS denies it")]}
+    Platform.finish(run.attempts[-1].attempt_id, State.LOST)
+    look(run, 5)
+    status = run.record.status
+    assert (status.state, status.reason) == (State.FAILED, "attempt 2 was refused: AWS denies it")
+    assert platform.calls.count("submit") == 2, "it does not start by itself when it is permitted later"
+
+
+def test_a_retry_that_meets_an_outage_backs_off(submitter, job, platform, monkeypatch):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    Platform.finish(run.attempts[-1].attempt_id, State.LOST)
+    monkeypatch.setattr(retry, "OUTAGE_S", 1000.0)
+    platform.fails = {"submit": [LOST] * 99}
+    look(run, 30)
+    assert platform.calls.count("submit") == 2 and run.attempts[-1].tries == 1
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
+    look(run, 3)
+    assert platform.calls.count("submit") == 5 and run.attempts[-1].tries == 4 and not run.record.status.state.final
+    platform.fails = {}
+    look(run)
+    assert len(platform.attempts) == 2 and run.attempts[-1].handle
+
+
+def test_pauses_in_an_outage_double_up_to_five_minutes(submitter, job, platform, monkeypatch):
+    monkeypatch.setattr(retry, "OUTAGE_S", 1.0)
+    attempt = submitter.submit(job).attempts[0]
+    for tries, pause_s in [(1, 1), (2, 2), (5, 16), (9, 256), (10, 300), (5000, 300)]:
+        for offset, due in [(-0.5, False), (0.5, True)]:
+            tried = datetime.now(UTC) - timedelta(seconds=pause_s + offset)
+            assert retry.outage_is_over(replace(attempt, tries=tries, tried_at=tried.isoformat())) is due
+
+
+def test_a_resume_that_is_refused_says_so_and_fails(submitter, job, platform):
+    run = submitter.submit(job)
+    Platform.finish(run.attempts[-1].attempt_id, State.FAILED, 1)
+    look(run)
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError, match="no such role"):
+        run.resume()
+    assert run.record.status.state is State.FAILED and "no such role" in run.record.status.reason
+    look(run, 3)
+    assert platform.calls.count("submit") == 2
+
+
+def test_a_first_submission_without_machines_waits_where_the_job_asks_for_it(submitter, job, platform, monkeypatch):
+    platform.fails = {"submit": [NoCapacity("the quota is used up")] * 2}
+    with pytest.raises(NoCapacity):
+        submitter.submit(job)
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}), new=True)
+    assert run.record.status.state is State.QUEUED and "another attempt in" in run.record.status.reason
+    look(run)
+    assert len(run.attempts) == 1
+    monkeypatch.setattr(retry, "CAPACITY_S", 0.0)
+    look(run)
+    assert [attempt.handle is not None for attempt in run.attempts] == [False, True] and run.state is State.RUNNING
+
+
+# -- adoption ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_interrupted_submit_needs_a_decision(submitter, job):
+    name = interrupted(submitter, job, age=timedelta(minutes=16))
+    with pytest.raises(BadRequest, match=f"submitted 16 min ago as {name}, and that was interrupted") as caught:
+        submitter.submit(job)
+    assert caught.value.exit_code == 2 and "--adopt" in caught.value.hint and "--new" in caught.value.hint
+    assert submitter.submit(job, adopt=True).run_id == name
+    young = interrupted(submitter, job.replace(name="young"), age=timedelta(minutes=14))
+    assert submitter.submit(job.replace(name="young")).run_id == young
+
+
+def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, job, platform, cli):
+    name = interrupted(submitter, job)
+    submitter.store.accept(f"{name}-a1", Platform({}, Path()).submit(submitter.store.attempts(name)[0].plan, None))
+    Platform.finish(f"{name}-a1", State.FAILED, 3)
+    look(Run(name, submitter.store))
+    with pytest.raises(BadRequest, match=f"{name}, and that has ended FAILED since"):
+        submitter.submit(job)
+    assert submitter.submit(job, new=True).run_id != name
+    code, _, err = cli("submit", "train.py", "--new", "--adopt")
+    assert code == 2 and "exclude each other" in err
+
+
+def test_an_interrupted_submit_that_nobody_repeats_ends_by_itself(submitter, job, platform):
+    name = interrupted(submitter, job, age=timedelta(minutes=14))
+    run = Run(name, submitter.store)
+    look(run, 3)
+    assert not run.record.status.state.final and "submit" not in platform.calls, "only a submit sends it"
+    old = Run(interrupted(submitter, job.replace(name="old"), age=timedelta(minutes=16)), submitter.store)
+    look(old)
+    assert old.record.status.state is State.FAILED and "has no such job" in old.record.status.reason
+
+
+def test_an_intent_elsewhere_never_blocks_a_submit(submitter, job, platform, cli):
+    name = interrupted(submitter, job)
+    platform.fails = {"find": [BackendError("there are no AWS credentials")] * 9}
+    MemoryBackend.install()
+    elsewhere = Submitter("memory", watch=False)
+    run = elsewhere.submit(job)
+    assert run.attempts[0].handle and platform.calls == []
+    (note,) = elsewhere.notes
+    assert name in note and "platform" in note
+    other = submitter.submit(job.replace(name="other"))
+    assert other.attempts[0].handle and name in submitter.notes[0], "nor where it goes to the same place"
+    code, _, err = cli("cancel", name)
+    assert code == 5 and "no AWS credentials" in err and not Run(name, submitter.store).record.status.state.final
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_another_job_is_refused_with_what_differs(submitter, job, platform):
+    first = submitter.submit(job, key="nightly")
+    with pytest.raises(BadRequest, match=r"differs in hyperparameters\.lr, num_nodes, parallelism") as caught:
+        submitter.submit(job.replace(hyperparameters={"lr": "1"}, num_nodes=2), key="nightly")
+    assert caught.value.exit_code == 2 and first.run_id in caught.value.message
+    (Path(job.source) / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadRequest, match="differs in the source"):
+        submitter.submit(job, key="nightly")
+    MemoryBackend.install()
+    with pytest.raises(BadRequest, match=r"the target \(platform, now memory\)"):
+        Submitter("memory", watch=False).submit(job, key="nightly")
+    assert len(platform.attempts) == 1
+
+
+def test_a_key_is_checked_from_an_empty_history(submitter, job, platform, tmp_path):
+    first = submitter.submit(job, key="nightly")
+    elsewhere = Submitter("platform", home=tmp_path / "elsewhere", watch=False)
+    with pytest.raises(BadRequest, match=r"the job's digest \([0-9a-f]{16}, now [0-9a-f]{16}\)"):
+        elsewhere.submit(job.replace(hyperparameters={"lr": "1"}), key="nightly")
+    assert Store(tmp_path / "elsewhere").runs() == [], "nothing was written"
+    (Path(job.source) / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadRequest, match="the source's digest"):
+        elsewhere.submit(job, key="nightly")
+    (Path(job.source) / "train.py").write_text("print(1)\n")
+    again = elsewhere.submit(job, key="nightly")
+    assert again.run_id == first.run_id and again.adopted
+
+
+def test_two_processes_send_it_once(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    attempt = run.attempts[0]
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert submitter.store.claim(attempt.attempt_id, of=attempt.owner, by=parent)
+    look(run, 3)
+    assert platform.calls == ["submit"], "somebody else sends it just now"
+    assert submitter.submit(job).run_id == run.run_id and platform.calls == ["submit"]
+    assert send.send_again(submitter.store, attempt, Platform({}, Path())) is None
+
+
+def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
+    """A field that is new since is no other job: neither for a key nor for an interrupted submit."""
+    plan = submitter.plan(job, key="nightly")
+    data = {name: value for name, value in plan.job.items() if name not in ("min_nodes", "image", "inputs")}
+    assert keys.same(replace(plan, job=data), plan)
+    assert not keys.same(replace(plan, job={**data, "args": ["other"]}), plan)
