@@ -50,8 +50,8 @@ def main() -> int:
 def stall(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
     """Return what saves cost a training of one process, and the gates."""
     import torch
-    from keeper import Keeper
-    from snapshot import Training
+    from trainer.checkpoints.manager import Keeper
+    from trainer.checkpoints.state import Training
 
     torch.set_num_threads(1)
     count = max(1, options.megabytes * 1_000_000 // (WIDTH * WIDTH * 4 * 3))  # AdamW has two numbers for each weight
@@ -98,15 +98,15 @@ def stall(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
 
 def verify(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
     """Return what it takes to verify a checkpoint, and the gate."""
-    import checkpoint
+    from trainer.checkpoints import files
 
-    path = checkpoint.folder_of(folder, 1, 1)
-    checkpoint.begin(path)
+    path = files.folder_of(folder, 1, 1)
+    files.begin(path)
     for number in range(options.files):
         with (path / f"part-{number}").open("wb") as file:
             for _ in range(options.megabytes // options.files):
                 file.write(os.urandom(1_000_000))
-    checkpoint.commit(path, step=1)
+    files.commit(path, step=1)
     names = [str(path / f"part-{number}") for number in range(options.files)]
     samples = interleaved(
         {

