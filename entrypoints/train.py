@@ -72,6 +72,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Layout) 
     from trainer.evaluation import evaluate, said
     from trainer.generate import sample
     from trainer.metrics import Meter, Teller
+    from trainer.strategies.compatibility import check_arguments
     from transformers.utils.logging import disable_progress_bar
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Layout) 
     trackers_wanted = trackers.chosen(arguments.report_to) or None
     frame = strategies.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
     accelerator = frame.accelerator
-    models.check(arguments, plan, frame.device)
+    check_arguments(arguments, plan, frame.device)
     set_seed(arguments.seed)  # alike on all ranks: they build the same model
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Log:
         self._closed = True
 
     def forget(self) -> None:
-        """Keep no copy where nobody will read it (keep.KeptLog has one)."""
+        """Keep no copy where nobody will read it (KeptLog has one)."""
 
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""
@@ -119,6 +119,33 @@ class Log:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and len(data) <= MAX_BACKLOG:
                     self._backlog = data
                 return  # nobody reads any more (EPIPE), or more than memory should hold: training goes on
+
+
+class KeptLog(Log):
+    """Appends to a descriptor and to a copy; on a disk that takes no copy there is none."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        import tempfile
+
+        try:
+            self._copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this process lives
+        except OSError:
+            return
+        self.copy = (self._copy.fileno(), 0)
+
+    def forget(self) -> None:
+        if self.copy is not None:
+            self.copy = None
+            self._copy.close()
+
+    def _write(self, data: bytes) -> None:
+        if self.copy is not None:
+            try:
+                self._copy.write(data)
+            except OSError:
+                pass  # a full disk: standard output has it
+        super()._write(data)
 
 
 class Splitter:

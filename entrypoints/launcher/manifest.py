@@ -7,6 +7,8 @@ import json
 import zlib
 from collections.abc import Mapping
 
+from .errors import Refused
+
 VERSION = 1
 PREFIX = "CLOUDTRAIN_MANIFEST_"
 FIELDS = (
@@ -27,10 +29,6 @@ FIELDS = (
     "max_runtime_s",
     "grace_s",
 )
-
-
-class Refused(Exception):
-    """Training cannot begin: one sentence that says why. The launcher exits with 78."""
 
 
 class Orders:

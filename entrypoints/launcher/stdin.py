@@ -8,7 +8,8 @@ import select
 import time
 from collections.abc import Mapping
 
-from .manifest import Orders, Refused
+from .errors import Refused
+from .manifest import Orders
 from .world.cluster import Cluster, sagemaker_base
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds

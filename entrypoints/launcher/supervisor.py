@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 from . import manifest as manifests
 from . import processes
-from .log import Log
+from .errors import Refused
+from .log import KeptLog, Log
 from .loop import Loop
-from .manifest import Refused
 from .output.written import Writes
 from .prepare.node import prepare
 from .ranks import Prepared, Ranks, command, environment
@@ -74,8 +74,6 @@ class Supervisor:
         self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
 
     def _standard_output(self) -> Log:
-        from .kept_log import KeptLog
-
         return KeptLog(1)
 
     def _keep(self, folders: Mapping[str, str]) -> None:

@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Mapping
 
+from ..errors import Refused
 from ..log import CHUNK, MARK, Log
-from ..manifest import Orders, Refused
+from ..manifest import Orders
 from ..status import FINAL, now
 from ..world.cluster import Cluster
 from . import store

@@ -10,8 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from ..manifest import Refused
-from ..prepare.secrets import one_line
+from ..errors import Refused, one_line
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")  # what the clie
 AT_ONCE = 4  # transfers
 UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # says a store, a client, that knows no conditional writes
 PARTIAL = ".cloudtrain-part-"  # begins the name of a file that is being fetched
+LONGEST_NAME = 255  # bytes of a file's name
 
 
 class Failed(Exception):
@@ -181,3 +181,23 @@ def all_at_once(calls: Iterable[Callable[[], object]]) -> list[BaseException]:
     with ThreadPoolExecutor(AT_ONCE, "transfer") as pool:
         tasks = [pool.submit(call) for call in calls]
         return [error for error in (task.exception() for task in tasks) if error is not None]
+
+
+def check_names(name: str, keys: list[str]) -> None:
+    """Refuse keys that are no relative paths of files, or that cannot be files at the same time."""
+    folders = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "/"}
+    for key in keys:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > LONGEST_NAME for part in parts):
+            raise Refused(f"the input {name} holds an object whose name cannot be a file's: {key[:200]!r}")
+        if key in folders:
+            raise Refused(f"the input {name} holds an object that is a folder of others too: {key[:200]!r}")
+
+
+def format_bytes(size: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ..errors import Refused
 from ..log import Log
-from ..manifest import Orders, Refused
-from ..prepare.inputs import check_names, in_words
+from ..manifest import Orders
 from ..status import now
 from . import epochs, store
 from .age import Freshness
@@ -89,13 +89,13 @@ class Sync:
         folder = self._folders["checkpoints"]
         found = self._store.list("checkpoints")
         try:
-            check_names("checkpoints", list(found))
+            store.check_names("checkpoints", list(found))
         except Refused:
             raise Refused(f"{self._store.uri}/checkpoints holds an object whose name cannot be a file's") from None
         wanted = [name for name in found if self._is_wanted(folder, name, found)]
         if not wanted:
             return
-        size = in_words(sum(found[name][0] for name in wanted))
+        size = store.format_bytes(sum(found[name][0] for name in wanted))
         self._log.say(f"output: bringing {len(wanted)} files of checkpoints, {size}, back from {self._store.uri}")
 
         def fetch(name: str) -> None:

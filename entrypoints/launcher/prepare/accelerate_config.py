@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 
-from ..manifest import Orders, Refused
+from ..errors import Refused
+from ..manifest import Orders
 
 # It runs under the ranks' interpreter, because Accelerate itself knows its file best, whatever its version. The
 # processes are ours to start, so only the variables are taken.

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from ..manifest import Refused
+from ..errors import Refused
 
 AXES = ("tp_size", "pp_size", "cp_size")
 OURS = ".cloudtrain/"

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from ..manifest import Refused
+from ..errors import Refused
 
 
 def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:

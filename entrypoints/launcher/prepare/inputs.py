@@ -15,13 +15,12 @@ import shutil
 import time
 from collections.abc import Mapping
 
+from ..errors import Refused
 from ..log import Log
-from ..manifest import Refused
 from ..output import store
 from ..world.cluster import sagemaker_base
 
 SAY_EVERY_S = 10.0
-LONGEST = 255  # bytes of a file's name
 
 
 def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dict[str, str]:
@@ -77,7 +76,7 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
     files = {base: single} if single is not None else there.list()
     if not files:
         raise Refused(f"the input {name} does not exist: there is nothing at {uri}")
-    check_names(name, list(files))
+    store.check_names(name, list(files))
     whole = os.path.join(into, name)
     target = os.path.join(whole, base) if single is not None else whole
     if os.path.isdir(whole):
@@ -94,8 +93,10 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
     total = sum(wanted.values())
     free = shutil.disk_usage(half).free
     if total > free:
-        raise Refused(f"the input {name} has {in_words(total)}, {in_words(free)} are free on this node")
-    log.say(f"input {name}: copying {len(wanted)} of {len(files)} files, {in_words(total)}, from {uri}")
+        raise Refused(
+            f"the input {name} has {store.format_bytes(total)}, {store.format_bytes(free)} are free on this node"
+        )
+    log.say(f"input {name}: copying {len(wanted)} of {len(files)} files, {store.format_bytes(total)}, from {uri}")
     progress = _Progress(log, name, len(wanted), total)
 
     def fetch(file: str, size: int) -> None:
@@ -115,17 +116,6 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
     return target
 
 
-def check_names(name: str, keys: list[str]) -> None:
-    """Refuse keys that are no relative paths of files, or that cannot be files at the same time."""
-    folders = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "/"}
-    for key in keys:
-        parts = key.split("/")
-        if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > LONGEST for part in parts):
-            raise Refused(f"the input {name} holds an object whose name cannot be a file's: {key[:200]!r}")
-        if key in folders:
-            raise Refused(f"the input {name} holds an object that is a folder of others too: {key[:200]!r}")
-
-
 class _Progress:
     """Says from time to time how far a copy has come."""
 
@@ -138,14 +128,5 @@ class _Progress:
         self._bytes += size
         if time.monotonic() - self._said >= SAY_EVERY_S:
             self._said = time.monotonic()
-            how_far = f"{in_words(self._bytes)} of {in_words(self._total)}"
+            how_far = f"{store.format_bytes(self._bytes)} of {store.format_bytes(self._total)}"
             self._log.say(f"input {self._name}: {self._done} of {self._files} files, {how_far}")
-
-
-def in_words(size: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+from ..errors import Refused
 from ..log import Log
-from ..manifest import Orders, Refused
+from ..manifest import Orders
 from ..ranks import Prepared
 from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from . import declared

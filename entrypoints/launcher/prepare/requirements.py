@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
+from ..errors import Refused
 from ..log import Log
-from ..manifest import Refused
 
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 PINNED = "torch"

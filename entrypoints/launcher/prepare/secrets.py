@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..manifest import Refused
+from ..errors import Refused, one_line
 
 SHORTEST = 4  # a shorter value would be masked all over the log
 
@@ -132,8 +132,3 @@ def load(module: str, distribution: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise Refused(f"{what} needs {distribution} on the node: pip install {distribution}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's first line, shortened."""
-    return f"{type(error).__name__}: {error}".split("\n")[0][:300]

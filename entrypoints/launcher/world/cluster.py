@@ -10,7 +10,7 @@ import re
 from collections import namedtuple
 from collections.abc import Mapping
 
-from ..manifest import Refused
+from ..errors import Refused
 
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range

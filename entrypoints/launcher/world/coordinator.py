@@ -6,8 +6,9 @@ import os
 import socket
 import time
 
+from ..errors import Refused
 from ..loop import Loop
-from ..manifest import Orders, Refused
+from ..manifest import Orders
 from .channel import SILENCE_S, TELL_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
 from .outcome import EXIT_REFUSED, STALLED, Gang, Start, Verdict, refusal

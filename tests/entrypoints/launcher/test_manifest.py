@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 from launcher import manifest
-from launcher.manifest import Refused
+from launcher.errors import Refused
 
 from cloudtrain.manifest import Manifest
 

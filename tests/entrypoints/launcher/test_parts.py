@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from launcher import processes, sagemaker_failure, status
-from launcher.manifest import Orders, Refused
+from launcher.errors import Refused
+from launcher.manifest import Orders
 from launcher.output.written import Writes
 from launcher.prepare import accelerate_config, gpus, inputs
 from launcher.ranks import input_variable

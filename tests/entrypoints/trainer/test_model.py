@@ -9,7 +9,6 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import model as models  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
-from trainer.strategies.mesh import Layout  # isort: skip
 from trainer.errors import Refused  # isort: skip
 from trainer.data.samples import IGNORED  # isort: skip
 
@@ -146,24 +145,3 @@ def test_activations_are_computed_again():
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert kept[1] < kept[0] / 2
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
-
-
-CANNOT = {
-    "no gpu": ({"attn_implementation": "flash_attention_2"}, Layout(), "cpu", "needs a GPU; on cpu there is sdpa"),
-    "no package": ({"attn_implementation": "flash_attention_2"}, Layout(), "cuda", "needs the package flash_attn"),
-    "lora, tp": ({"use_peft": True}, Layout("fsdp", shard=2, tensor=2), "cpu", "--use_peft .* not with fsdp .*tensor"),
-    "lora, pp": ({"use_peft": True}, Layout(pipeline=2), "cpu", "--use_peft goes without tp_size and pp_size"),
-    "compile": ({"torch_compile": True}, Layout(tensor=2), "cpu", "--torch_compile goes with strategies none and ddp"),
-    "compiler": ({"torch_compile": True, "torch_compile_backend": "gcc"}, Layout(), "cpu", "is one of .*not gcc"),
-}
-
-
-@pytest.mark.parametrize("case", CANNOT)
-def test_what_this_machine_or_layout_does_not_do_is_refused(case: str):
-    more, layout, device, sentence = CANNOT[case]
-    with pytest.raises(Refused, match=sentence) as caught:
-        models.check(small(**more), layout, torch.device(device))
-    assert "\n" not in str(caught.value)
-    models.check(small(use_peft=True, torch_compile=True), Layout("ddp", replicate=2), torch.device("cpu"))
-    for sharded in (Layout("fsdp", shard=2), Layout("hsdp", replicate=2, shard=2), Layout("fsdp", shard=2, context=2)):
-        models.check(small(use_peft=True), sharded, torch.device("cpu"))

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from launcher.kept_log import KeptLog
-from launcher.log import Log
+from launcher.log import KeptLog, Log
 from launcher.manifest import Orders, decode
 from launcher.output import history
 from launcher.output.history import Folder, History

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher.manifest import Refused
-from launcher.prepare import inputs
+from launcher.errors import Refused
+from launcher.output.store import check_names
 
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
@@ -80,10 +80,10 @@ def test_hostile_keys_are_refused_and_nothing_is_written(s3: S3, tmp_path: Path,
 
 
 def test_names_that_files_cannot_have_together():
-    inputs.check_names("x", ["a", "b/c", "b/d/e", "...", "a.b"])
+    check_names("x", ["a", "b/c", "b/d/e", "...", "a.b"])
     for keys in (["a", "a/b"], ["/abs"], ["x" * 256], ["ü" * 128], ["a\0b"], ["a/"], [".."], [""]):
         with pytest.raises(Refused, match="the input x holds an object"):
-            inputs.check_names("x", keys)
+            check_names("x", keys)
 
 
 def test_what_is_missing_is_said_in_one_sentence_each(store, tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from launcher.prepare import declared  # isort: skip
-from launcher.manifest import Refused  # isort: skip
+from launcher.errors import Refused  # isort: skip
 
 assert ENTRYPOINTS
 

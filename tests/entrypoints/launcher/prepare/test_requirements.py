@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from launcher.manifest import Refused
+from launcher.errors import Refused
 from launcher.prepare import requirements
 
 from tests.conftest import wait_for

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from launcher.manifest import Refused
+from launcher.errors import Refused
 from launcher.prepare.secrets import resolve
 
 

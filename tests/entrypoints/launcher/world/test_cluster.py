@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from launcher.manifest import Refused
+from launcher.errors import Refused
 from launcher.world.cluster import CONTROL_PORT, Cluster, expand_hosts, resolve
 
 
