@@ -6,7 +6,7 @@ import os
 import select
 
 
-class Deaths:
+class ExitOrder:
     """Remembers the order in which watched processes ended.
 
     `waitpid` hands out the dead in the order in which they were born. A descriptor of a process becomes ready when it

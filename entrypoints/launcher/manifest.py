@@ -1,4 +1,4 @@
-"""The orders of an attempt: what the manifest says, unpacked from the pieces in which it came."""
+"""The manifest of an attempt: what the manifest says, unpacked from the pieces in which it came."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS = (
 )
 
 
-class Orders:
+class Manifest:
     """What one attempt does; the fields are those of cloudtrain.manifest.Manifest."""
 
     run_id: str
@@ -78,8 +78,8 @@ class Orders:
         return self.min_nodes or self.nodes
 
 
-def decode(pieces: list[str]) -> Orders:
-    """Return the orders that the pieces hold; raises Refused when they are damaged or of another version."""
+def decode(pieces: list[str]) -> Manifest:
+    """Return the manifest that the pieces hold; raises Refused when they are damaged or of another version."""
     if not pieces:
         raise Refused(f"there is no manifest: {PREFIX}0 is not set")
     try:
@@ -90,7 +90,7 @@ def decode(pieces: list[str]) -> Orders:
         raise Refused(f"the manifest is damaged: {error}") from None
     if version != VERSION:
         raise Refused(f"the manifest has version {version}, this launcher reads version {VERSION}")
-    return Orders(fields)
+    return Manifest(fields)
 
 
 def pieces(environ: Mapping[str, str], hyperparameters: str = "") -> list[str]:

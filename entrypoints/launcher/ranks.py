@@ -10,10 +10,10 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 
 from . import processes
-from .exit_order import Deaths
+from .exit_order import ExitOrder
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
-from .manifest import Orders
+from .manifest import Manifest
 from .world.channel import World
 from .world.cluster import LOOPBACK, Cluster
 
@@ -47,7 +47,7 @@ sync        what brings the folders to an object store, or None
 
 def environment(
     base: Mapping[str, str],
-    orders: Orders,
+    manifest: Manifest,
     cluster: Cluster,
     world: World,
     prepared: Prepared,
@@ -55,7 +55,7 @@ def environment(
     source: str,
 ) -> dict[str, str]:
     """Return the environment of one rank. Weakest first: the node's, defaults, the job's, secrets, the world's."""
-    count = orders.processes_per_node
+    count = manifest.processes_per_node
     rank = world.node_rank * count + local_rank
     sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
     env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
@@ -63,7 +63,7 @@ def environment(
     env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))
     if cluster.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
-    if not orders.gpus_per_node:
+    if not manifest.gpus_per_node:
         env["CUDA_VISIBLE_DEVICES"] = ""
         env["ACCELERATE_USE_CPU"] = "true"  # without it Accelerate starts independent single processes on CPU
     if prepared.interface:
@@ -71,7 +71,7 @@ def environment(
         if world.nodes > 1 and world.master_host != LOOPBACK:
             env["NCCL_SOCKET_IFNAME"] = prepared.interface
     env.update(prepared.accelerate)
-    env.update(orders.env)
+    env.update(manifest.env)
     env.update(prepared.secrets)
     path = os.path.join(source, ".cloudtrain", "path")
     env["PYTHONPATH"] = path + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")
@@ -85,13 +85,13 @@ def environment(
         MASTER_ADDR=world.master_host,
         MASTER_PORT=str(world.master_port),
         CLOUDTRAIN_NUM_NODES=str(world.nodes),
-        CLOUDTRAIN_RUN_ID=orders.run_id,
-        CLOUDTRAIN_ATTEMPT=str(orders.attempt),
-        CLOUDTRAIN_ATTEMPT_ID=orders.attempt_id,
+        CLOUDTRAIN_RUN_ID=manifest.run_id,
+        CLOUDTRAIN_ATTEMPT=str(manifest.attempt),
+        CLOUDTRAIN_ATTEMPT_ID=manifest.attempt_id,
         CLOUDTRAIN_CHECKPOINT_DIR=prepared.folders["checkpoints"],
         CLOUDTRAIN_OUTPUT_DIR=prepared.folders["outputs"],
         CLOUDTRAIN_MODEL_DIR=prepared.folders["model"],
-        CLOUDTRAIN_PARALLELISM=json.dumps(orders.parallelism),
+        CLOUDTRAIN_PARALLELISM=json.dumps(manifest.parallelism),
     )
     if "CLOUDTRAIN_NODE_DIR" in base:
         env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
@@ -114,8 +114,8 @@ def environment(
             }
         )
     for name in ("every_s", "every_steps", "keep"):
-        if orders.checkpoint.get(name) is not None:
-            env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(orders.checkpoint[name])
+        if manifest.checkpoint.get(name) is not None:
+            env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(manifest.checkpoint[name])
     if prepared.sync is not None and prepared.sync.epoch:
         env["CLOUDTRAIN_EPOCH"] = str(prepared.sync.epoch)
     env.update({input_variable(name): path for name, path in prepared.inputs.items()})
@@ -156,7 +156,7 @@ class Ranks:
         self._loop, self._log, self._ended = loop, log, ended
         self._ranks: list[_Rank] = []
         self._by_pid: dict[int, _Rank] = {}
-        self._deaths = Deaths()
+        self._deaths = ExitOrder()
 
     def start(self, rank: int, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start one rank; raises OSError when its command cannot be executed."""

@@ -17,7 +17,7 @@ BUSY = 0.02  # of a processor: less is a process that waits, with threads in it 
 STACKS_S = 10.0  # how long ranks may take to write their stacks before they are killed
 
 
-class Stall:
+class StallDetector:
     """Watches the processor time that ranks and their children use; `limit_s` says how closely."""
 
     def __init__(self, limit_s: float, pids: Iterable[int], now: float) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from .errors import Refused
-from .manifest import Orders
+from .manifest import Manifest
 from .world.cluster import Cluster, sagemaker_base
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -20,26 +20,26 @@ STDIN_S = 60
 LEASE = "lease"  # in the node's folder: touched whenever a client looks
 
 
-def check_world(orders: Orders, cluster: Cluster, environ: Mapping[str, str]) -> None:
+def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Refuse a world that is not what was asked for."""
     if cluster.launched:
         real = int(environ["WORLD_SIZE"])
-        if real != orders.world_size:
-            raise Refused(f"{orders.world_size} processes were asked for, another launcher started {real}")
-    elif cluster.nodes is not None and not orders.fewest_nodes <= cluster.nodes <= orders.nodes:
-        raise Refused(f"{orders.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
-    elif not 0 <= cluster.node_rank < orders.nodes:
-        raise Refused(f"node rank {cluster.node_rank} is not one of {orders.nodes} nodes")
+        if real != manifest.world_size:
+            raise Refused(f"{manifest.world_size} processes were asked for, another launcher started {real}")
+    elif cluster.nodes is not None and not manifest.fewest_nodes <= cluster.nodes <= manifest.nodes:
+        raise Refused(f"{manifest.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
+    elif not 0 <= cluster.node_rank < manifest.nodes:
+        raise Refused(f"node rank {cluster.node_rank} is not one of {manifest.nodes} nodes")
     elif cluster.node_rank > 0 and not cluster.control_port:
         raise Refused("CLOUDTRAIN_CONTROL is not set, so node 0 cannot be found")
     elif cluster.nodes is not None:
-        orders.nodes = cluster.nodes  # min_nodes allows it
+        manifest.nodes = cluster.nodes  # min_nodes allows it
 
 
-def alone(orders: Orders) -> Orders:
-    """Return the orders of one rank that another launcher has started: it has no peers of ours to wait for."""
-    orders.nodes = orders.processes_per_node = 1
-    return orders
+def alone(manifest: Manifest) -> Manifest:
+    """Return the manifest of one rank that another launcher has started: it has no peers of ours to wait for."""
+    manifest.nodes = manifest.processes_per_node = 1
+    return manifest
 
 
 def sagemaker_file(name: str) -> str:

@@ -19,18 +19,18 @@ from . import processes
 from .errors import Refused
 from .log import KeptLog, Log
 from .loop import Loop
-from .output.written import Writes
-from .prepare.node import prepare
+from .output.written import NewCheckpoints
+from .prepare.node import prepare_node
 from .ranks import Prepared, Ranks, command, environment
-from .stall import STACKS_S, Stall, show_stacks
+from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
 from .world.channel import JOIN_S, Listener, World
-from .world.coordinator import Hub
-from .world.outcome import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Verdict, launcher_code, refusal
-from .world.worker import Member
+from .world.coordinator import Coordinator
+from .world.outcome import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Outcome, launcher_code, refused_outcome
+from .world.worker import Worker
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILEN
 SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
 EXIT_BROKEN = 70  # an error of the launcher itself
 EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
-HOME_S = 900.0  # there: how long nodes wait until all have brought their results home
+FINISHED_S = 900.0  # there: how long nodes wait until all have brought their results home
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
@@ -58,9 +58,9 @@ class Supervisor:
         self.log = Log.in_folder(folder) if folder else self._standard_output()
         self._loop = Loop()
         self._ranks = Ranks(self._loop, self.log, self._rank_ended)
-        self._gang: Hub | Member
+        self._peers: Coordinator | Worker
         self._prepared: Prepared | None = None
-        self._verdict: Verdict | None = None
+        self._outcome: Outcome | None = None
         self._guard_died = False
         self._stopping: str | None = None
         self._asked_at: float | None = None  # when the first request to stop came
@@ -68,24 +68,26 @@ class Supervisor:
         self._kill_at: float | None = None
         self._end_at: float | None = None  # when max_runtime is over
         self._lease: Lease | None = None
-        self._stall: Stall | None = None
-        self._writes: Writes | None = None
+        self._stall: StallDetector | None = None
+        self._new_checkpoints: NewCheckpoints | None = None
         self._history: History | None = None
-        self._word: Prepared | Refused | None = None  # what the preparing thread has come to: a Prepared or a Refused
+        self._preparation: Prepared | Refused | None = (
+            None  # what the preparing thread has come to: a Prepared or a Refused
+        )
 
     def _standard_output(self) -> Log:
         return KeptLog(1)
 
-    def _keep(self, folders: Mapping[str, str]) -> None:
+    def _start_history(self, folders: Mapping[str, str]) -> None:
         """Begin to bring the run's history to its output, where there is one; raises Refused."""
-        if not self._orders.output and self._cluster.platform != "sagemaker":
+        if not self._manifest.output and self._cluster.platform != "sagemaker":
             self.log.forget()
             return
         from .output import history
 
-        where = history.place(self._orders, self._cluster, self._environ, folders)
+        where = history.place(self._manifest, self._cluster, self._environ, folders)
         if where is not None:
-            self._history = history.History(where, self._orders, self._cluster, self.log)
+            self._history = history.History(where, self._manifest, self._cluster, self.log)
             self._history.begin(self.status.fields)
 
     def run(self) -> int:
@@ -97,15 +99,15 @@ class Supervisor:
             self._begin()
             self._attend()
         except Refused as reason:
-            self._verdict = self._verdict or refusal(str(reason))
+            self._outcome = self._outcome or refused_outcome(str(reason))
         except Exception:
             import traceback
 
             text = traceback.format_exc()
             self.log.say(text.rstrip())
             broken = f"the launcher broke: {text.splitlines()[-1]}"
-            self._verdict = Verdict("FAILED", EXIT_BROKEN, "launcher", None, broken)
-        return self._finish(self._verdict or refusal("the launcher came to no verdict"))
+            self._outcome = Outcome("FAILED", EXIT_BROKEN, "launcher", None, broken)
+        return self._finish(self._outcome or refused_outcome("the launcher came to no verdict"))
 
     def _listen(self) -> None:
         """Turn signals and the guard's death into something that the loop can wait for."""
@@ -124,20 +126,20 @@ class Supervisor:
 
     def _begin(self) -> None:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
-        self._orders = orders = manifests.decode(manifests.pieces(self._environ, hyperparameters))
+        self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters))
         self._cluster = cluster = clusters.resolve(self._environ, config)
         given = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
         for value in (given.get("token"), *(given.get("secrets") or {}).values()):
             if value:
                 self.log.hide(value)
-        check_world(orders, cluster, self._environ)
-        self.status.fields["world_size"] = orders.world_size
+        check_world(manifest, cluster, self._environ)
+        self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ)
-        gang = Hub if cluster.node_rank == 0 or cluster.launched else Member
+        peers = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
         join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or JOIN_S)
-        self._gang = gang(
+        self._peers = peers(
             self._loop,
-            alone(orders) if cluster.launched else orders,
+            alone(manifest) if cluster.launched else manifest,
             cluster,
             given.get("token") or "",
             Listener(self._start, self._stop, self._decided),
@@ -145,7 +147,7 @@ class Supervisor:
         )
         if self.status.cancelled:
             self._request()
-        control = self._gang.open()
+        control = self._peers.open()
         if control:
             self.status.set(control={"host": control[0], "port": control[1]})
         self._work = threading.Thread(target=self._prepare, args=(given.get("secrets") or {},), daemon=True)
@@ -154,13 +156,15 @@ class Supervisor:
     def _prepare(self, given: Mapping[str, str]) -> None:
         """Runs in its own thread and ends by waking the loop."""
         try:
-            self._word = prepare(self._orders, self._cluster, self._environ, given, self._source, self.log, self._keep)
-            if self._history is not None and self._word.sync is not None:
-                self._history.epoch = self._word.sync.epoch
+            self._preparation = prepare_node(
+                self._manifest, self._cluster, self._environ, given, self._source, self.log, self._start_history
+            )
+            if self._history is not None and self._preparation.sync is not None:
+                self._history.epoch = self._preparation.sync.epoch
         except Refused as reason:
-            self._word = reason
+            self._preparation = reason
         except BaseException as error:
-            self._word = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
+            self._preparation = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
         os.kill(os.getpid(), signal.SIGCHLD)
 
     def _attend(self) -> None:
@@ -170,23 +174,23 @@ class Supervisor:
         measure_at: float | None = None
         while not self._guard_died:
             now = time.monotonic()
-            if self._verdict is not None and not self._ranks.running and self._gang.settled:
+            if self._outcome is not None and not self._ranks.running and self._peers.settled:
                 return
             self._loop.wait(self._pause(now))
             now = time.monotonic()
-            if isinstance(self._word, Refused):
-                reason, self._word = self._word, None
-                self._gang.refuse(str(reason))
-            elif self._word is not None:
+            if isinstance(self._preparation, Refused):
+                reason, self._preparation = self._preparation, None
+                self._peers.refuse(str(reason))
+            elif self._preparation is not None:
                 self._work.join()
-                self._prepared, self._word = self._word, None
-                self._gang.ready()
+                self._prepared, self._preparation = self._preparation, None
+                self._peers.ready()
             if self._kill_at is not None and now >= self._kill_at:
                 self._ranks.kill()
                 self._kill_at = now + 1.0
             if self._end_at is not None and now >= self._end_at:
                 self._end_at = None
-                self._gang.stop("TIMED_OUT")
+                self._peers.stop("TIMED_OUT")
             due = now - beat >= TICK_S
             if due:
                 beat = now
@@ -197,25 +201,25 @@ class Supervisor:
                     self._request()
                 if self._lease is not None and self._stopping is None and self._lease.over():
                     self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
-                    self._gang.stop("PREEMPTED")
+                    self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):
-                    self._gang.idle(now - self.log.spoke_at, self._stall.idle_s(now))
+                    self._peers.idle(now - self.log.spoke_at, self._stall.idle_s(now))
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
-                    if self._orders.gpus_per_node:
+                    if self._manifest.gpus_per_node:
                         usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
-                    self.log.event("usage", **usage.sample(), **self._freshness())
-                    self._tell_writes()
-            self._gang.tick(due)
+                    self.log.event("usage", **usage.sample(), **self._checkpoint_age())
+                    self._report_new_checkpoints()
+            self._peers.tick(due)
 
-    def _tell_writes(self) -> None:
+    def _report_new_checkpoints(self) -> None:
         """Tell of a script's own checkpoints, so that a run which gets on is known from one that does not."""
-        if self._writes is not None and (name := self._writes.look()):
+        if self._new_checkpoints is not None and (name := self._new_checkpoints.look()):
             self.log.event("checkpoint", written=name)
 
-    def _freshness(self) -> dict[str, float]:
+    def _checkpoint_age(self) -> dict[str, float]:
         """Return how old the newest checkpoint in the output is, where there is one to be."""
         age_s = None
         if self._prepared is not None and self._prepared.sync is not None:
@@ -224,8 +228,8 @@ class Supervisor:
 
     def _pause(self, now: float) -> float:
         """Return how long the loop may sleep."""
-        pause = TICK_S if self._verdict is None else 0.05
-        pause = min(pause, self._gang.patience_s)
+        pause = TICK_S if self._outcome is None else 0.05
+        pause = min(pause, self._peers.patience_s)
         for moment in (self._kill_at, self._end_at):
             if moment is not None:
                 pause = min(pause, max(0.0, moment - now))
@@ -233,15 +237,15 @@ class Supervisor:
 
     def _start(self, world: World) -> None:
         """All nodes are ready: start the ranks."""
-        orders, prepared = self._orders, self._prepared
+        manifest, prepared = self._manifest, self._prepared
         assert prepared is not None, "the gang starts when every node has said that it is ready"
-        count = orders.processes_per_node
-        if orders.stall_s:
-            orders.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
+        count = manifest.processes_per_node
+        if manifest.stall_s:
+            manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
-        self._end_at = time.monotonic() + orders.max_runtime_s if isinstance(self._gang, Hub) else None
+        self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
         environments = [
-            environment(self._environ, orders, self._cluster, world, prepared, local, self._source)
+            environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
             for local in range(count)
         ]
         world_size = int(environments[0]["WORLD_SIZE"])
@@ -253,21 +257,21 @@ class Supervisor:
             node_rank=world.node_rank,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            gpus=orders.gpus_per_node,
+            gpus=manifest.gpus_per_node,
             platform=self._cluster.platform,
             python=sys.version.split()[0],
         )
-        argv = command(prepared.python, orders.argv)
-        self._writes = Writes(prepared.folders["checkpoints"])
+        argv = command(prepared.python, manifest.argv)
+        self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
         try:
             for env in environments:
                 self._ranks.start(int(env["RANK"]), argv, env, self._source)
         except OSError as error:
-            self._gang.refuse(f"{argv[0]} cannot be started: {error.strerror}")
+            self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
-        if orders.stall_s:
+        if manifest.stall_s:
             self.log.spoke_at = time.monotonic()
-            self._stall = Stall(orders.stall_s, self._ranks.running, self.log.spoke_at)
+            self._stall = StallDetector(manifest.stall_s, self._ranks.running, self.log.spoke_at)
         if prepared.sync is not None:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
@@ -275,17 +279,17 @@ class Supervisor:
         if world.node_rank == 0:
             from .prepare import packages  # only now: no rank waits for it
 
-            packages.tell(prepared.python, self.log)
+            packages.report(prepared.python, self.log)
 
     def _rank_ended(self, rank: int, code: int, at: float) -> None:
-        if self._verdict is not None:
+        if self._outcome is not None:
             return
         if code != 0 and self._stopping is None:
             if self.status.fields["failed_at"] is None:
                 self.status.set(failed_at=stamp(at))
-            self._gang.fail(rank, code, at, f"rank {rank} {manner(code)}")
+            self._peers.fail(rank, code, at, f"rank {rank} {manner(code)}")
         if not self._ranks.running:
-            self._gang.end()
+            self._peers.end()
 
     def _request(self) -> None:
         """Somebody asks this node to stop: a signal, or the cancel mark. A second request ends the patience."""
@@ -293,9 +297,9 @@ class Supervisor:
         first, self._asked_at = self._asked_at is None, self._asked_at or now
         if self.status.cancelled and not self._cancelled:
             self._cancelled = True  # a person's word, be it after a machine's
-            self._gang.stop("CANCELLED")
+            self._peers.stop("CANCELLED")
         elif first:
-            self._gang.stop("PREEMPTED")
+            self._peers.stop("PREEMPTED")
         elif now - self._asked_at >= SECOND_REQUEST_S:
             self._kill_at = now
 
@@ -306,21 +310,21 @@ class Supervisor:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
             if state == STALLED:
-                self.log.say(f"nothing happened for {self._orders.stall_s:g} s (limits.stall); where the ranks are:")
+                self.log.say(f"nothing happened for {self._manifest.stall_s:g} s (limits.stall); where the ranks are:")
                 show_stacks(self._ranks)
                 self._kill_at = time.monotonic() + STACKS_S
                 return
             self._ranks.signal(signal.SIGTERM)
-            self._kill_at = time.monotonic() + self._orders.grace_s
+            self._kill_at = time.monotonic() + self._manifest.grace_s
 
-    def _decided(self, verdict: Verdict) -> None:
+    def _decided(self, outcome: Outcome) -> None:
         """The attempt has ended: what still runs here has to go."""
-        self._verdict = verdict
+        self._outcome = outcome
         self._end_at = None
         if self._ranks.running:
             self._ranks.signal(signal.SIGTERM)
-            patience = LOST_GRACE_S if verdict.state == "LOST" else SHORT_GRACE_S
-            limit = time.monotonic() + min(patience, self._orders.grace_s)
+            patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
+            limit = time.monotonic() + min(patience, self._manifest.grace_s)
             self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
 
     def _signalled(self) -> None:
@@ -336,32 +340,32 @@ class Supervisor:
 
     def _guard_gone(self) -> None:
         self._guard_died = True
-        self._verdict = Verdict("LOST", None, "launcher", None, "the guard was killed")
+        self._outcome = Outcome("LOST", None, "launcher", None, "the guard was killed")
 
-    def _finish(self, verdict: Verdict) -> int:
+    def _finish(self, outcome: Outcome) -> int:
         """End every descendant, read what they left in their pipes, and say how it ended."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
-        self._tell_writes()
-        verdict = self._bring_home(verdict)
-        reason = self.log.masked(verdict.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
-        if verdict.state not in ("SUCCEEDED",) and reason:
+        self._report_new_checkpoints()
+        outcome = self._finish_output(outcome)
+        reason = self.log.masked(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
+        if outcome.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
-        code = launcher_code(verdict)
+        code = launcher_code(outcome)
         self.log.event(
-            "result", code=code, state=verdict.state, by=verdict.by, failed_rank=verdict.failed_rank, reason=reason
+            "result", code=code, state=outcome.state, by=outcome.by, failed_rank=outcome.failed_rank, reason=reason
         )
-        if verdict.state != "SUCCEEDED":
-            from .sagemaker_failure import tell
+        if outcome.state != "SUCCEEDED":
+            from . import sagemaker_failure
 
-            tell(verdict, reason)
-        self.log.event("state", state=verdict.state)
+            sagemaker_failure.write(outcome, reason)
+        self.log.event("state", state=outcome.state)
         self.log.close()
         last = {
-            "state": verdict.state,
-            "exit_code": verdict.exit_code,
-            "by": verdict.by,
-            "failed_rank": verdict.failed_rank,
+            "state": outcome.state,
+            "exit_code": outcome.exit_code,
+            "by": outcome.by,
+            "failed_rank": outcome.failed_rank,
             "reason": reason,
             "ended_at": stamp(time.time()),
         }
@@ -372,30 +376,30 @@ class Supervisor:
             self._await_others()
         self.status.set(**last)
         if hasattr(self, "_gang"):
-            self._gang.close()
-        return EXIT_RESTART if on_vertex and verdict.state == "PREEMPTED" else code
+            self._peers.close()
+        return EXIT_RESTART if on_vertex and outcome.state == "PREEMPTED" else code
 
     def _await_others(self) -> None:
         """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""
-        self._gang.home()
-        until = time.monotonic() + HOME_S
-        while not self._guard_died and not self._gang.all_home and time.monotonic() < until:
+        self._peers.finished()
+        until = time.monotonic() + FINISHED_S
+        while not self._guard_died and not self._peers.all_finished and time.monotonic() < until:
             self._loop.wait(0.2)
 
-    def _bring_home(self, verdict: Verdict) -> Verdict:
+    def _finish_output(self, outcome: Outcome) -> Outcome:
         """Bring the run's folders to its output; a run whose results are not there has not succeeded."""
         if self._prepared is None or self._prepared.sync is None or self._guard_died:
-            return verdict
+            return outcome
         problem = self._prepared.sync.finish(
-            lambda: self.status.cancelled and not self._cancelled, verdict.state == "SUCCEEDED"
+            lambda: self.status.cancelled and not self._cancelled, outcome.state == "SUCCEEDED"
         )
         if not problem:
-            return verdict
-        if verdict.state != "SUCCEEDED":
-            return verdict._replace(reason=f"{verdict.reason}; the output is not complete: {problem}")
+            return outcome
+        if outcome.state != "SUCCEEDED":
+            return outcome._replace(reason=f"{outcome.reason}; the output is not complete: {problem}")
         if self.status.cancelled:
-            return Verdict("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
-        return Verdict("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
+            return Outcome("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
+        return Outcome("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
 
 
 def manner(code: int) -> str:

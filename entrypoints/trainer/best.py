@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .arguments import Arguments
 
 
-class Best:
+class BestEvaluation:
     """Hears every evaluation; all ranks hear the same and come to the same."""
 
     def __init__(self, arguments: Arguments) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from .errors import Refused
+from .errors import Unsupported
 
 T = TypeVar("T")
 
@@ -99,10 +99,12 @@ def every_rank(mine: T, group: Any = None) -> list[T]:
 
 
 def check_same(what: str, mine: str) -> None:
-    """Raise Refused on every rank unless all have the same; collective."""
+    """Raise Unsupported on every rank unless all have the same; collective."""
     found = every_rank(mine)
     if odd := [rank for rank, value in enumerate(found) if value != found[0]]:
-        raise Refused(f"the {what} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions")
+        raise Unsupported(
+            f"the {what} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
+        )
 
 
 def world_size() -> int:

@@ -12,16 +12,16 @@ EXIT_REFUSED = 78
 NEEDED = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
-class Refused(Exception):
+class Unsupported(Exception):
     """The training cannot start; str() is one sentence, with a hint where there is one."""
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def exit_when_unsupported() -> Iterator[None]:
     """End the process with 78 when the body refuses."""
     try:
         yield
-    except Refused as error:
+    except Unsupported as error:
         print(f"train.py: {error}", file=sys.stderr, flush=True)
         raise SystemExit(EXIT_REFUSED) from None
 
@@ -32,9 +32,9 @@ def check_versions() -> None:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            raise Refused(f"{name} is not installed (pip install 'cloudtrain[train]')") from None
+            raise Unsupported(f"{name} is not installed (pip install 'cloudtrain[train]')") from None
         if _number(found) < _number(oldest):
-            raise Refused(f"the shared trainer needs {name} {oldest} or newer, here is {found}")
+            raise Unsupported(f"the shared trainer needs {name} {oldest} or newer, here is {found}")
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 
-def evaluate(frame: Any, batches: Any) -> dict[str, float]:
+def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
     """Return the mean loss over held-out samples, each counted once; collective, waits for the device."""
-    frame.model.eval()
+    strategy.model.eval()
     rows = []
     with torch.no_grad():
         for batch in batches:
-            batch = {name: tensor.to(frame.device, non_blocking=True) for name, tensor in batch.items()}
-            rows.append(frame.scores(batch))
-    frame.model.train()
+            batch = {name: tensor.to(strategy.device, non_blocking=True) for name, tensor in batch.items()}
+            rows.append(strategy.scores(batch))
+    strategy.model.train()
     loss, count, right = torch.cat(rows).sum(0).tolist()
     found = {"eval_loss": loss / max(count, 1)}
     if batch["labels"].dim() == 1:

@@ -6,18 +6,18 @@ import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
+from .errors import Unsupported
 
 if TYPE_CHECKING:
     from .arguments import Arguments
 
 
 def adapted(model: Any, arguments: Arguments) -> Any:
-    """Return the model with an adapter in it, the only part that is trained; raises Refused when it finds no place."""
+    """Return the model with an adapter in it, the only part that is trained; raises Unsupported when it finds no place."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise Refused("--use_peft needs the package peft (pip install peft)") from None
+        raise Unsupported("--use_peft needs the package peft (pip install peft)") from None
     # peft asks transformers for something by its old name, which every rank would tell of.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
     targets: Any = arguments.lora_target_modules or None
@@ -31,7 +31,7 @@ def adapted(model: Any, arguments: Arguments) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        raise Refused(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
+        raise Unsupported(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
 
 
 def base_of(model: Any) -> tuple[Any, Any]:

@@ -29,9 +29,9 @@ class Meter:
         if self.use is not None:
             self.sums[2] += pairs
 
-    def read(self, frame: Any) -> dict[str, float]:
+    def read(self, strategy: Any) -> dict[str, float]:
         """Return the mean loss and the speed since the last reading, over all ranks; collective, waits for the device."""
-        loss, tokens, pairs = frame.total(self.sums).tolist()
+        loss, tokens, pairs = strategy.total(self.sums).tolist()
         now = time.monotonic()
         seconds = max(now - self.since, 1e-9)
         values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / seconds}
@@ -51,7 +51,7 @@ class Meter:
         self.steps = state["steps"]
 
 
-class Teller:
+class MetricsLogger:
     """Speaks on rank 0 and is silent elsewhere."""
 
     def __init__(self, main: bool, total_steps: int = 0) -> None:

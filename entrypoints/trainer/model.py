@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from .data.samples import IGNORED
-from .errors import Refused
+from .errors import Unsupported
 
 if TYPE_CHECKING:
     from .arguments import Arguments
@@ -17,7 +17,7 @@ GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrice
 
 
 def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
-    """Return the model in float32 on the CPU; raises Refused when it cannot be had or made."""
+    """Return the model in float32 on the CPU; raises Unsupported when it cannot be had or made."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     auto: Any = AutoModelForCausalLM if arguments.writes else AutoModelForSequenceClassification
@@ -33,9 +33,9 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
             model = auto.from_config(_config(arguments, tokenizer, names), **common)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
         what = arguments.model or f"of type {arguments.model_type}"
-        raise Refused(f"the model {what} cannot be made: {str(error).strip().splitlines()[0]}") from None
+        raise Unsupported(f"the model {what} cannot be made: {str(error).strip().splitlines()[0]}") from None
     if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
-        raise Refused(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
+        raise Unsupported(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # of no use in training
     if arguments.gradient_checkpointing:
@@ -75,7 +75,7 @@ def _config(arguments: Arguments, tokenizer: Any, names: dict[str, Any]) -> Any:
 
     width, heads = arguments.hidden_size, arguments.num_attention_heads
     if width % heads:
-        raise Refused(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
+        raise Unsupported(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
     inner = arguments.intermediate_size
     if inner < 0:
         inner = 64 * round(width * 8 / 3 / 64) if arguments.model_type in GATED else 4 * width

@@ -28,7 +28,7 @@ sys.path[:] = [os.path.dirname(HERE), *(place for place in sys.path if place not
 import runtime  # noqa: E402
 
 from trainer import collectives, strategies  # noqa: E402
-from trainer.errors import Refused, check_versions, refusals  # noqa: E402
+from trainer.errors import Unsupported, check_versions, exit_when_unsupported  # noqa: E402
 from trainer.strategies import mesh  # noqa: E402
 
 FOLDER = "shipped"
@@ -39,11 +39,11 @@ def main() -> int:
     context = runtime.context()
     runtime.install()
     try:
-        with refusals():
+        with exit_when_unsupported():
             check_versions()
-            plan = mesh.chosen(context.parallelism, context.world_size, context.num_nodes)
+            plan = mesh.choose_plan(context.parallelism, context.world_size, context.num_nodes)
             if plan.strategy not in ("none", "ddp") or plan.world != plan.data_ranks:
-                raise Refused(f"a model in memory is trained data parallel (ddp), not {plan.described}")
+                raise Unsupported(f"a model in memory is trained data parallel (ddp), not {plan.described}")
             return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()
@@ -65,16 +65,16 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh.Layout) -> int:
+def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh.ParallelismPlan) -> int:
     """Train what came with the job and return the exit code."""
     import torch
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
 
-    from trainer.checkpoints.manager import Keeper
-    from trainer.checkpoints.state import Training, set_random_state
+    from trainer.checkpoints.manager import CheckpointManager
+    from trainer.checkpoints.state import TrainingState, set_random_state
     from trainer.data.samples import EMPTY, GlobalBatches, loader
-    from trainer.metrics import Meter, Teller
-    from trainer.strategies.ddp import Frame
+    from trainer.metrics import Meter, MetricsLogger
+    from trainer.strategies.ddp import Strategy
 
     class Counted(torch.utils.data.Dataset[Any]):
         """The data, each sample with whether it counts: a rank that has none left in the last batch gets one that does not."""
@@ -90,9 +90,11 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
 
     # -----------------------------------------------------------------------------------------------------------------
     # What came with the job
-    teller = Teller(main=context.rank == 0)
+    logger = MetricsLogger(main=context.rank == 0)
     # The modules here may have buffers that training changes (batch norm), therefore DDP's own defaults.
-    frame = Frame(strategies.accelerator("no", plan, kwargs_handlers=[DistributedDataParallelKwargs()]), plan)
+    strategy = Strategy(
+        strategies.make_accelerator("no", plan, kwargs_handlers=[DistributedDataParallelKwargs()]), plan
+    )
     set_seed(arguments.seed)
     parts = unpacked(Path.cwd() / FOLDER, arguments)
     bare, data = parts["model"], parts["data"]
@@ -101,9 +103,9 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
         len(data), per_device=arguments.per_device_train_batch_size, accumulation=1, world=context.world_size,
         rank=context.rank, seed=arguments.seed, drop_last=False,
     )  # fmt: skip
-    feed = loader(Counted(), 0, frame.device.type == "cuda", batch_sampler=batches, collate_fn=joined)
+    feed = loader(Counted(), 0, strategy.device.type == "cuda", batch_sampler=batches, collate_fn=joined)
     total_steps = max(1, math.ceil(arguments.num_train_epochs * batches.steps_per_epoch))
-    teller.total_steps = total_steps
+    logger.total_steps = total_steps
 
     def optimizer(module: Any) -> torch.optim.Optimizer:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -111,17 +113,17 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
             return made(trained)  # type: ignore[no-any-return]
         return torch.optim.AdamW(trained, lr=arguments.learning_rate)
 
-    frame.prepare(bare, optimizer)
-    model = frame.model
+    strategy.prepare(bare, optimizer)
+    model = strategy.model
     hook = parts.get("communication_hook")
     if hook is not None and plan.world > 1:
         model.register_comm_hook(None, hook)
-    constant = torch.optim.lr_scheduler.ConstantLR(frame.optimizer, factor=1.0)
-    training = Training(model, frame.optimizer, constant)
+    constant = torch.optim.lr_scheduler.ConstantLR(strategy.optimizer, factor=1.0)
+    training = TrainingState(model, strategy.optimizer, constant)
 
-    facts = frame.describe()
-    teller.event("world", **facts, communication_hook=getattr(hook, "__name__", None))
-    teller.say(
+    facts = strategy.describe()
+    logger.event("world", **facts, communication_hook=getattr(hook, "__name__", None))
+    logger.say(
         f"{type(bare).__name__}, {facts['parameters_per_rank'][0]:,} parameters, {len(data):,} samples; "
         f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
     )
@@ -129,10 +131,10 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     # -----------------------------------------------------------------------------------------------------------------
     # Where an earlier attempt left off, or the beginning
     place, keep = Path(context.checkpoint_dir), context.checkpoint_keep or 3
-    keeper = Keeper(place, context.attempt, keep, teller.event, teller.say, given=context.epoch)
-    meter = Meter(frame.device)
+    manager = CheckpointManager(place, context.attempt, keep, logger.event, logger.say, given=context.epoch)
+    meter = Meter(strategy.device)
     step = 0
-    resumed = keeper.resume(training)
+    resumed = manager.resume(training)
     set_seed(arguments.seed + context.rank)  # each rank drops out its own
     if resumed is not None:
         loop, mine = resumed
@@ -143,7 +145,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
 
     def save() -> None:
         done = {"step": step, "epoch": batches.epoch, "samples": batches.samples}
-        keeper.save(step, training, done, {"meter": meter.state()})
+        manager.save(step, training, done, {"meter": meter.state()})
 
     # -----------------------------------------------------------------------------------------------------------------
     # The loop
@@ -151,32 +153,32 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     agreement = collectives.Agreement()
     stop = False
     model.train()
-    teller.begin(step)
+    logger.begin(step)
     meter.since = time.monotonic()
     while step < total_steps and not stop:
         for count, batch in feed:
-            batch = moved(batch, frame.device)
+            batch = moved(batch, strategy.device)
             loss, labels = loss_of(model, batch, parts.get("loss"))
             # The loss is the mean over the global batch: ranks with fewer samples, or labels, weigh less.
-            weight = torch.as_tensor(count if labels is None else labels * (count > 0), device=frame.device)
-            whole = frame.total(weight).clamp(min=1)
+            weight = torch.as_tensor(count if labels is None else labels * (count > 0), device=strategy.device)
+            whole = strategy.total(weight).clamp(min=1)
             share = loss * weight / whole
-            frame.accelerator.backward(share * plan.world)  # the wrapper takes the mean over ranks, we want the sum
+            strategy.accelerator.backward(share * plan.world)  # the wrapper takes the mean over ranks, we want the sum
             meter.add(share, count)
-            frame.step()
+            strategy.step()
             step += 1
             meter.steps += 1
             batches.advance()
 
             last = step == total_steps
-            keeper.look()
-            due = context.rank == 0 and keeper.due(every_s)
+            manager.look()
+            due = context.rank == 0 and manager.due(every_s)
             stop, due = agreement.settle(runtime.stop_requested(), due)
             if step % arguments.logging_steps == 0 or last or step == 1:
-                values = meter.read(frame)
+                values = meter.read(strategy)
                 speed = values.pop("tokens_per_s")
-                teller.metrics(step, **values, samples_per_s=speed)
-                teller.say(f"step {step}/{total_steps}  loss {values['loss']:.4f}  {speed:,.0f} samples/s")
+                logger.metrics(step, **values, samples_per_s=speed)
+                logger.say(f"step {step}/{total_steps}  loss {values['loss']:.4f}  {speed:,.0f} samples/s")
             if due or last or stop or (every_steps is not None and step % every_steps == 0):
                 save()
             if last or stop:
@@ -184,24 +186,24 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
         if batches.exhausted:
             batches.next_epoch()
     agreement.close()
-    keeper.wait()
+    manager.wait()
     if stop and step < total_steps:
-        teller.say(f"asked to leave: saved at step {step}/{total_steps}")
+        logger.say(f"asked to leave: saved at step {step}/{total_steps}")
         return collectives.leave(runtime.EXIT_RESUMABLE)
     if context.is_main:
         write(getattr(model, "module", model), Path(context.model_dir))
-        teller.say(f"model saved in {context.model_dir}")
-    frame.accelerator.wait_for_everyone()
+        logger.say(f"model saved in {context.model_dir}")
+    strategy.accelerator.wait_for_everyone()
     return collectives.leave(0)
 
 
 def unpacked(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what came with the job, by name; raises Refused where this Python cannot read it."""
+    """Return what came with the job, by name; raises Unsupported where this Python cannot read it."""
     parts: dict[str, Any] = {}
     if (folder / "parts.pkl").exists():
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
         if arguments.python and arguments.python != here:
-            raise Refused(
+            raise Unsupported(
                 f"the model was pickled by Python {arguments.python}, here is {here}: use the same on both sides"
             )
         sys.path.insert(0, str(folder.parent))  # where cloudpickle lies

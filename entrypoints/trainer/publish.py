@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .errors import Refused
+from .errors import Unsupported
 
 
 def check_token() -> None:
     """Refuse before training what could not be uploaded after it."""
     if not os.environ.get("HF_TOKEN"):
-        raise Refused("--push_to_hub needs the secret HF_TOKEN (secrets: {HF_TOKEN: ...} in the job)")
+        raise Unsupported("--push_to_hub needs the secret HF_TOKEN (secrets: {HF_TOKEN: ...} in the job)")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
+from .errors import Unsupported
 
 if TYPE_CHECKING:
     from runtime import RunContext
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .arguments import Arguments
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """Return the trackers to report to; raises Refused for one that is not installed, which Accelerate passes over."""
+def choose(names: Sequence[str]) -> list[str]:
+    """Return the trackers to report to; raises Unsupported for one that is not installed, which Accelerate passes over."""
     wanted = [name for name in names if name != "none"]
     for name in wanted:
         if name != "all" and find_spec(name) is None:
-            raise Refused(f"--report_to {name}: the package {name} is not installed (pip install {name})")
+            raise Unsupported(f"--report_to {name}: the package {name} is not installed (pip install {name})")
     return wanted
 
 

@@ -13,7 +13,7 @@ TOO_OLD = 2.0  # intervals
 UNKNOWN_S = 900.0  # the interval where it is told in steps, before two checkpoints have been seen
 
 
-class Freshness:
+class CheckpointAge:
     """`interval_s` is checkpoint.every, None where it is told in steps: then it is learnt from what is written here.
 
     With `expected` checkpoints are missed before the first has come too. `tell` takes a kind of event and its data.

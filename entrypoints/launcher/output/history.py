@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from ..errors import Refused
 from ..log import CHUNK, MARK, Log
-from ..manifest import Orders
+from ..manifest import Manifest
 from ..status import FINAL, now
 from ..world.cluster import Cluster
 from . import store
@@ -68,28 +68,28 @@ class Folder:
 
 
 def place(
-    orders: Orders, cluster: Cluster, environ: Mapping[str, str], folders: Mapping[str, str]
+    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: Mapping[str, str]
 ) -> Folder | store.Store | None:
     """Return where a run's history lies, None where no output is named; raises Refused without the store's client."""
     run = environ.get("CLOUDTRAIN_RUN_DIR")
     if cluster.platform == "sagemaker" and not run:
         return Folder(folders["checkpoints"])
-    if not orders.output:
+    if not manifest.output:
         return None
-    if store.scheme(str(orders.output)) != "file":
-        return store.Store(f"{str(orders.output).rstrip('/')}/{orders.run_id}", "the output")
+    if store.scheme(str(manifest.output)) != "file":
+        return store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
     return Folder(run) if run else None
 
 
 class History:
     """Brings this node's part of a start's history to its place, in a thread of its own; nothing waits for it."""
 
-    def __init__(self, where: Folder | store.Store, orders: Orders, cluster: Cluster, log: Log) -> None:
-        self._place, self._orders, self._cluster, self._log = where, orders, cluster, log
+    def __init__(self, where: Folder | store.Store, manifest: Manifest, cluster: Cluster, log: Log) -> None:
+        self._place, self._manifest, self._cluster, self._log = where, manifest, cluster, log
         moment = now().replace("-", "").replace(":", "")
         self.start = f"{moment}-{os.environ.get('CLOUDTRAIN_START') or os.urandom(2).hex()}"
         self.epoch = 0  # of this start, where node 0 has claimed one
-        self._logs = f"logs/{orders.attempt_id}/node-{cluster.node_rank}/{self.start}"
+        self._logs = f"logs/{manifest.attempt_id}/node-{cluster.node_rank}/{self.start}"
         self._fields: Mapping[str, object] = {}
         self._written: dict[str, object] = {}
         self._written_at = 0.0
@@ -167,31 +167,31 @@ class History:
         if told == self._written and fresh:
             return
         data = json.dumps(self._masked(self._record(told))).encode()
-        self._place.write(f"history/{self._orders.attempt_id}/{self.start}/run.json", data)
+        self._place.write(f"history/{self._manifest.attempt_id}/{self.start}/run.json", data)
         if told != self._written and self._is_newest():
             self._place.write("run.json", data)
         self._written, self._written_at = told, time.monotonic()
 
     def _record(self, told: Mapping[str, object]) -> dict[str, object]:
-        orders = self._orders
+        manifest = self._manifest
         return {
             "version": VERSION,
-            "run_id": orders.run_id,
-            "attempt": orders.attempt,
+            "run_id": manifest.run_id,
+            "attempt": manifest.attempt,
             "start": self.start,
             **told,
             "final": told["state"] in FINAL,
             "updated_at": now(),
             "platform": self._cluster.platform,
-            "manifest": {name: value for name, value in orders.fields.items() if name != "about"},
-            "about": orders.about,
+            "manifest": {name: value for name, value in manifest.fields.items() if name != "about"},
+            "about": manifest.about,
         }
 
     def _is_newest(self) -> bool:
         """Return whether the run's own file is of no later start than this one."""
         try:
             found = json.loads(self._place.read("run.json") or b"{}")
-            return (int(found.get("attempt", 0)), str(found.get("start", ""))) <= (self._orders.attempt, self.start)
+            return (int(found.get("attempt", 0)), str(found.get("start", ""))) <= (self._manifest.attempt, self.start)
         except (ValueError, TypeError, AttributeError):
             return True
 

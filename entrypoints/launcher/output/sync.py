@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 
 from ..errors import Refused
 from ..log import Log
-from ..manifest import Orders
+from ..manifest import Manifest
 from ..status import now
 from . import epochs, store
-from .age import Freshness
+from .age import CheckpointAge
 
 MARKER = "COMPLETE"
 OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints
@@ -32,18 +32,18 @@ State = tuple[int, int]  # size and time of change of a file that was uploaded
 class Sync:
     """Uploads this node's folders (name -> path) below <output>/<run id>."""
 
-    def __init__(self, orders: Orders, folders: Mapping[str, str], log: Log) -> None:
-        self._store = store.Store(f"{str(orders.output).rstrip('/')}/{orders.run_id}", "the output")
-        self._attempt_id = orders.attempt_id
+    def __init__(self, manifest: Manifest, folders: Mapping[str, str], log: Log) -> None:
+        self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
+        self._attempt_id = manifest.attempt_id
         self._folders, self._log = folders, log
         self._known: dict[str, State] = {}  # what is in the store as it is here
-        self._attempt = orders.attempt
+        self._attempt = manifest.attempt
         self.epoch = 0  # this start's number, where this node has claimed the run
         self._doubtful: set[str] = set()  # marks here that do not say what is here
         self._failing = ""
-        every_s = orders.checkpoint.get("every_s")
-        ours = orders.argv[0].startswith(OURS)
-        self.freshness = Freshness(float(str(every_s)) if every_s else None, ours, log.event)
+        every_s = manifest.checkpoint.get("every_s")
+        ours = manifest.argv[0].startswith(OURS)
+        self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._interval_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)

@@ -9,7 +9,7 @@ import re
 OURS = re.compile(r"step-\d+\.a\d+|epochs|\..*")
 
 
-class Writes:
+class NewCheckpoints:
     """Remembers what lies in the folder of checkpoints when the ranks begin."""
 
     def __init__(self, folder: str) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from ..errors import Refused
-from ..manifest import Orders
+from ..manifest import Manifest
 
 # It runs under the ranks' interpreter, because Accelerate itself knows its file best, whatever its version. The
 # processes are ours to start, so only the variables are taken.
@@ -28,12 +28,12 @@ print("\\n" + json.dumps({name: value for name, value in made.items() if before.
 OURS = frozenset({"CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH"})
 
 
-def environment(python: str, path: str, orders: Orders) -> dict[str, str]:
+def environment(python: str, path: str, manifest: Manifest) -> dict[str, str]:
     """Return the variables that the file stands for; blocking (imports Accelerate once). Raises Refused."""
     name = os.path.basename(path)
     if not os.path.isfile(path):
         raise Refused(f"the source has no Accelerate configuration {name}")
-    command = [python, "-c", SCRIPT, path, str(orders.world_size), str(orders.nodes)]
+    command = [python, "-c", SCRIPT, path, str(manifest.world_size), str(manifest.nodes)]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What stands between the orders and the first rank: secrets, requirements, inputs, folders, GPUs, the network.
+"""What stands between the manifest and the first rank: secrets, requirements, inputs, folders, GPUs, the network.
 
 Every check raises Refused; it runs in a thread of its own while the supervisor answers to others.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ..errors import Refused
 from ..log import Log
-from ..manifest import Orders
+from ..manifest import Manifest
 from ..ranks import Prepared
 from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from . import declared
@@ -24,62 +24,64 @@ if TYPE_CHECKING:
 INTERFACES = "/sys/class/net"
 
 
-def prepare(
-    orders: Orders,
+def prepare_node(
+    manifest: Manifest,
     cluster: Cluster,
     environ: Mapping[str, str],
     given: Mapping[str, str],
     source: str,
     log: Log,
-    keep: Callable[[Mapping[str, str]], None] = lambda _: None,
+    folders_ready: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> Prepared:
     """Do and check all that training needs on this node; blocking. Raises Refused.
 
-    `keep` is called with the run's folders when secrets are known: from then on its history can be brought home.
+    `folders_ready` is called with the run's folders when secrets are known: from then on its history can be brought home.
     """
     try:
-        check_output(orders.output)
-        check_script(orders.argv, source)
-        declared.check(orders.argv, orders.parallelism, source)
+        check_output(manifest.output)
+        check_script(manifest.argv, source)
+        declared.check(manifest.argv, manifest.parallelism, source)
         secrets: dict[str, str] = {}
-        if orders.secrets:
+        if manifest.secrets:
             from . import secrets as store_of_secrets
 
-            secrets = store_of_secrets.resolve(orders.secrets, given)
+            secrets = store_of_secrets.resolve(manifest.secrets, given)
             log.hide(*secrets.values())
-        if orders.gpus_per_node:
+        if manifest.gpus_per_node:
             from . import gpus
 
-            gpus.check(orders.gpus_per_node, cluster.gpus, environ)
-        interface = find_interface(orders, cluster, environ)
-        if is_remote(orders.output) or any(is_remote(item["uri"]) for item in orders.inputs.values()):
+            gpus.check(manifest.gpus_per_node, cluster.gpus, environ)
+        interface = find_interface(manifest, cluster, environ)
+        if is_remote(manifest.output) or any(is_remote(item["uri"]) for item in manifest.inputs.values()):
             from ..output import store
 
-            store.lend({**orders.env, **secrets})
+            store.lend({**manifest.env, **secrets})
         folders = make_folders(cluster, environ, source)
-        keep(folders)
-        sync = open_output(orders, cluster, environ, folders, log)
+        folders_ready(folders)
+        sync = open_output(manifest, cluster, environ, folders, log)
         inputs: dict[str, str] = {}
-        if orders.inputs:
+        if manifest.inputs:
             from . import inputs as rooms
 
             inputs = rooms.resolve(
-                orders.inputs,
+                manifest.inputs,
                 os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or os.path.dirname(source), "inputs"),
                 log,
             )
         python, accelerate = sys.executable, {}
-        if orders.requirements:
+        if manifest.requirements:
             from . import requirements
 
             python = requirements.layer(
-                os.path.join(source, orders.requirements), requirements.for_pip(environ, {**orders.env, **secrets}), log
+                os.path.join(source, manifest.requirements),
+                requirements.for_pip(environ, {**manifest.env, **secrets}),
+                log,
             )
-        if orders.parallelism.get("accelerate_config"):
+        if manifest.parallelism.get("accelerate_config"):
             from . import accelerate_config
 
-            path = os.path.join(source, str(orders.parallelism["accelerate_config"]))
-            accelerate = accelerate_config.environment(python, path, orders)
+            path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
+            accelerate = accelerate_config.environment(python, path, manifest)
         return Prepared(python, secrets, inputs, folders, accelerate, interface, sync)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -88,17 +90,17 @@ def prepare(
 
 
 def open_output(
-    orders: Orders, cluster: Cluster, environ: Mapping[str, str], folders: dict[str, str], log: Log
+    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: dict[str, str], log: Log
 ) -> Sync | None:
     """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does."""
-    if not is_remote(orders.output):
+    if not is_remote(manifest.output):
         return None
     shared = environ.get("CLOUDTRAIN_RUN_DIR_SHARED") == "1" or cluster.control_host == LOOPBACK
     if shared and cluster.node_rank > 0:
         return None
     from ..output.sync import Sync
 
-    sync = Sync(orders, folders, log)
+    sync = Sync(manifest, folders, log)
     sync.open(cluster.node_rank)
     return sync
 
@@ -125,9 +127,9 @@ def check_script(argv: list[str], source: str) -> None:
         raise Refused(f"the source has no file {argv[0]}")
 
 
-def find_interface(orders: Orders, cluster: Cluster, environ: Mapping[str, str]) -> str:
+def find_interface(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> str:
     """Return the network interface to use, "" for the libraries' own choice; refuse one that does not exist."""
-    asked = orders.env.get("GLOO_SOCKET_IFNAME") or environ.get("GLOO_SOCKET_IFNAME")
+    asked = manifest.env.get("GLOO_SOCKET_IFNAME") or environ.get("GLOO_SOCKET_IFNAME")
     if not os.path.isdir(INTERFACES):
         return ""
     present = os.listdir(INTERFACES)
@@ -138,7 +140,7 @@ def find_interface(orders: Orders, cluster: Cluster, environ: Mapping[str, str])
         return ""  # it reaches the ranks as it is
     if cluster.interface in present:  # SageMaker's local mode names one that does not exist
         return str(cluster.interface)
-    if orders.nodes > 1 and cluster.platform in ("local", "slurm") and cluster.master_host != LOOPBACK:
+    if manifest.nodes > 1 and cluster.platform in ("local", "slurm") and cluster.master_host != LOOPBACK:
         from ..world.interface import towards
 
         return towards(cluster.master_host)

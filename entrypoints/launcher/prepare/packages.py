@@ -41,7 +41,7 @@ def packages(places: list[str]) -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(found.items())][:MOST]
 
 
-def tell(python: str, log: Log) -> None:
+def report(python: str, log: Log) -> None:
     """Tell of them, in as many events as it takes."""
     for part, names in enumerate(_pieces(packages(folders(python)))):
         log.event("requirements", part=part, packages=names)

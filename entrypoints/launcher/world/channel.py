@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 JOIN_S = 300.0  # how long nodes may take to join; CLOUDTRAIN_JOIN_TIMEOUT_S
 SILENCE_S = 10.0  # a node that says nothing for so long is lost
-TELL_S = 10.0  # how long a node waits at its end for others that should hear of it
+INFORM_S = 10.0  # how long a node waits at its end for others that should hear of it
 MAX_MESSAGE = 64 * 1024
 
 World = namedtuple("World", "nodes node_rank master_host master_port")
 World.__doc__ = "The world that starts: number of nodes, this node's rank in it, and where rank 0 will listen."
-Listener = namedtuple("Listener", "start stop verdict")
-Listener.__doc__ = "What the supervisor is told: start(World), stop(state), verdict(Verdict)."
+Listener = namedtuple("Listener", "start stop outcome")
+Listener.__doc__ = "The supervisor's callbacks: start(World), stop(state), outcome(Outcome)."
 
 
 class Channel:
@@ -45,7 +45,7 @@ class Channel:
         self.message, self.closed = message, closed
         self._buffer = b""
         self._open = True
-        self.heard = time.monotonic()
+        self.last_message_at = time.monotonic()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(connection.fileno(), self._read)
@@ -83,7 +83,7 @@ class Channel:
         if not data:
             self._end("the connection was closed")
             return
-        self.heard = time.monotonic()
+        self.last_message_at = time.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > MAX_MESSAGE:
             self._end("it does not speak our language")

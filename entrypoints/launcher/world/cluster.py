@@ -43,10 +43,10 @@ def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
     Pure. Raises Refused when what the platform says cannot be understood.
     """
     try:
-        for known in (_cloudtrain, _launched, _sagemaker, _vertex, _kubeflow, _kubernetes, _slurm, _generic):
-            found = known(environ, resourceconfig)
-            if found is not None:
-                return found._replace(gpus=environ.get("CLOUDTRAIN_GPUS"))
+        for detect in (_cloudtrain, _launched, _sagemaker, _vertex, _kubeflow, _kubernetes, _slurm, _generic):
+            cluster = detect(environ, resourceconfig)
+            if cluster is not None:
+                return cluster._replace(gpus=environ.get("CLOUDTRAIN_GPUS"))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise Refused(f"the platform's environment cannot be read: {type(error).__name__}: {error}") from None
     return Cluster(nodes=1, gpus=environ.get("CLOUDTRAIN_GPUS"))

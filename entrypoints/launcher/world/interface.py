@@ -18,7 +18,7 @@ def towards(host: str) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # sends nothing: the kernel only chooses a way
             own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
-        return next((name for name, found in _addresses() if found == own), "")
+        return next((name for name, address in _addresses() if address == own), "")
     except (OSError, ValueError):
         return ""
 
@@ -27,19 +27,19 @@ def _addresses() -> list[tuple[str, object]]:
     """Return name and address of every interface (Linux): the first of version 4, all of version 6."""
     import fcntl
 
-    found: list[tuple[str, object]] = []
+    addresses: list[tuple[str, object]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, name.encode()[:15].ljust(256, b"\0"))
             except OSError:
                 continue  # it has none
-            found.append((name, ipaddress.ip_address(answer[20:24])))
+            addresses.append((name, ipaddress.ip_address(answer[20:24])))
     try:
         with open("/proc/net/if_inet6") as file:
             for line in file:
                 digits, *_, name = line.split()
-                found.append((name, ipaddress.ip_address(bytes.fromhex(digits))))
+                addresses.append((name, ipaddress.ip_address(bytes.fromhex(digits))))
     except OSError:
         pass  # this machine has no IPv6
-    return found
+    return addresses

@@ -7,10 +7,10 @@ import socket
 import time
 
 from ..loop import Loop
-from ..manifest import Orders
-from .channel import SILENCE_S, TELL_S, Channel, Listener, World, proof, same
+from ..manifest import Manifest
+from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
-from .outcome import EXIT_RESUMABLE, STALLED, Verdict, refusal
+from .outcome import EXIT_RESUMABLE, STALLED, Outcome, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 RETRY_S = 0.1
 
 
-class Member:
+class Worker:
     """The end of every other node: joins node 0, reports to it, and does what it says."""
 
     def __init__(
-        self, loop: Loop, orders: Orders, cluster: Cluster, token: str, listener: Listener, join_s: float
+        self, loop: Loop, manifest: Manifest, cluster: Cluster, token: str, listener: Listener, join_s: float
     ) -> None:
-        self._loop, self._orders, self._cluster, self._token, self._listener = loop, orders, cluster, token, listener
+        self._loop, self._manifest, self._cluster, self._token, self._listener = (
+            loop,
+            manifest,
+            cluster,
+            token,
+            listener,
+        )
         self._join_s = join_s
         self._join_by = time.monotonic() + join_s
         self._next_try = 0.0
@@ -37,36 +43,36 @@ class Member:
         self._signs: dict[str, float] = {}  # of life: for how long no rank has spoken, and the idlest has done nothing
         self._over = False
         self._why = "it does not answer"
-        self._given_up: Verdict | None = None  # the verdict if node 0 is never reached
+        self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
 
     def open(self) -> None:
         """Begin to join; `tick` tries again until it works."""
         self.tick(False)
 
     def ready(self) -> None:
-        self._say(kind="ready")
+        self._report(kind="ready")
 
     def refuse(self, reason: str) -> None:
-        self._say(kind="refuse", reason=reason)
+        self._report(kind="refuse", reason=reason)
         if not self._welcome:  # node 0 should hear of it, but is not waited for long
-            self._given_up = refusal(reason)
-            self._join_by = min(self._join_by, time.monotonic() + TELL_S)
+            self._given_up = refused_outcome(reason)
+            self._join_by = min(self._join_by, time.monotonic() + INFORM_S)
 
     def fail(self, rank: int, code: int, at: float, reason: str) -> None:
-        self._say(kind="fail", rank=rank, code=code, at=at, reason=reason)
+        self._report(kind="fail", rank=rank, code=code, at=at, reason=reason)
 
     def end(self) -> None:
-        self._say(kind="end")
+        self._report(kind="end")
 
     def idle(self, quiet_s: float, idle_s: float) -> None:
         """For how long no rank of this node has spoken, and the idlest has done nothing; the next beat says so."""
         self._signs = {"quiet_s": quiet_s, "idle_s": idle_s}
 
     def stop(self, state: str) -> None:
-        self._say(kind="stop", state=state)
+        self._report(kind="stop", state=state)
         self._stopping = self._stopping or state
         if not self._welcome:
-            self._settle(Verdict(state, EXIT_RESUMABLE, "launcher", None, "left on request before training began"))
+            self._settle(Outcome(state, EXIT_RESUMABLE, "launcher", None, "left on request before training began"))
 
     def tick(self, beat: bool) -> None:
         now = time.monotonic()
@@ -76,12 +82,12 @@ class Member:
             if now >= self._join_by:
                 where = f"{self._cluster.control_host}:{self._cluster.control_port}"
                 late = f"node 0 was not reached at {where} within {self._join_s:g} s: {self._why}"
-                self._settle(self._given_up or refusal(late))
+                self._settle(self._given_up or refused_outcome(late))
             elif now >= self._next_try:
                 self._connect()
-        elif now - self._channel.heard > SILENCE_S:
+        elif now - self._channel.last_message_at > SILENCE_S:
             self._channel.close()
-            self._closed(f"nothing was heard for {SILENCE_S:g} s")
+            self._on_closed(f"nothing was heard for {SILENCE_S:g} s")
         elif beat and self._welcome:
             self._channel.send(kind="beat", at=time.time(), **self._signs)
 
@@ -94,13 +100,13 @@ class Member:
     def settled(self) -> bool:
         return self._over
 
-    def home(self) -> None:
+    def finished(self) -> None:
         """This node's results are where they belong: node 0 hangs up when all are."""
         if self._channel is not None:
             self._channel.send(kind="home")
 
     @property
-    def all_home(self) -> bool:
+    def all_finished(self) -> bool:
         return self._channel is None
 
     def close(self) -> None:
@@ -114,15 +120,15 @@ class Member:
         except OSError as error:
             self._why = error.strerror or str(error)
             return
-        self._channel = Channel(self._loop, connection, self._heard, self._closed)
+        self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
 
-    def _say(self, **message: object) -> None:
+    def _report(self, **message: object) -> None:
         if self._welcome and self._channel is not None:
             self._channel.send(**message)
         else:
             self._held_back.append(message)
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
         if self._over or self._channel is None:
             return
@@ -131,17 +137,17 @@ class Member:
                 kind="hello",
                 node=self._cluster.node_rank,
                 hostname=socket.gethostname(),
-                attempt=self._orders.attempt_id,
-                processes=self._orders.processes_per_node,
+                attempt=self._manifest.attempt_id,
+                processes=self._manifest.processes_per_node,
                 nonce=self._nonce,
                 proof=proof(self._token, "node", message["nonce"]),
             )
         elif kind == "verdict":
             self._channel.send(kind="told")
-            self._settle(Verdict(**message))
+            self._settle(Outcome(**message))
         elif kind == "welcome":
             if not same(message["proof"], proof(self._token, "hub", self._nonce)):
-                self._settle(refusal("what listens at node 0's address does not know the attempt's token"))
+                self._settle(refused_outcome("what listens at node 0's address does not know the attempt's token"))
                 return
             self._welcome = True
             self._channel.send(kind="beat", at=time.time())
@@ -153,20 +159,20 @@ class Member:
             self._stopping = message["state"]
             self._listener.stop(message["state"])
 
-    def _closed(self, why: str) -> None:
+    def _on_closed(self, why: str) -> None:
         self._channel = None
         if self._over:
             return
         if self._stopping == STALLED:
-            self._settle(Verdict("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
+            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
         elif self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
-            self._settle(Verdict(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
+            self._settle(Outcome(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
         elif self._welcome:
-            self._settle(Verdict("LOST", None, "launcher", None, f"node 0 was lost: {why}"))
+            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost: {why}"))
         else:
             self._why = why
 
-    def _settle(self, verdict: Verdict) -> None:
+    def _settle(self, outcome: Outcome) -> None:
         if not self._over:
             self._over = True
-            self._listener.verdict(verdict)
+            self._listener.outcome(outcome)

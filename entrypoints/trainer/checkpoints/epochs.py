@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .files import NAME, Found
+from .files import NAME, Checkpoint
 
 FOLDER = "epochs"
 
 
-def claim(folder: Path, attempt: int, given: int, choose: Callable[[], Found | None]) -> tuple[int, Found | None]:
+def claim(
+    folder: Path, attempt: int, given: int, choose: Callable[[], Checkpoint | None]
+) -> tuple[int, Checkpoint | None]:
     """Claim the next epoch below a folder of checkpoints; return it and the checkpoint that it goes on from.
 
     `given` is the number that the launcher has claimed in the output, 0 for none. Raises OSError.
@@ -50,7 +52,7 @@ class Chain:
     """Which checkpoints below a folder are the run's history: of each epoch those up to the step that a newer one began
     from."""
 
-    def __init__(self, folder: Path, found: Iterable[Found]) -> None:
+    def __init__(self, folder: Path, found: Iterable[Checkpoint]) -> None:
         records = _records(folder)
         self._limits: dict[int, float] = {}  # epoch -> last step of it that counts
         known = sorted({*records, *(each.attempt for each in found)}, reverse=True)
@@ -66,7 +68,7 @@ class Chain:
             else:  # it was written by a version that kept no record
                 epoch, limit = next((each for each in known if each < epoch), 0), float("inf")
 
-    def has(self, found: Found) -> bool:
+    def has(self, found: Checkpoint) -> bool:
         return found.step <= self._limits.get(found.attempt, -1)
 
 

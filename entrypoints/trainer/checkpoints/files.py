@@ -29,7 +29,7 @@ NAME = re.compile(r"step-(\d{8,})\.a(\d+)")
 
 
 @dataclass(frozen=True, order=True)
-class Found:
+class Checkpoint:
     """One checkpoint's folder; a later attempt's is newer than any of an earlier one, whatever its step."""
 
     attempt: int
@@ -42,17 +42,17 @@ def folder_of(folder: Path, step: int, attempt: int) -> Path:
     return folder / f"step-{step:08d}.a{attempt}"
 
 
-def find(folder: Path) -> list[Found]:
+def find(folder: Path) -> list[Checkpoint]:
     """Return all checkpoints, torn ones too, the newest first."""
     if not folder.is_dir():
         return []
     matches = ((NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((Found(int(name[2]), int(name[1]), path) for name, path in matches if name), reverse=True)
+    return sorted((Checkpoint(int(name[2]), int(name[1]), path) for name, path in matches if name), reverse=True)
 
 
 def newest(
-    folder: Path, say: Callable[[str], None], counts: Callable[[Found], bool] = lambda found: True
-) -> Found | None:
+    folder: Path, say: Callable[[str], None], counts: Callable[[Checkpoint], bool] = lambda found: True
+) -> Checkpoint | None:
     """Return the newest complete checkpoint among those that count; what is passed over is said."""
     for found in find(folder):
         problem = damage(found.path) if counts(found) else "it is of a start that a later one has replaced"
@@ -137,7 +137,7 @@ def prune(
     keep: int,
     spare: str = "",
     verified: set[str] | None = None,
-    counts: Callable[[Found], bool] = lambda found: True,
+    counts: Callable[[Checkpoint], bool] = lambda found: True,
 ) -> None:
     """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
 

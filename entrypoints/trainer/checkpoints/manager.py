@@ -19,13 +19,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from .. import collectives
-from ..errors import Refused
+from ..errors import Unsupported
 from . import epochs, files, memory, state
-from .state import Taken, Training
+from .state import Snapshot, TrainingState
 
 
 @dataclass
-class Keeper:
+class CheckpointManager:
     """Writes the checkpoints of one attempt into the run's folder and finds the one to go on from; made by all ranks."""
 
     folder: Path
@@ -67,7 +67,7 @@ class Keeper:
         """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
-    def save(self, step: int, training: Training, loop: dict[str, Any], mine: dict[str, Any]) -> None:
+    def save(self, step: int, training: TrainingState, loop: dict[str, Any], mine: dict[str, Any]) -> None:
         """Take the training's state and begin to write it; collective. Waits for the save before this one.
 
         A disk that is full costs the checkpoint, not the training.
@@ -109,7 +109,7 @@ class Keeper:
             if kind == "alarm":
                 self.say(data["reason"])
 
-    def _has_room(self, tensors: dict[str, Any], training: Training) -> bool:
+    def _has_room(self, tensors: dict[str, Any], training: TrainingState) -> bool:
         """Return whether this node's memory takes a copy of what its ranks hold; the copy is kept for the next save."""
         if self._copy.made:
             return True
@@ -121,7 +121,7 @@ class Keeper:
         self.say(f"training stands while a checkpoint is written: {reason}")
         return False
 
-    def _write(self, step: int, taken: Taken, training: Training, began: float) -> str | None:
+    def _write(self, step: int, taken: Snapshot, training: TrainingState, began: float) -> str | None:
         """Write what was taken and return what went wrong with the disk; collective."""
         path = files.folder_of(self.folder, step, self.epoch)
         failed = self._on_rank_0(step, lambda: files.begin(path))
@@ -137,7 +137,7 @@ class Keeper:
     def _on_rank_0(self, step: int, act: Callable[[], None]) -> str | None:
         return collectives.from_rank_0(lambda: self._tried(step, act), self._group)
 
-    def _commit(self, step: int, path: Path, taken: Taken, training: Training, began: float) -> None:
+    def _commit(self, step: int, path: Path, taken: Snapshot, training: TrainingState, began: float) -> None:
         state.write(path, taken, training)
         facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
         size = files.commit(path, **facts, parts=training.parts, layout=training.layout)
@@ -174,7 +174,7 @@ class Keeper:
 
     # -- going on -----------------------------------------------------------------------------------------------------
 
-    def go_back(self, name: str, training: Training) -> bool:
+    def go_back(self, name: str, training: TrainingState) -> bool:
         """Put a checkpoint of that name back and return whether it could be; collective."""
         self.wait()
         path = self.folder / name
@@ -185,10 +185,10 @@ class Keeper:
         state.read(path, training)
         return True
 
-    def _begin(self) -> tuple[int, files.Found | None]:
+    def _begin(self) -> tuple[int, files.Checkpoint | None]:
         """Claim the next epoch and choose what to go on from."""
 
-        def choose() -> files.Found | None:
+        def choose() -> files.Checkpoint | None:
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
             return files.newest(self.folder, self.say, counts)
 
@@ -200,13 +200,13 @@ class Keeper:
             self.say(problem)
             return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
         if epochs.in_vain(self.folder, self.attempt, number):
-            raise Refused(
+            raise Unsupported(
                 f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
                 "either had a newer checkpoint; save more often (checkpoint.every), then `cloudtrain resume` goes on"
             )
         return number, found
 
-    def resume(self, training: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def resume(self, training: TrainingState) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
         None when there is none.
 

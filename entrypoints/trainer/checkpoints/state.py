@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 
 from .. import collectives
-from ..errors import Refused
+from ..errors import Unsupported
 from .files import MARKER
 
 
 @dataclass
-class Training:
+class TrainingState:
     """What has state: the prepared model, the bare optimizer and schedule, the gradient scaler of fp16."""
 
     model: torch.nn.Module
@@ -43,7 +43,7 @@ class Training:
 
 
 @dataclass
-class Taken:
+class Snapshot:
     """A training's state at one step, as it goes onto the disk."""
 
     tensors: dict[str, Any]  # model and optimizer, or this rank's part; empty where another rank writes them
@@ -69,16 +69,18 @@ class HostCopy:
         return copied
 
 
-def take(training: Training, tensors: dict[str, Any], loop: dict[str, Any], ranks: list[dict[str, Any]]) -> Taken:
+def take(
+    training: TrainingState, tensors: dict[str, Any], loop: dict[str, Any], ranks: list[dict[str, Any]]
+) -> Snapshot:
     """Return the state as it goes onto the disk; what is not among the tensors is as it was now, whatever comes after."""
     if collectives.rank() != 0:
-        return Taken(tensors, {})
+        return Snapshot(tensors, {})
     scaler = training.scaler.state_dict() if training.scaler is not None else {}
     files = {"loop.pt": _packed({**loop, "schedule": training.schedule.state_dict(), "scaler": scaler})}
-    return Taken(tensors, files | {f"rank-{rank:05d}.pt": _packed(mine) for rank, mine in enumerate(ranks)})
+    return Snapshot(tensors, files | {f"rank-{rank:05d}.pt": _packed(mine) for rank, mine in enumerate(ranks)})
 
 
-def write(path: Path, taken: Taken, training: Training) -> None:
+def write(path: Path, taken: Snapshot, training: TrainingState) -> None:
     """Write the state below a folder, or what does not lie in parts; on one rank alone."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -94,7 +96,7 @@ def _packed(what: Any) -> bytes:
     return made.getvalue()
 
 
-def write_parts(path: Path, taken: Taken, training: Training, group: Any) -> None:
+def write_parts(path: Path, taken: Snapshot, training: TrainingState, group: Any) -> None:
     """Write this rank's part of model and optimizer below a folder; collective over the group."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -111,7 +113,7 @@ def write_parts(path: Path, taken: Taken, training: Training, group: Any) -> Non
         save(taken.tensors, checkpoint_id=path / "state", process_group=group)
 
 
-def read_parts(path: Path, training: Training) -> None:
+def read_parts(path: Path, training: TrainingState) -> None:
     """Put this rank's part of model and optimizer back; collective."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -124,36 +126,36 @@ def read_parts(path: Path, training: Training) -> None:
 
 
 def check_seen(folder: Path) -> None:
-    """Raise Refused unless all ranks see what rank 0 writes into the folder; collective."""
+    """Raise Unsupported unless all ranks see what rank 0 writes into the folder; collective."""
     mark = folder / ".seen"
     collectives.from_rank_0(mark.touch)
     blind = [rank for rank, sees in enumerate(collectives.every_rank(mark.exists())) if not sees]
     collectives.from_rank_0(lambda: mark.unlink(missing_ok=True))
     if blind:
-        raise Refused(
+        raise Unsupported(
             f"rank {blind[0]} does not see rank 0's checkpoints in {folder}: a model in parts needs a folder that all nodes "
             "share, or strategy ddp"
         )
 
 
-def check_layout(path: Path, training: Training) -> None:
-    """Raise Refused for a checkpoint of a layout from which this one cannot go on."""
+def check_layout(path: Path, training: TrainingState) -> None:
+    """Raise Unsupported for a checkpoint of a layout from which this one cannot go on."""
     facts = json.loads((path / MARKER).read_bytes())
     parts, layout = facts.get("parts", ""), facts.get("layout", "")
     if "deepspeed" not in (parts, training.parts) or (parts, layout) == (training.parts, training.layout):
         return
     if parts == training.parts:
-        raise Refused(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
-    raise Refused(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
+        raise Unsupported(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
+    raise Unsupported(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
 
 
-def same_layout(path: Path, training: Training) -> bool:
+def same_layout(path: Path, training: TrainingState) -> bool:
     """Return whether a checkpoint's ranks are what these are: each goes on with its own random numbers."""
     facts = json.loads((path / MARKER).read_bytes())
     return bool(facts.get("world_size") == collectives.world_size() and facts.get("layout") == training.layout)
 
 
-def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read(path: Path, training: TrainingState) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Put model, optimizer, schedule and scaler back and return (loop, each rank's own); collective."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -178,7 +180,7 @@ def read(path: Path, training: Training) -> tuple[dict[str, Any], list[dict[str,
     return loop, ranks
 
 
-def tensors(training: Training) -> dict[str, Any]:
+def tensors(training: TrainingState) -> dict[str, Any]:
     """Return model and optimizer by parameter, as they lie in memory; DeepSpeed's engine keeps its own to itself."""
     if training.parts == "deepspeed":
         return {}
@@ -188,7 +190,7 @@ def tensors(training: Training) -> dict[str, Any]:
     return {"model": model, "optimizer": _renamed(optimizer, training.tied)}
 
 
-def _put_back(state: dict[str, Any], training: Training) -> None:
+def _put_back(state: dict[str, Any], training: TrainingState) -> None:
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     set_state_dict(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
-from ..errors import Refused
+from ..errors import Unsupported
 from .samples import EMPTY, IGNORED, Item
 
 if TYPE_CHECKING:
@@ -51,17 +51,19 @@ class Turns(Dataset[Item]):
 
 
 def conversation(document: Document) -> list[Message]:
-    """Return the messages of a document; raises Refused for what is no conversation."""
+    """Return the messages of a document; raises Unsupported for what is no conversation."""
     try:
         messages = json.loads(document.read())
     except ValueError:
-        raise Refused(f"{document.key} is no conversation: chat reads rows of messages (role, content)") from None
+        raise Unsupported(f"{document.key} is no conversation: chat reads rows of messages (role, content)") from None
     good = isinstance(messages, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in messages
     )
     if not good or not any(message["role"] == "assistant" for message in messages):
-        raise Refused(f"{document.key} is no conversation: it needs a list of role and content, one by the assistant")
+        raise Unsupported(
+            f"{document.key} is no conversation: it needs a list of role and content, one by the assistant"
+        )
     return messages  # type: ignore[no-any-return]
 
 
@@ -77,16 +79,16 @@ def furnish(tokenizer: Any, arguments: Arguments) -> None:
         try:
             tokenizer.chat_template = Path(arguments.chat_template_path).read_text("utf-8")
         except OSError as error:
-            raise Refused(f"--chat_template_path {arguments.chat_template_path}: {error.strerror}") from None
+            raise Unsupported(f"--chat_template_path {arguments.chat_template_path}: {error.strerror}") from None
     elif tokenizer.chat_template is None:
         if arguments.model:
-            raise Refused("the tokenizer has no chat template: name a file with one, --chat_template_path")
+            raise Unsupported("the tokenizer has no chat template: name a file with one, --chat_template_path")
         tokenizer.add_special_tokens({"eos_token": END, "additional_special_tokens": [BEGIN]})
         tokenizer.chat_template = TEMPLATE
 
 
 def encoded(tokenizer: Any, messages: list[Message], answers_only: bool) -> tuple[list[int], list[int]]:
-    """Return (tokens, labels) of a conversation; raises Refused when the template hides where answers are."""
+    """Return (tokens, labels) of a conversation; raises Unsupported when the template hides where answers are."""
     ids, mask = _masked(tokenizer, messages) if answers_only else (_tokens(tokenizer, messages), None)
     return ids, ids if mask is None else [
         token if learned else IGNORED for token, learned in zip(ids, mask, strict=True)
@@ -120,7 +122,7 @@ def _masked(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[in
             before = _tokens(tokenizer, messages[:number], add_generation_prompt=True)
             after = _tokens(tokenizer, messages[: number + 1])
             if after[: len(before)] != before or ids[: len(after)] != after:
-                raise Refused(
+                raise Unsupported(
                     "the chat template writes earlier turns otherwise once others follow: mark the answers in it with"
                     " {% generation %} (--chat_template_path)"
                 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Refused
+from ..errors import Unsupported
 
 STDLIB = "python-stdlib"
 _NOT_CODE = {  # tests, what others installed, and tables that no person wrote
@@ -53,28 +53,28 @@ class Columns:
 
 
 def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> list[Document]:
-    """Return the documents that names stand for, in the order of their hashes; raises Refused when there are none."""
+    """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none."""
     found: list[Document] = []
     for name in names:
         found += _named(name, columns, inputs)
     if not found:
-        raise Refused(f"there is no text in {', '.join(names)}")
+        raise Unsupported(f"there is no text in {', '.join(names)}")
     # Several names may hold files of the same relative path: the text decides then.
     return sorted(found, key=lambda document: document.order)
 
 
 def located(name: str, inputs: Mapping[str, str]) -> str:
-    """Return the path that input:NAME, or input:NAME/below, stands for, any other name as it is; raises Refused."""
+    """Return the path that input:NAME, or input:NAME/below, stands for, any other name as it is; raises Unsupported."""
     if not name.startswith("input:"):
         return name
     which, _, below = name.removeprefix("input:").partition("/")
     if which not in inputs:
-        raise Refused(f"the job has no input {which!r}; it has: {', '.join(sorted(inputs)) or 'none'}")
+        raise Unsupported(f"the job has no input {which!r}; it has: {', '.join(sorted(inputs)) or 'none'}")
     return os.path.join(inputs[which], below) if below else inputs[which]
 
 
 def stream(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> Iterator[str]:
-    """Yield the texts that names stand for in the order in which they lie there, none kept; raises Refused."""
+    """Yield the texts that names stand for in the order in which they lie there, none kept; raises Unsupported."""
     for name in names:
         for document in _named(name, columns, inputs, lazily=True):
             yield document.read()
@@ -130,7 +130,7 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool 
     elif path == name and not glob.has_magic(name) and _like_hub_name(name):
         yield from _of_hub(name, columns, lazily)
     else:
-        raise Refused(f"the dataset {name} does not exist below {os.getcwd()}")
+        raise Unsupported(f"the dataset {name} does not exist below {os.getcwd()}")
 
 
 def _standard_library() -> Iterator[Document]:
@@ -164,16 +164,16 @@ def _of_file(file: Path, above: Path, columns: Columns, found: bool = False) -> 
         try:
             yield from _documents(_rows(file), key, columns)
         except (ValueError, UnicodeDecodeError, csv.Error) as error:
-            raise Refused(f"{file} cannot be read: {error}") from None
+            raise Unsupported(f"{file} cannot be read: {error}") from None
         return
     if columns.label is not None:
         if found:
             return
-        raise Refused(f"{file} has no labels: classification reads jsonl, csv, parquet or a hub dataset")
+        raise Unsupported(f"{file} has no labels: classification reads jsonl, csv, parquet or a hub dataset")
     with open(file, "rb") as stream:
         binary = b"\0" in stream.read(8192)
     if binary and not found:
-        raise Refused(f"{file} is not text")
+        raise Unsupported(f"{file} is not text")
     if not binary:
         yield Document(key, _reader(file))
 
@@ -201,7 +201,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) -> Iterator[Document]:
-    """Yield a document for each row, what is no text (a conversation) as JSON; raises Refused."""
+    """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported."""
     for number, row in enumerate(rows):
         if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
             said = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
@@ -209,7 +209,7 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) ->
         for column in filter(None, (columns.text, columns.label)):
             if not isinstance(row, Mapping) or row.get(column) is None:
                 known = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
-                raise Refused(f"row {number + 1} of {key} has no {column!r}; it has: {known}")
+                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {known}")
         text = row[columns.text]
         if isinstance(text, list | dict):
             text = json.dumps(text, ensure_ascii=False)
@@ -228,11 +228,13 @@ def _of_hub(name: str, columns: Columns, lazily: bool) -> Iterator[Document]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise Refused(f"the hub dataset {name} needs the package datasets (pip install datasets)") from None
+        raise Unsupported(f"the hub dataset {name} needs the package datasets (pip install datasets)") from None
     try:
         rows = load_dataset(name, columns.config or None, split=columns.split, streaming=lazily)
     except Exception as error:  # the library raises errors of many kinds: no such name, no network, no such split
-        raise Refused(f"{name} is no file here, and the hub dataset cannot be loaded: {_first_line(error)}") from None
+        raise Unsupported(
+            f"{name} is no file here, and the hub dataset cannot be loaded: {_first_line(error)}"
+        ) from None
     yield from _documents(rows, f"{name}:{columns.split}", columns)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..errors import Refused
+from ..errors import Unsupported
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -179,7 +179,7 @@ class GlobalBatches(Sampler[list[int]]):
 
 
 def accumulation(arguments: Arguments, data_ranks: int) -> int:
-    """Return the micro-batches of one step, given or derived from the global batch; raises Refused when it is no
+    """Return the micro-batches of one step, given or derived from the global batch; raises Unsupported when it is no
     multiple of what one forward pass of all ranks takes."""
     wanted, unit = arguments.global_batch_size, "samples"
     if arguments.global_batch_tokens > 0:
@@ -189,7 +189,7 @@ def accumulation(arguments: Arguments, data_ranks: int) -> int:
     share = arguments.per_device_train_batch_size * data_ranks * (arguments.block_size if unit == "tokens" else 1)
     if wanted % share:
         near = max(share, round(wanted / share) * share)
-        raise Refused(
+        raise Unsupported(
             f"--global_batch_{'size' if unit == 'samples' else unit} {wanted:,} is no multiple of the {share:,} {unit} "
             f"that {data_ranks} ranks take at once; {near:,} is the nearest"
         )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..errors import Refused
+from ..errors import Unsupported
 from .samples import EMPTY, Blocks, Item
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
@@ -70,9 +70,9 @@ class StreamBatches:
         self.exhausted = False
 
     def next_epoch(self) -> None:
-        """Go to the beginning of the stream; raises Refused when there was nothing in it."""
+        """Go to the beginning of the stream; raises Unsupported when there was nothing in it."""
         if self.samples == 0:
-            raise Refused("there is nothing to train on: the stream is empty")
+            raise Unsupported("there is nothing to train on: the stream is empty")
         self.go_to({"epoch": self.epoch + 1, "samples": 0, "document": 0, "offset": 0})
 
     def windows(self) -> Iterator[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import default_collate
 
 from .. import collectives
-from ..errors import Refused
+from ..errors import Unsupported
 from . import chat
 from . import tokenizer as tokenizers
 from .documents import Columns, Document, hold_out, load, stream, take
@@ -45,7 +45,7 @@ class Task:
 
 
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
-    """Return the task with its samples; collective. Raises Refused when ranks would not see the same."""
+    """Return the task with its samples; collective. Raises Unsupported when ranks would not see the same."""
     name = arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER
     if arguments.streaming:
         return _stream(arguments, name, inputs)
@@ -58,7 +58,7 @@ def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:
     make = {"causal-lm": _causal_lm, "chat": _chat, "sequence-classification": _classification}[arguments.task]
     task = make(arguments, tokenizer, train, held_out)
     if len(task.train) == 0:
-        raise Refused("there is nothing to train on: the texts are empty")
+        raise Unsupported("there is nothing to train on: the texts are empty")
     if task.held_out is not None and len(task.held_out) == 0:
         task.held_out = None
     collectives.check_same("training data", task.train.fingerprint())
@@ -74,7 +74,7 @@ def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], 
     columns = Columns(text, label, turns, arguments.dataset_config, arguments.dataset_split)
     names = arguments.dataset or (["input:train"] if "train" in inputs else [])
     if not names:
-        raise Refused("there is no --dataset and the job has no input named train")
+        raise Unsupported("there is no --dataset and the job has no input named train")
     return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else []), columns
 
 
@@ -96,10 +96,10 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
     first = (Document("", lambda text=text: text) for text in texts())
     tokenizer = tokenizers.load(name, take(first, FIRST_BYTES))
     if tokenizer.eos_token_id is None:
-        raise Refused("the tokenizer has no end-of-text token, which stands between documents")
+        raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
     held = _blocks(arguments, tokenizer, load(other, columns, inputs)) if other else None
     if held is None and arguments.eval_strategy != "no":
-        raise Refused("a stream holds nothing out: evaluations need --eval_dataset or an input named validation")
+        raise Unsupported("a stream holds nothing out: evaluations need --eval_dataset or an input named validation")
     collectives.check_same("held-out data", held.fingerprint() if held is not None else "")
     described = f"a stream of {', '.join(names)}, {len(held or ()):,} blocks held out"
     return Task(tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described)
@@ -107,7 +107,7 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
 
 def _causal_lm(arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]) -> Task:
     if tokenizer.eos_token_id is None:
-        raise Refused("the tokenizer has no end-of-text token, which stands between documents")
+        raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
     size = arguments.block_size
     tokens = packed(take(train, arguments.max_train_bytes), tokenizer)
     blocks = Blocks(tokens, size, arguments.max_train_samples)
@@ -141,10 +141,10 @@ def _classification(arguments: Arguments, tokenizer: Any, train: list[Document],
         key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
     )
     if len(labels) < 2:
-        raise Refused(f"classification needs two labels at least, the data has {', '.join(labels) or 'none'}")
+        raise Unsupported(f"classification needs two labels at least, the data has {', '.join(labels) or 'none'}")
     index = {name: number for number, name in enumerate(labels)}
     if strange := sorted({str(document.label) for document in held_out} - index.keys()):
-        raise Refused(f"the label {strange[0]!r} is held out only: the model cannot learn it")
+        raise Unsupported(f"the label {strange[0]!r} is held out only: the model cannot learn it")
 
     def rows(documents: list[Document], limit: int) -> Rows:
         documents = documents if limit < 0 else documents[:limit]

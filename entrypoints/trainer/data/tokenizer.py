@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import collectives
-from ..errors import Refused
+from ..errors import Unsupported
 
 END = "<|endoftext|>"
 BPE = "bpe:"
@@ -40,7 +40,7 @@ def _trained(name: str, texts: Iterable[str]) -> Any:
     fast: Any = PreTrainedTokenizerFast
     size = name.removeprefix(BPE)
     if not size.isdecimal() or int(size) < 257:
-        raise Refused(f"--tokenizer {name}: the size is a whole number from 257 on (256 bytes and the end of text)")
+        raise Unsupported(f"--tokenizer {name}: the size is a whole number from 257 on (256 bytes and the end of text)")
     # Trained once and handed on, rather than on every rank: nothing then rests on threads that count alike.
     text = collectives.from_rank_0(lambda: _train_bpe(texts, int(size)).to_str())
     return fast(tokenizer_object=Tokenizer.from_str(text), eos_token=END, bos_token=END)
@@ -68,4 +68,4 @@ def _pretrained(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise Refused(f"the tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise Unsupported(f"the tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from None

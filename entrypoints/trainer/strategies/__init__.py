@@ -10,18 +10,18 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
+from ..errors import Unsupported
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..arguments import Arguments
-    from .ddp import Frame
-    from .mesh import Layout
+    from .ddp import Strategy
+    from .mesh import ParallelismPlan
 
 
-def frame(layout: Layout, arguments: Arguments, **options: Any) -> Frame:
-    """Return what carries the layout, in the world that the launcher promised; raises Refused in any other one."""
+def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) -> Strategy:
+    """Return what carries the layout, in the world that the launcher promised; raises Unsupported in any other one."""
     import torch
 
     mixed_precision = arguments.mixed_precision
@@ -30,32 +30,32 @@ def frame(layout: Layout, arguments: Arguments, **options: Any) -> Frame:
     # The layout says it: Accelerate would wrap the model a second time, or in something else.
     for name in ("USE_FSDP", "USE_DEEPSPEED", "USE_PARALLELISM_CONFIG", "CONFIG_DS_FIELDS"):
         os.environ.pop(f"ACCELERATE_{name}", None)
-    if mixed_precision == "fp16" and layout.carrier != "accelerate":
-        raise Refused(f"--fp16 goes with strategies none and ddp only, not with {layout.described}; there is --bf16")
-    if layout.offload and layout.carrier != "deepspeed" and not torch.cuda.is_available():
-        raise Refused("there is no GPU from which parallelism.offload could take anything; leave it out")
-    if layout.carrier == "deepspeed":
+    if mixed_precision == "fp16" and plan.carrier != "accelerate":
+        raise Unsupported(f"--fp16 goes with strategies none and ddp only, not with {plan.described}; there is --bf16")
+    if plan.offload and plan.carrier != "deepspeed" and not torch.cuda.is_available():
+        raise Unsupported("there is no GPU from which parallelism.offload could take anything; leave it out")
+    if plan.carrier == "deepspeed":
         from . import deepspeed
 
-        return deepspeed.Zero(
-            accelerator(mixed_precision, layout, **deepspeed.options(layout, arguments), **options), layout
+        return deepspeed.DeepSpeedStrategy(
+            make_accelerator(mixed_precision, plan, **deepspeed.options(plan, arguments), **options), plan
         )
-    made = accelerator(mixed_precision, layout, **options)
-    if layout.carrier == "accelerate":
-        from .ddp import Frame
+    made = make_accelerator(mixed_precision, plan, **options)
+    if plan.carrier == "accelerate":
+        from .ddp import Strategy
 
-        return Frame(made, layout)
-    if layout.carrier == "sharded":
+        return Strategy(made, plan)
+    if plan.carrier == "sharded":
         from . import fsdp
 
-        return fsdp.Sharded(made, layout)
+        return fsdp.ShardedStrategy(made, plan)
     from . import pipeline
 
-    return pipeline.Pipeline(made, layout, arguments)
+    return pipeline.PipelineStrategy(made, plan, arguments)
 
 
-def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Accelerator:
-    """Return Accelerate's frame; raises Refused for what this machine has not, or when the world is another one."""
+def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any) -> Accelerator:
+    """Return Accelerate's frame; raises Unsupported for what this machine has not, or when the world is another one."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
@@ -63,16 +63,16 @@ def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Acceler
     if not torch.cuda.is_available():
         # Without it every rank would train alone.
         if os.environ.setdefault("ACCELERATE_USE_CPU", "true").lower() not in ("1", "true", "yes", "on"):
-            raise Refused("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
+            raise Unsupported("there is no GPU, and ACCELERATE_USE_CPU is off: leave it out of the job's env")
         if mixed_precision == "fp16":
-            raise Refused("--fp16 needs a GPU; on CPU there is --bf16")
+            raise Unsupported("--fp16 needs a GPU; on CPU there is --bf16")
         # transformers imports DeepSpeed where it is installed, which would warn in the log that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        if layout.carrier == "deepspeed":
+        if plan.carrier == "deepspeed":
             _deepspeed_on_cpu()
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
-        raise Refused("this GPU has no bfloat16; there is --fp16")
-    if layout.world == 1 and layout.carrier == "accelerate":
+        raise Unsupported("this GPU has no bfloat16; there is --fp16")
+    if plan.world == 1 and plan.carrier == "accelerate":
         # Accelerate would make a group of one, and wrap the model for nobody's sake
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
@@ -81,7 +81,7 @@ def accelerator(mixed_precision: str, layout: Layout, **options: Any) -> Acceler
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
     options = {"kwargs_handlers": [ddp], **options}
     made = Accelerator(mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, **options)
-    check_world(made.num_processes, layout.world)
+    check_world(made.num_processes, plan.world)
     return made
 
 
@@ -102,8 +102,8 @@ def _deepspeed_on_cpu() -> None:
 
 
 def check_world(found: int, promised: int) -> None:
-    """Raise Refused unless as many processes work together as were started."""
+    """Raise Unsupported unless as many processes work together as were started."""
     import torch.distributed as dist
 
     if found != promised or (dist.is_initialized() and dist.get_world_size() != promised):
-        raise Refused(f"the job has {promised} processes, but {found} work together here")
+        raise Unsupported(f"the job has {promised} processes, but {found} work together here")

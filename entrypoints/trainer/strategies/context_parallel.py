@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import collectives
 from ..data.samples import IGNORED
-from ..errors import Refused
+from ..errors import Unsupported
 
 if TYPE_CHECKING:
-    from .mesh import Layout
+    from .mesh import ParallelismPlan
 
 NAME = "cloudtrain_context"  # of the attention, among those that transformers knows
 # Whose attention was compared with that over whole sequences (sharing.py of the tests). Others may keep a window or
@@ -34,20 +34,20 @@ BY_LENGTH = ("dynamic", "longrope")  # turn positions by the length of what they
 CLOSE, CLOSE_16 = 1e-3, 0.1  # how far the logits of parts may be from those of whole sequences, of the largest one
 
 
-def of(layout: Layout, rank: int) -> Context | None:
+def of(plan: ParallelismPlan, rank: int) -> ContextParallel | None:
     """Return a rank's place, None where no sequence is shared; collective."""
-    if layout.context == 1:
+    if plan.context == 1:
         return None
     mine = None
-    for first in range(layout.world):
-        if layout.context_rank(first) == 0:
-            ranks = [first + place * layout.tensor for place in range(layout.context)]
+    for first in range(plan.world):
+        if plan.context_rank(first) == 0:
+            ranks = [first + place * plan.tensor for place in range(plan.context)]
             group = dist.new_group(ranks)
             mine = group if rank in ranks else mine
-    return Context(layout.context, layout.context_rank(rank), mine)
+    return ContextParallel(plan.context, plan.context_rank(rank), mine)
 
 
-class Context:
+class ContextParallel:
     """A rank's place among those that share its sequences, which are the group."""
 
     def __init__(self, size: int, place: int, group: Any = None) -> None:
@@ -74,20 +74,20 @@ class Context:
         self._model.set_attn_implementation(self._own)
 
     def check(self, device: torch.device, precision: str = "no") -> None:
-        """Raise Refused unless the model is of a family that was compared, and says of a short sequence in parts what it
+        """Raise Unsupported unless the model is of a family that was compared, and says of a short sequence in parts what it
         says of a whole one. Collective."""
         model, config = self._model, self._model.config.get_text_config()
         if config.model_type not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
-            raise Refused(
+            raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} is not known to be whole in parts; these are: {known}"
             )
         if kind := rope(getattr(config, "rope_parameters", None)):
-            raise Refused(
+            raise Unsupported(
                 f"cp_size {self.size}: positions of the type {kind} depend on the length, which parts do not have"
             )
         if 2 * self.size > (getattr(config, "max_position_embeddings", None) or 2 * self.size):
-            raise Refused(
+            raise Unsupported(
                 f"cp_size {self.size}: the model's sequences are too short to be cut into {2 * self.size} chunks"
             )
         length = min(8 * self.size, getattr(config, "max_position_embeddings", None) or 8 * self.size)
@@ -105,7 +105,7 @@ class Context:
         apart = (parts[:, mine < length] - whole[:, mine[mine < length]]).abs().max() / whole.abs().max()
         found = collectives.every_rank(float(apart))
         if not all(one < (CLOSE if precision == "no" else CLOSE_16) for one in found):
-            raise Refused(
+            raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
                 "leave it out, or write fsdp"
             )
@@ -126,7 +126,9 @@ class Context:
         needs a mask.
         """
         if strange := sorted(batch.keys() - {"input_ids", "labels", "attention_mask"}):
-            raise Refused(f"cp_size {self.size}: the batches have {strange[0]}, which is not cut along with the tokens")
+            raise Unsupported(
+                f"cp_size {self.size}: the batches have {strange[0]}, which is not cut along with the tokens"
+            )
         ids, labels = batch["input_ids"], batch["labels"]
         length = ids.shape[1]
         missing = -length % (2 * self.size)
@@ -152,7 +154,9 @@ class Context:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         if attention_mask is not None:
-            raise Refused(f"cp_size {self.size}: the model makes a mask of its own, which cannot be cut; leave it out")
+            raise Unsupported(
+                f"cp_size {self.size}: the model makes a mask of its own, which cannot be cut; leave it out"
+            )
 
         def look(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             both = in_order(Gathered.apply(torch.cat((key, value), dim=-1), self.group))

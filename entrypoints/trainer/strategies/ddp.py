@@ -13,16 +13,16 @@ import torch
 from .. import collectives
 from .. import model as models
 from ..data.samples import GlobalBatches, loader
-from ..errors import Refused
+from ..errors import Unsupported
 from . import context_parallel
 
 if TYPE_CHECKING:
-    from .mesh import Layout
+    from .mesh import ParallelismPlan
 
 Batch = dict[str, torch.Tensor]
 
 
-class Frame:
+class Strategy:
     """Accelerate around the model. Other strategies are subclasses that say what they do differently."""
 
     model: Any
@@ -31,16 +31,16 @@ class Frame:
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
     tied: tuple[str, str] | None = None  # snapshot.Training.tied
 
-    def __init__(self, accelerator: Any, layout: Layout) -> None:
-        self.accelerator, self.layout = accelerator, layout
+    def __init__(self, accelerator: Any, plan: ParallelismPlan) -> None:
+        self.accelerator, self.plan = accelerator, plan
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
-        self.context = context_parallel.of(layout, self.rank)
+        self.context = context_parallel.of(plan, self.rank)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        """Spread the model, which is the same on every rank; raises Refused when that cannot be done. Collective."""
+        """Spread the model, which is the same on every rank; raises Unsupported when that cannot be done. Collective."""
         if self.context is not None:
             self.context.put_on(bare)
         self.optimizer = make_optimizer(bare)
@@ -48,11 +48,11 @@ class Frame:
 
     def held_out(self, dataset: Any, size: int, collate: Any, pinned: bool) -> Any:
         """Return the batches of an evaluation, of so many samples on a rank."""
-        if self.layout.data_ranks == self.layout.world:
+        if self.plan.data_ranks == self.plan.world:
             return self.accelerator.prepare(loader(dataset, 0, pinned, batch_size=size, collate_fn=collate))
         # Ranks that share a model take the same samples, which Accelerate would deal out.
-        rank = self.layout.data_rank(self.rank)
-        batches = GlobalBatches(len(dataset), size, 1, self.layout.data_ranks, rank, 0, False, full=True)
+        rank = self.plan.data_rank(self.rank)
+        batches = GlobalBatches(len(dataset), size, 1, self.plan.data_ranks, rank, 0, False, full=True)
         return loader(dataset, 0, pinned, batch_sampler=batches, collate_fn=collate)
 
     def settle(self, loss: Callable[[], Any]) -> None:
@@ -65,7 +65,7 @@ class Frame:
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all samples' ranks, on every rank; collective."""
         summed: torch.Tensor = self.accelerator.reduce(tensor, reduction="sum")
-        copies = self.layout.world // self.layout.data_ranks  # ranks that count the same samples
+        copies = self.plan.world // self.plan.data_ranks  # ranks that count the same samples
         if copies == 1:
             return summed
         return summed / copies if summed.is_floating_point() else summed // copies
@@ -80,8 +80,8 @@ class Frame:
             with self.accumulating(number < len(window)):
                 share = self.losses(batch).sum() / labels
                 # The wrapper takes the mean over the ranks, we want the sum.
-                self.accelerator.backward(share * self.layout.gradient_ranks)
-            shares.append(share.detach() * self.layout.context)  # a part of it; `total` takes it for the whole
+                self.accelerator.backward(share * self.plan.gradient_ranks)
+            shares.append(share.detach() * self.plan.context)  # a part of it; `total` takes it for the whole
         return shares
 
     def losses(self, batch: Batch) -> torch.Tensor:
@@ -116,23 +116,23 @@ class Frame:
         """Return (loss, labels that count, right ones) of each held-out sample of all ranks, or of all together; no
         sample counts twice. Collective."""
         mine = scored(*self.logits(batch))
-        if self.layout.data_ranks == self.layout.world:
+        if self.plan.data_ranks == self.plan.world:
             # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
             return self.accelerator.gather_for_metrics(mine)  # type: ignore[no-any-return]
-        return self.total(mine.sum(0, keepdim=True) * self.layout.context)
+        return self.total(mine.sum(0, keepdim=True) * self.plan.context)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     def check(self) -> str:
-        """Return in what the model is wrapped; raises Refused unless the strategy is what runs."""
-        expected = "DistributedDataParallel" if self.layout.world > 1 else None
+        """Return in what the model is wrapped; raises Unsupported unless the strategy is what runs."""
+        expected = "DistributedDataParallel" if self.plan.world > 1 else None
         found = type(self.model).__name__
         if (found if hasattr(self.model, "module") else None) != expected:
-            raise Refused(f"strategy {self.layout.strategy} should wrap the model in {expected}, it is a {found}")
+            raise Unsupported(f"strategy {self.plan.strategy} should wrap the model in {expected}, it is a {found}")
         return expected or "none"
 
     def describe(self) -> dict[str, Any]:
-        """Return the world as it really is, for the `world` event; raises Refused unless it is as it should be. Collective."""
+        """Return the world as it really is, for the `world` event; raises Unsupported where it is another. Collective."""
         if self.context is not None:
             self.context.check(self.device, str(self.accelerator.mixed_precision))
             self.reshard()
@@ -141,8 +141,8 @@ class Frame:
         held, learned = zip(*collectives.every_rank(mine), strict=True)
         return {
             "world_size": self.accelerator.num_processes,
-            "strategy": self.layout.strategy,
-            "mesh": self.layout.mesh,
+            "strategy": self.plan.strategy,
+            "mesh": self.plan.mesh,
             "wrapper": self.check(),
             "placements": self.placements(),
             "parameters_per_rank": list(held[:256]),
@@ -172,7 +172,7 @@ class Frame:
     def check_gradients(self) -> list[float]:
         """Return every rank's norm of its own gradients; raises RuntimeError unless ranks that hold the same parameters
         have the same: a wrapper that leaves one out trains several models without a word. Collective."""
-        if self.layout.world == 1:
+        if self.plan.world == 1:
             return []
         mine = torch.zeros(2, dtype=torch.float64)  # all, and those that tensor parallel ranks have in common
         for parameter in self.model.parameters():
@@ -180,15 +180,15 @@ class Frame:
                 square = local(parameter.grad).double().square().sum().cpu()
                 mine += torch.stack([square, square if not split(parameter, "tensor") else torch.zeros_like(square)])
         norms = collectives.every_rank(mine.sqrt().tolist())
-        layout, whole = self.layout, {}
+        plan, whole = self.plan, {}
         for rank, (norm, common) in enumerate(norms):
-            stage, part = layout.stage_rank(rank), rank // layout.tensor % layout.parts
-            for key, value in (((stage, part, rank % layout.tensor), norm), ((stage, part), common)):
+            stage, part = plan.stage_rank(rank), rank // plan.tensor % plan.parts
+            for key, value in (((stage, part, rank % plan.tensor), norm), ((stage, part), common)):
                 first, found = whole.setdefault(key, (rank, value))
                 if math.isfinite(found) and not abs(found - value) <= 1e-3 * max(found, value):
                     raise RuntimeError(
                         f"ranks {first} and {rank} hold the same parameters, but their gradients differ "
-                        f"(norms {found:.6g} and {value:.6g}): strategy {layout.described} is not what runs"
+                        f"(norms {found:.6g} and {value:.6g}): strategy {plan.described} is not what runs"
                     )
         return [norm for norm, _ in norms]
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import collectives
-from ..errors import Refused
-from .ddp import Batch, Frame
+from ..errors import Unsupported
+from .ddp import Batch, Strategy
 from .fsdp import filled, skeleton
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
-    from .mesh import Layout
+    from .mesh import ParallelismPlan
 
 
-def options(layout: Layout, arguments: Arguments) -> dict[str, Any]:
-    """Return what Accelerate is told; raises Refused without DeepSpeed."""
+def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
+    """Return what Accelerate is told; raises Unsupported without DeepSpeed."""
     if find_spec("deepspeed") is None:
-        raise Refused(f"strategy {layout.strategy} needs DeepSpeed (pip install 'cloudtrain[deepspeed]')")
+        raise Unsupported(f"strategy {plan.strategy} needs DeepSpeed (pip install 'cloudtrain[deepspeed]')")
     from accelerate.utils import DeepSpeedPlugin
 
-    stage = int(layout.strategy.removeprefix("zero"))
-    place = {"device": "cpu"} if layout.offload else {"device": "none"}
+    stage = int(plan.strategy.removeprefix("zero"))
+    place = {"device": "cpu"} if plan.offload else {"device": "none"}
     shared: dict[str, Any] = {"stage": stage, "offload_optimizer": place}
     if stage == 3:
         # With a threshold of 0 no parameter stays whole, however small.
@@ -49,19 +49,19 @@ def forget() -> None:
     unset_hf_deepspeed_config()
 
 
-class Zero(Frame):
+class DeepSpeedStrategy(Strategy):
     """The engine keeps gradients and optimizer state in parts, and parameters too in stage 3; it clips and steps itself."""
 
     parts_kept = "deepspeed"
 
-    def __init__(self, accelerator: Any, layout: Layout) -> None:
-        super().__init__(accelerator, layout)
+    def __init__(self, accelerator: Any, plan: ParallelismPlan) -> None:
+        super().__init__(accelerator, plan)
         forget()
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.bare = None
-        if self.layout.strategy == "zero3":
-            self.bare = skeleton(bare, self.layout)
+        if self.plan.strategy == "zero3":
+            self.bare = skeleton(bare, self.plan)
         super().prepare(bare, make_optimizer)
 
     def settle(self, loss: Callable[[], Any]) -> None:
@@ -72,16 +72,16 @@ class Zero(Frame):
         for number, batch in enumerate(window, 1):
             share = self.losses(batch).sum() / labels
             self.accelerator.sync_gradients = number == len(window)  # then the engine clips and steps at once
-            self.accelerator.backward(share * self.layout.data_ranks)
+            self.accelerator.backward(share * self.plan.data_ranks)
             shares.append(share.detach())
         return shares
 
     def check(self) -> str:
         engine = self.accelerator.deepspeed_engine_wrapped.engine
-        stage, asked = engine.zero_optimization_stage(), int(self.layout.strategy.removeprefix("zero"))
-        if stage != asked or engine.dp_world_size != self.layout.world:
-            raise Refused(
-                f"strategy {self.layout.strategy}: DeepSpeed runs stage {stage} over {engine.dp_world_size} ranks"
+        stage, asked = engine.zero_optimization_stage(), int(self.plan.strategy.removeprefix("zero"))
+        if stage != asked or engine.dp_world_size != self.plan.world:
+            raise Unsupported(
+                f"strategy {self.plan.strategy}: DeepSpeed runs stage {stage} over {engine.dp_world_size} ranks"
             )
         return type(self.model).__name__
 
@@ -90,14 +90,14 @@ class Zero(Frame):
 
     def describe(self) -> dict[str, Any]:
         optimizer = self.stepper.optimizer
-        whole = self.layout.strategy != "zero3"
+        whole = self.plan.strategy != "zero3"
         kept = True if not whole else bool(optimizer.partition_gradients)
         flat = optimizer.single_partition_of_fp32_groups if whole else optimizer.fp32_partitioned_groups_flat
         state = collectives.every_rank(sum(part.numel() for part in flat))[:256]
         return {**super().describe(), "optimized_per_rank": state, "gradients_in_parts": kept}
 
     def parts(self) -> list[tuple[str, int, int]]:
-        if self.layout.strategy != "zero3":
+        if self.plan.strategy != "zero3":
             return super().parts()
         return [("shard:flat", each.ds_numel, each.ds_tensor.ds_numel) for each in self.model.parameters()]
 

@@ -14,29 +14,29 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from .. import lora as adapters
-from ..errors import Refused
-from .ddp import Frame
+from ..errors import Unsupported
+from .ddp import Strategy
 
 if TYPE_CHECKING:
-    from .mesh import Layout
+    from .mesh import ParallelismPlan
 
 
-class Sharded(Frame):
+class ShardedStrategy(Strategy):
     """DTensors on one mesh. Accelerate does the rest: precision, clipping across meshes, metrics, trackers."""
 
     parts_kept = "sharded"
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        self.bare = skeleton(bare, self.layout)
-        check_split(bare, self.layout.tensor)
-        self.mesh = mesh_of(self.layout, self.device)
-        if self.layout.tensor > 1:
+        self.bare = skeleton(bare, self.plan)
+        check_split(bare, self.plan.tensor)
+        self.mesh = mesh_of(self.plan, self.device)
+        if self.plan.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
             bare.to(self.device)
         if self.context is not None:
             self.context.put_on(bare)
         if self._fully:
-            shard(bare, bare, self.mesh, self.layout, str(self.accelerator.mixed_precision))
+            shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
         self.model = self.accelerator.prepare_model(bare, device_placement=False, evaluation_mode=True)
         self.optimizer = by_mesh(make_optimizer(self.model))
@@ -44,7 +44,7 @@ class Sharded(Frame):
 
     @property
     def _fully(self) -> bool:
-        return self.layout.gradient_ranks > 1 or self.layout.strategy in ("fsdp", "hsdp")
+        return self.plan.gradient_ranks > 1 or self.plan.strategy in ("fsdp", "hsdp")
 
     def accumulating(self, more: bool) -> AbstractContextManager[Any]:
         # Gradients are reduced to their parts after every micro-batch, which costs no memory; replicas wait for the last.
@@ -57,14 +57,16 @@ class Sharded(Frame):
 
     def check(self) -> str:
         found = self.placements()
-        for axis, length in (("shard", self.layout.parts), ("tensor", self.layout.tensor)):
+        for axis, length in (("shard", self.plan.parts), ("tensor", self.plan.tensor)):
             parts = sum(count for place, count in found.items() if f"{axis}:S" in place or f"{axis}:_S" in place)
             if length > 1 and parts == 0:
-                raise Refused(f"{self.layout.described}: no parameter lies in parts on the axis {axis}")
+                raise Unsupported(f"{self.plan.described}: no parameter lies in parts on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):
-            raise Refused(f"{self.layout.described}: FSDP should carry the model, it is a {type(self.model).__name__}")
-        if self.layout.parts > 1 and "whole" in found:
-            raise Refused(f"{self.layout.described}: {found['whole']:,} parameters lie whole on every rank")
+            raise Unsupported(
+                f"{self.plan.described}: FSDP should carry the model, it is a {type(self.model).__name__}"
+            )
+        if self.plan.parts > 1 and "whole" in found:
+            raise Unsupported(f"{self.plan.described}: {found['whole']:,} parameters lie whole on every rank")
         return "FSDP2" if self._fully else "DTensor"
 
     def whole(self) -> Any:
@@ -82,24 +84,24 @@ class Sharded(Frame):
                 module.reshard()
 
 
-def mesh_of(layout: Layout, device: torch.device) -> DeviceMesh:
+def mesh_of(plan: ParallelismPlan, device: torch.device) -> DeviceMesh:
     """Return the mesh over which parameters lie; collective.
 
     To them, ranks that share sequences are like any others: more shards, or replicas where there are none.
     """
-    replicas = layout.gradient_ranks // layout.parts
-    lengths = (layout.pipeline, replicas, layout.parts, layout.tensor)
+    replicas = plan.gradient_ranks // plan.parts
+    lengths = (plan.pipeline, replicas, plan.parts, plan.tensor)
     return init_device_mesh(device.type, lengths, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
 
 
-def skeleton(bare: Any, layout: Layout) -> tuple[type, Any, Any]:
+def skeleton(bare: Any, plan: ParallelismPlan) -> tuple[type, Any, Any]:
     """Return what makes the same model again, plain and empty: its class, its configuration and its adapter's, if it has
-    one; raises Refused for a model that cannot be spread."""
+    one; raises Unsupported for a model that cannot be spread."""
     from transformers import PreTrainedModel
 
     base, lora = adapters.base_of(bare)
     if not isinstance(base, PreTrainedModel):
-        raise Refused(f"{layout.described} spreads models of transformers, not a {type(base).__name__}: write ddp")
+        raise Unsupported(f"{plan.described} spreads models of transformers, not a {type(base).__name__}: write ddp")
     return type(base), copy.deepcopy(base.config), lora
 
 
@@ -116,11 +118,11 @@ def filled(what: tuple[type, Any, Any], state: dict[str, torch.Tensor]) -> Any:
 
 
 def check_split(model: Any, size: int) -> None:
-    """Raise Refused unless the model's layers can be split over so many ranks. Before the first collective: ranks that
+    """Raise Unsupported unless the model's layers can be split over so many ranks. Before the first collective: ranks that
     leave would let down others that wait."""
     config = model.config
     if size > 1 and (not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan)):
-        raise Refused(
+        raise Unsupported(
             f"tp_size {size}: transformers has no tensor parallel plan for {config.model_type}; "
             "leave it out, or write fsdp"
         )
@@ -133,7 +135,7 @@ def check_split(model: Any, size: int) -> None:
     }
     for what, count in counts.items() if size > 1 else ():
         if count % size:
-            raise Refused(f"tp_size {size} does not divide the model's {count} {what}")
+            raise Unsupported(f"tp_size {size} does not divide the model's {count} {what}")
 
 
 def split_layers(model: Any, mesh: DeviceMesh) -> None:
@@ -166,13 +168,13 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in largest if any(True for _ in block.parameters())]
 
 
-def shard(root: Any, holder: nn.Module, mesh: DeviceMesh, layout: Layout, precision: str) -> None:
+def shard(root: Any, holder: nn.Module, mesh: DeviceMesh, plan: ParallelismPlan, precision: str) -> None:
     """Apply FSDP2 to the layers of `holder` and to `root`, which has the rest (tied embeddings among it)."""
     data = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     policy: dict[str, Any] = {}
     if precision == "bf16":
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if layout.offload:
+    if plan.offload:
         policy["offload_policy"] = CPUOffloadPolicy()
     for block in blocks(holder):
         fully_shard(block, mesh=data, **policy)

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Refused
+from ..errors import Unsupported
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
 
 @dataclass(frozen=True)
-class Strategy:
+class StrategyKind:
     """One row of the table: what data-parallel ranks divide, and who carries it alone (without tensor or pipeline)."""
 
     carrier: str  # accelerate, deepspeed (through Accelerate) or sharded (DTensors)
@@ -33,19 +33,19 @@ class Strategy:
     offload: bool = False
 
 
-STRATEGIES: Mapping[str, Strategy] = {
-    "none": Strategy("accelerate", "nothing", data_parallel=False),
-    "ddp": Strategy("accelerate", "nothing"),
-    "fsdp": Strategy("sharded", "parameters, gradients, optimizer state", offload=True),
-    "hsdp": Strategy("sharded", "parameters, gradients, optimizer state, within a replica", offload=True),
-    "zero1": Strategy("deepspeed", "optimizer state", models=False, offload=True),
-    "zero2": Strategy("deepspeed", "gradients, optimizer state", models=False, offload=True),
-    "zero3": Strategy("deepspeed", "parameters, gradients, optimizer state", models=False, offload=True),
+STRATEGIES: Mapping[str, StrategyKind] = {
+    "none": StrategyKind("accelerate", "nothing", data_parallel=False),
+    "ddp": StrategyKind("accelerate", "nothing"),
+    "fsdp": StrategyKind("sharded", "parameters, gradients, optimizer state", offload=True),
+    "hsdp": StrategyKind("sharded", "parameters, gradients, optimizer state, within a replica", offload=True),
+    "zero1": StrategyKind("deepspeed", "optimizer state", models=False, offload=True),
+    "zero2": StrategyKind("deepspeed", "gradients, optimizer state", models=False, offload=True),
+    "zero3": StrategyKind("deepspeed", "parameters, gradients, optimizer state", models=False, offload=True),
 }
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelismPlan:
     """The axes' lengths, and what goes with a pipeline."""
 
     strategy: str = "none"
@@ -114,55 +114,55 @@ class Layout:
         return f"{self.strategy} ({axes}{extra})" if axes else self.strategy
 
 
-def chosen(
+def choose_plan(
     parallelism: Mapping[str, Any], world: int, nodes: int = 1, environ: Mapping[str, str] = os.environ
-) -> Layout:
-    """Return the layout that a job asks for; raises Refused for what no trainer here carries, never replacing it."""
+) -> ParallelismPlan:
+    """Return the layout that a job asks for; raises Unsupported for what no trainer here carries, never replacing it."""
 
     def size(name: str) -> int:
         return int(parallelism.get(name) or 1)
 
     if parallelism.get("accelerate_config"):
-        parallelism = {**parallelism, "strategy": None, **of_accelerate(environ)}
+        parallelism = {**parallelism, "strategy": None, **parallelism_from_accelerate(environ)}
     name = str(parallelism.get("strategy") or ("ddp" if world > 1 else "none"))
     if name not in STRATEGIES:
-        raise Refused(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
+        raise Unsupported(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
     strategy, tensor, pipeline, context = STRATEGIES[name], size("tp_size"), size("pp_size"), size("cp_size")
     split = {key: length for key in ("tp_size", "pp_size", "cp_size") if (length := size(key)) > 1}
     if not strategy.models and split:
-        raise Refused(f"strategy {name} goes without {next(iter(split))}: write fsdp, which goes with it")
+        raise Unsupported(f"strategy {name} goes without {next(iter(split))}: write fsdp, which goes with it")
     if context > 1 and pipeline > 1:
-        raise Refused(f"cp_size {context} goes without pp_size: write fsdp or tp_size, which go with it")
+        raise Unsupported(f"cp_size {context} goes without pp_size: write fsdp or tp_size, which go with it")
     each = tensor * pipeline * context
     if world % each:
         sizes = " x ".join(f"{key} {length}" for key, length in split.items())
-        raise Refused(f"{sizes} does not divide the {world} processes of the job")
+        raise Unsupported(f"{sizes} does not divide the {world} processes of the job")
     replicate, shard = _data_axes(name, parallelism, world // each, nodes)
     if not strategy.data_parallel and replicate * shard > 1:
-        raise Refused(f"strategy {name} is for one process, the job has {world} (leave it out, or write ddp)")
+        raise Unsupported(f"strategy {name} is for one process, the job has {world} (leave it out, or write ddp)")
     schedule, virtual = _pipeline(parallelism, pipeline)
     if parallelism.get("offload") and not strategy.offload:
-        raise Refused(f"strategy {name} has nothing to offload; leave out parallelism.offload")
+        raise Unsupported(f"strategy {name} has nothing to offload; leave out parallelism.offload")
     count = parallelism.get("microbatches")
-    return Layout(
+    return ParallelismPlan(
         name, pipeline, replicate, shard, tensor, int(count) if count else None, schedule, virtual,
         bool(parallelism.get("offload")), context,
     )  # fmt: skip
 
 
-def of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
+def parallelism_from_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the `parallelism` that an Accelerate configuration file stands for, by the variables that `accelerate launch`
-    would make of it; raises Refused for what it says beyond that."""
+    would make of it; raises Unsupported for what it says beyond that."""
 
     def says(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes")
 
     if says("ACCELERATE_USE_MEGATRON_LM"):
-        raise Refused("the Accelerate file asks for Megatron-LM, which the shared trainer does not have")
+        raise Unsupported("the Accelerate file asks for Megatron-LM, which the shared trainer does not have")
     made: dict[str, Any] = {}
     if says("ACCELERATE_USE_DEEPSPEED"):
         if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none").replace("none", ""):
-            raise Refused(
+            raise Unsupported(
                 f"the Accelerate file names {file}: the shared trainer makes DeepSpeed's configuration itself"
             )
         stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
@@ -171,12 +171,12 @@ def of_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
             environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what}_DEVICE", "none") for what in ("OPTIMIZER", "PARAM")
         ]
         if "nvme" in devices:
-            raise Refused("the Accelerate file offloads to nvme; the shared trainer offloads to CPU memory")
+            raise Unsupported("the Accelerate file offloads to nvme; the shared trainer offloads to CPU memory")
         made["offload"] = "cpu" in devices
     elif says("ACCELERATE_USE_FSDP"):
         made |= {"strategy": "fsdp", "offload": says("FSDP_OFFLOAD_PARAMS")}
         if environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD") not in ("FULL_SHARD", "1"):
-            raise Refused(
+            raise Unsupported(
                 f"the Accelerate file asks for FSDP's {environ['FSDP_SHARDING_STRATEGY']}; the shared trainer has FULL_SHARD, "
                 "as strategy fsdp, and hsdp"
             )
@@ -202,9 +202,11 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
         replicate = int(replicate or data // int(shard or 1))
         shard = int(shard or data // replicate)
         if replicate * shard != data:
-            raise Refused(f"hsdp: {replicate} replicas of {shard} shards are not the {data} data-parallel processes")
+            raise Unsupported(
+                f"hsdp: {replicate} replicas of {shard} shards are not the {data} data-parallel processes"
+            )
         if replicate < 2 or shard < 2:
-            raise Refused(
+            raise Unsupported(
                 "hsdp needs two replicas and two shards at least: "
                 f"with {data} data-parallel processes set dp_replicate_size, or write {'ddp' if shard < 2 else 'fsdp'}"
             )
@@ -213,7 +215,7 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
     for key, given, own in (("dp_replicate_size", replicate, whole[0]), ("dp_shard_size", shard, whole[1])):
         if given is not None and int(given) != own:
             hint = "write hsdp" if name == "fsdp" else "leave it out"
-            raise Refused(f"strategy {name} has a {key} of {own} here, not {given}: {hint}")
+            raise Unsupported(f"strategy {name} has a {key} of {own} here, not {given}: {hint}")
     return whole
 
 
@@ -223,12 +225,14 @@ def _pipeline(parallelism: Mapping[str, Any], pipeline: int) -> tuple[str, int]:
     if pipeline == 1:
         for key in ("microbatches", "pp_schedule", "virtual_stages"):
             if parallelism.get(key):
-                raise Refused(f"parallelism.{key} belongs to a pipeline: set pp_size, or leave it out")
+                raise Unsupported(f"parallelism.{key} belongs to a pipeline: set pp_size, or leave it out")
         return SCHEDULES[0], 1
     schedule = schedule or ("interleaved" if int(virtual or 1) > 1 else SCHEDULES[0])
     if schedule not in SCHEDULES:
-        raise Refused(f"there is no pp_schedule {schedule}; there are {', '.join(SCHEDULES)}")
+        raise Unsupported(f"there is no pp_schedule {schedule}; there are {', '.join(SCHEDULES)}")
     virtual = int(virtual or (2 if schedule == "interleaved" else 1))
     if (schedule == "interleaved") != (virtual > 1):
-        raise Refused(f"pp_schedule {schedule} with virtual_stages {virtual}: only interleaved has several on a rank")
+        raise Unsupported(
+            f"pp_schedule {schedule} with virtual_stages {virtual}: only interleaved has several on a rank"
+        )
     return schedule, virtual

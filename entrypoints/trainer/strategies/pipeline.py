@@ -13,48 +13,48 @@ from torch.distributed.tensor import DTensor
 
 from .. import collectives
 from .. import model as models
-from ..errors import Refused
+from ..errors import Unsupported
 from .ddp import Batch, local, scored
-from .fsdp import Sharded, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
+from .fsdp import ShardedStrategy, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
 from .stages import check_cut, cut
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
-    from .mesh import Layout
+    from .mesh import ParallelismPlan
 
 
-class Pipeline(Sharded):
+class PipelineStrategy(ShardedStrategy):
     """torch.distributed.pipelining over the mesh's first axis; FSDP2 and tensor parallelism within a stage."""
 
     parts_kept = "pipeline"
 
-    def __init__(self, accelerator: Any, layout: Layout, arguments: Arguments) -> None:
-        super().__init__(accelerator, layout)
+    def __init__(self, accelerator: Any, plan: ParallelismPlan, arguments: Arguments) -> None:
+        super().__init__(accelerator, plan)
         if arguments.task != "causal-lm":
-            raise Refused(f"pp_size {layout.pipeline} is for causal language models, not for {arguments.task}")
-        self.microbatches = microbatches(layout, arguments.per_device_train_batch_size)
+            raise Unsupported(f"pp_size {plan.pipeline} is for causal language models, not for {arguments.task}")
+        self.microbatches = microbatches(plan, arguments.per_device_train_batch_size)
         self._schedules: dict[Any, Any] = {}
         self._labels = torch.ones(())
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        layout = self.layout
-        self.bare = skeleton(bare, layout)
-        check_split(bare, layout.tensor)
-        check_cut(bare, layout.stages)
-        self.mesh = mesh_of(layout, self.device)
-        if layout.tensor > 1:
+        plan = self.plan
+        self.bare = skeleton(bare, plan)
+        check_split(bare, plan.tensor)
+        check_cut(bare, plan.stages)
+        self.mesh = mesh_of(plan, self.device)
+        if plan.tensor > 1:
             split_layers(bare, self.mesh["tensor"])
         names = twins(bare)
         tied = untie(bare)
-        self.place = layout.stage_rank(self.rank)
+        self.place = plan.stage_rank(self.rank)
         # Stage s lies on rank s mod the pipeline's length: that is what interleaving means.
-        indices = list(range(self.place, layout.stages, layout.pipeline))
-        self.tied = names if tied and layout.stages - 1 in indices else None
-        self.stages = dict(zip(indices, cut(bare, indices, layout.stages), strict=True))
+        indices = list(range(self.place, plan.stages, plan.pipeline))
+        self.tied = names if tied and plan.stages - 1 in indices else None
+        self.stages = dict(zip(indices, cut(bare, indices, plan.stages), strict=True))
         bare.to(self.device)
         for stage in self.stages.values():
             if self._fully:
-                shard(stage, stage, self.mesh, layout, str(self.accelerator.mixed_precision))
+                shard(stage, stage, self.mesh, plan, str(self.accelerator.mixed_precision))
         self.model = bare
         self.optimizer = by_mesh(make_optimizer(bare))
         self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
@@ -63,10 +63,10 @@ class Pipeline(Sharded):
     def _ends(self) -> Any:
         """Return the group of the two ranks that hold one embedding, the first and the last of a pipeline; None for those
         between. Collective."""
-        layout, mine = self.layout, None
-        step = layout.world // layout.pipeline
+        plan, mine = self.plan, None
+        step = plan.world // plan.pipeline
         for column in range(step):
-            ranks = [column, column + step * (layout.pipeline - 1)]
+            ranks = [column, column + step * (plan.pipeline - 1)]
             group = dist.new_group(ranks)
             if self.rank in ranks:
                 mine = group
@@ -97,7 +97,7 @@ class Pipeline(Sharded):
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         # FSDP takes the mean over the ranks, we want the sum.
-        return models.losses(logits, labels).sum() / self._labels * self.layout.data_ranks
+        return models.losses(logits, labels).sum() / self._labels * self.plan.data_ranks
 
     def _pass(self, batch: Batch, training: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a batch through; return its share of the loss as `total` wants it, and the logits where the last stage is."""
@@ -114,12 +114,12 @@ class Pipeline(Sharded):
                 logits = schedule.step(*first, target=target, losses=losses, return_outputs=False, **given)
         share = torch.zeros((), device=self.device)
         if losses:  # known to the last stage alone, which speaks for all
-            share = torch.stack(losses).sum().detach() / self.layout.data_ranks * self.layout.pipeline
+            share = torch.stack(losses).sum().detach() / self.plan.data_ranks * self.plan.pipeline
         return share, logits
 
     @property
     def _is_last(self) -> bool:
-        return self.place == self.layout.pipeline - 1
+        return self.place == self.plan.pipeline - 1
 
     def _schedule(self, training: bool, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
         """Return the schedule for batches of a shape: the ranks have agreed on what they send each other."""
@@ -127,15 +127,14 @@ class Pipeline(Sharded):
         if key not in self._schedules:
             group = self.mesh["pipeline"].get_group()
             made = [
-                PipelineStage(each, at, self.layout.stages, self.device, group=group)
-                for at, each in self.stages.items()
+                PipelineStage(each, at, self.plan.stages, self.device, group=group) for at, each in self.stages.items()
             ]
             loss = self._loss if training else None
             options: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-            if self.layout.schedule == "interleaved":
+            if self.plan.schedule == "interleaved":
                 self._schedules[key] = ScheduleInterleaved1F1B(made, self.microbatches, **options)
             else:
-                kind = Schedule1F1B if training and self.layout.schedule == "1f1b" else ScheduleGPipe
+                kind = Schedule1F1B if training and self.plan.schedule == "1f1b" else ScheduleGPipe
                 self._schedules[key] = kind(made[0], self.microbatches, **options)
         return self._schedules[key]
 
@@ -145,7 +144,7 @@ class Pipeline(Sharded):
         tied = self._tied()
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         for parameter, gradient in gradients:
-            copies = self.layout.world // self.layout.pipeline // parts(gradient) * (2 if parameter is tied else 1)
+            copies = self.plan.world // self.plan.pipeline // parts(gradient) * (2 if parameter is tied else 1)
             squares += local(gradient).double().square().sum() / copies
         dist.all_reduce(squares)
         found = squares.sqrt()
@@ -158,7 +157,7 @@ class Pipeline(Sharded):
         _, logits = self._pass(batch, False)
         mine = torch.zeros(1, 3, dtype=torch.float64, device=self.device)
         if logits is not None:
-            mine = scored(logits, batch["labels"]).sum(0, keepdim=True) * self.layout.pipeline
+            mine = scored(logits, batch["labels"]).sum(0, keepdim=True) * self.plan.pipeline
         return self.total(mine)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -167,23 +166,23 @@ class Pipeline(Sharded):
         found = self.placements()
         for stage in self.stages.values():
             if self._fully and not isinstance(stage, FSDPModule):
-                raise Refused(f"{self.layout.described}: FSDP should carry every stage")
-        if self.layout.shard > 1 and "whole" in found:
-            raise Refused(f"{self.layout.described}: {found['whole']:,} parameters lie whole on every rank")
+                raise Unsupported(f"{self.plan.described}: FSDP should carry every stage")
+        if self.plan.shard > 1 and "whole" in found:
+            raise Unsupported(f"{self.plan.described}: {found['whole']:,} parameters lie whole on every rank")
         return "PipelineStage(FSDP2)" if self._fully else "PipelineStage"
 
     def describe(self) -> dict[str, Any]:
         stages = collectives.every_rank(list(self.stages))[:256]
         return {
             **super().describe(),
-            "schedule": self.layout.schedule,
+            "schedule": self.plan.schedule,
             "microbatches": self.microbatches,
             "stages": stages,
         }
 
     def whole(self) -> Any:
         self.reshard()
-        leads = self.rank % (self.layout.world // self.layout.pipeline) == 0
+        leads = self.rank % (self.plan.world // self.plan.pipeline) == 0
         mine: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -214,23 +213,23 @@ def twins(model: Any) -> tuple[str, str] | None:
     return (names[-1], names[0]) if len(names) == 2 else None
 
 
-def microbatches(layout: Layout, batch: int) -> int:
-    """Return in how many pieces a batch goes through the pipeline; raises Refused when it cannot be cut so."""
+def microbatches(plan: ParallelismPlan, batch: int) -> int:
+    """Return in how many pieces a batch goes through the pipeline; raises Unsupported when it cannot be cut so."""
     fits = [
         count
         for count in range(1, batch + 1)
         if batch % count == 0
-        and (layout.schedule != "1f1b" or count >= layout.pipeline)
-        and (layout.schedule != "interleaved" or count % layout.pipeline == 0)
+        and (plan.schedule != "1f1b" or count >= plan.pipeline)
+        and (plan.schedule != "interleaved" or count % plan.pipeline == 0)
     ]
-    if layout.microbatches in fits:
-        return layout.microbatches
-    asked = f"microbatches {layout.microbatches}" if layout.microbatches else f"a pipeline of {layout.pipeline}"
+    if plan.microbatches in fits:
+        return plan.microbatches
+    asked = f"microbatches {plan.microbatches}" if plan.microbatches else f"a pipeline of {plan.pipeline}"
     possible = f"possible are {', '.join(map(str, fits))}" if fits else "it needs a larger batch"
-    if layout.microbatches or not fits:
-        raise Refused(f"--per_device_train_batch_size {batch} does not suit {asked} ({layout.schedule}): {possible}")
+    if plan.microbatches or not fits:
+        raise Unsupported(f"--per_device_train_batch_size {batch} does not suit {asked} ({plan.schedule}): {possible}")
     # Twice the stages leave a third of the time for waiting; more pieces are smaller ones.
-    return next((count for count in fits if count >= 2 * layout.pipeline), fits[-1])
+    return next((count for count in fits if count >= 2 * plan.pipeline), fits[-1])
 
 
 def parts(tensor: torch.Tensor) -> int:

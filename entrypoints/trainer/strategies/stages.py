@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Refused
+from ..errors import Unsupported
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """Where a family keeps what stands before its layers, the layers, and what stands behind them; names of modules of
     the base model."""
 
@@ -23,20 +23,22 @@ class Plan:
 
 
 # transformers has plans for Llama, Qwen, Mistral and their kin; this is for those that it has none for.
-OWN = {"gpt2": Plan(("wte", "wpe", "drop"), "h", ("ln_f",))}
+OWN = {"gpt2": LayerPlan(("wte", "wpe", "drop"), "h", ("ln_f",))}
 
 
-def plan_of(model: Any) -> Plan:
-    """Return how a model is cut; raises Refused for a family without a plan."""
+def plan_of(model: Any) -> LayerPlan:
+    """Return how a model is cut; raises Unsupported for a family without a plan."""
     config = model.config
     if config.model_type in OWN:
         return OWN[config.model_type]
     names = list(config.base_model_pp_plan or ())
     if "layers" not in names:
         known = ", ".join(["llama", "qwen2", "qwen3", "mistral", *OWN])
-        raise Refused(f"there is no pipeline plan for {config.model_type}; there are plans for {known} and their kin")
+        raise Unsupported(
+            f"there is no pipeline plan for {config.model_type}; there are plans for {known} and their kin"
+        )
     at = names.index("layers")
-    return Plan(tuple(names[:at]), "layers", tuple(names[at + 1 :]))
+    return LayerPlan(tuple(names[:at]), "layers", tuple(names[at + 1 :]))
 
 
 class Same(nn.Module):
@@ -68,10 +70,10 @@ class Stage(nn.Module):
 
 
 def check_cut(model: Any, count: int) -> None:
-    """Raise Refused unless the model can be cut into so many equal stages."""
+    """Raise Unsupported unless the model can be cut into so many equal stages."""
     layers = len(getattr(model.base_model, plan_of(model).layers))
     if layers % count:
-        raise Refused(f"{layers} layers cannot be dealt out equally over {count} pipeline stages")
+        raise Unsupported(f"{layers} layers cannot be dealt out equally over {count} pipeline stages")
 
 
 def cut(model: Any, indices: list[int], count: int) -> list[Stage]:
@@ -89,7 +91,7 @@ def cut(model: Any, indices: list[int], count: int) -> list[Stage]:
     return made
 
 
-def _piece(model: Any, plan: Plan, index: int, each: int, count: int) -> Stage:
+def _piece(model: Any, plan: LayerPlan, index: int, each: int, count: int) -> Stage:
     """Return one stage, on the modules of the model that it shares."""
     first, last = index == 0, index == count - 1
     shell = _shell(model)
@@ -101,7 +103,7 @@ def _piece(model: Any, plan: Plan, index: int, each: int, count: int) -> Stage:
     return Stage(shell, first, last)
 
 
-def _leave(base: Any, plan: Plan, kept: set[int], first: bool, last: bool) -> None:
+def _leave(base: Any, plan: LayerPlan, kept: set[int], first: bool, last: bool) -> None:
     """Leave the base model these layers only."""
     layers = getattr(base, plan.layers)
     setattr(base, plan.layers, nn.ModuleList(layer if at in kept else Same() for at, layer in enumerate(layers)))

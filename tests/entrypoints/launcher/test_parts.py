@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from launcher import processes, sagemaker_failure, status
 from launcher.errors import Refused
-from launcher.manifest import Orders
-from launcher.output.written import Writes
+from launcher.manifest import Manifest as Received
+from launcher.output.written import NewCheckpoints
 from launcher.prepare import accelerate_config, gpus, inputs
 from launcher.ranks import input_variable
 from launcher.usage import Usage
 from launcher.world import ports
-from launcher.world.outcome import Verdict
+from launcher.world.outcome import Outcome
 
 from cloudtrain.manifest import Manifest
 from tests.conftest import wait_for
@@ -231,7 +231,7 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(tmp
             "2",
         )
         assert (env["FSDP_AUTO_WRAP_POLICY"], env["WORLD_SIZE"], env["RANK"]) == ("TRANSFORMER_BASED_WRAP", "2", "1")
-    orders = Orders(Manifest(run_id="r", attempt=1, argv=("t.py",), nodes=1, processes_per_node=1).to_dict())
+    orders = Received(Manifest(run_id="r", attempt=1, argv=("t.py",), nodes=1, processes_per_node=1).to_dict())
     with pytest.raises(Refused, match=r"Accelerate cannot read wrong\.yaml"):
         accelerate_config.environment(sys.executable, str(attempt.folders[0] / "source" / "wrong.yaml"), orders)
     with pytest.raises(Refused, match=r"no Accelerate configuration absent\.yaml"):
@@ -272,14 +272,14 @@ def test_usage_events_come_while_ranks_run(tmp_path: Path):
 
 def test_on_sagemaker_the_verdict_is_left_where_the_platform_reads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
-    verdict = Verdict("FAILED", 75, "script", 1, "")
-    sagemaker_failure.tell(verdict, "rank 1 exited with code 75")
+    outcome = Outcome("FAILED", 75, "script", 1, "")
+    sagemaker_failure.write(outcome, "rank 1 exited with code 75")
     assert list(tmp_path.iterdir()) == [], "this is no node of SageMaker's"
     (tmp_path / "input" / "config").mkdir(parents=True)
     (tmp_path / "input" / "config" / "resourceconfig.json").write_text("{}")
-    sagemaker_failure.tell(verdict, "rank 1 exited with code 75")
+    sagemaker_failure.write(outcome, "rank 1 exited with code 75")
     assert (tmp_path / "output" / "failure").read_text() == "rank 1 exited with code 75 [cloudtrain FAILED 75 script]"
-    sagemaker_failure.tell(Verdict("LOST", None), "x" * 5000)
+    sagemaker_failure.write(Outcome("LOST", None), "x" * 5000)
     text = (tmp_path / "output" / "failure").read_text()
     assert len(text) < 1000 and text.endswith("[cloudtrain LOST - launcher]")
 
@@ -302,7 +302,7 @@ def test_a_channel_is_a_folder_or_its_one_object(tmp_path, monkeypatch):
 def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_path: Path):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "model.pt").write_text("of an earlier attempt")
-    writes = Writes(str(tmp_path))
+    writes = NewCheckpoints(str(tmp_path))
     for ours in ("epochs/00000002.json", "step-00000004.a2/state/part", ".seen"):
         (tmp_path / ours).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ours).write_text("the shared trainer tells of itself")
@@ -315,7 +315,7 @@ def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_pa
 def test_a_file_that_is_written_over_is_new_too(tmp_path: Path):
     (tmp_path / "last.pt").write_text("old")
     os.utime(tmp_path / "last.pt", ns=(1, 1))
-    writes = Writes(str(tmp_path))
+    writes = NewCheckpoints(str(tmp_path))
     assert writes.look() == ""
     (tmp_path / "last.pt").write_text("new")
     assert writes.look() == "last.pt"

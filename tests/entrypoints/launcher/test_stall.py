@@ -9,8 +9,8 @@ import time
 
 import pytest
 from launcher import processes
-from launcher.stall import Stall
-from launcher.world.outcome import STALLED, Gang, Start, Verdict
+from launcher.stall import StallDetector
+from launcher.world.outcome import STALLED, ClusterState, Outcome, Start
 
 from cloudtrain.manifest import Manifest
 from cloudtrain.run import Run
@@ -63,11 +63,13 @@ def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, censu
     assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")
 
 
-def gang(nodes: int = 2, stall_s: float | None = 60.0) -> Gang:
+def gang(nodes: int = 2, stall_s: float | None = 60.0) -> ClusterState:
     """Return a gang whose nodes have started."""
     from launcher import manifest
 
-    made = Gang(manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s).encode()), 100.0, 100.0)
+    made = ClusterState(
+        manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s).encode()), 100.0, 100.0
+    )
     for node in range(nodes):
         made.join(node, f"node-{node}", 1)
         made.ready(node)
@@ -112,7 +114,7 @@ def test_what_has_stalled_is_lost_once():
     assert not attempt.stalled, "it is being ended"
     for node in range(2):
         attempt.end(node)
-    assert attempt.decide(1.0) == Verdict("LOST", None, "launcher", None, "nothing happened for 60 s (limits.stall)")
+    assert attempt.decide(1.0) == Outcome("LOST", None, "launcher", None, "nothing happened for 60 s (limits.stall)")
 
 
 def test_processor_time_is_a_sign_of_life():
@@ -121,7 +123,7 @@ def test_processor_time_is_a_sign_of_life():
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     try:
         sleeper.stdout.readline()  # it has begun, and does nothing from now on
-        stall = Stall(100.0, [os.getpid(), sleeper.pid], 0.0)
+        stall = StallDetector(100.0, [os.getpid(), sleeper.pid], 0.0)
         assert not stall.look([os.getpid(), sleeper.pid], 5.0), "too early"
         assert stall.look([os.getpid(), sleeper.pid], 10.0)
         until = time.process_time() + 0.5

@@ -9,18 +9,18 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.arguments import Arguments  # isort: skip
-from trainer.best import Best  # isort: skip
+from trainer.best import BestEvaluation  # isort: skip
 
 assert ENTRYPOINTS
 
 
 def heard(values: list[float], **more) -> tuple[list[bool], list[bool]]:
-    best = Best(Arguments(eval_strategy="steps", **more))
+    best = BestEvaluation(Arguments(eval_strategy="steps", **more))
     better, enough = [], []
     for value in values:
         better.append(best.hear({best.name: value}))
         enough.append(best.enough)
-        again = Best(Arguments(eval_strategy="steps", **more))
+        again = BestEvaluation(Arguments(eval_strategy="steps", **more))
         again.set_state(best.state())
         assert (again.value, again.enough) == (best.value, best.enough)
         best = again

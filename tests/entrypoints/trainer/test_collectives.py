@@ -7,14 +7,14 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import collectives, strategies  # isort: skip
-from trainer.errors import Refused, check_versions  # isort: skip
+from trainer.errors import Unsupported, check_versions  # isort: skip
 
 assert ENTRYPOINTS
 
 
 def test_the_world_is_looked_at():
     strategies.check_world(1, 1)
-    with pytest.raises(Refused, match="the job has 2 processes, but 1 work together here"):
+    with pytest.raises(Unsupported, match="the job has 2 processes, but 1 work together here"):
         strategies.check_world(1, 2)
 
 
@@ -32,9 +32,9 @@ def test_old_and_absent_libraries_are_told(monkeypatch: pytest.MonkeyPatch):
 
     check_versions()
     monkeypatch.setitem(errors.NEEDED, "torch", "99.0.0")
-    with pytest.raises(Refused, match=r"needs torch 99\.0\.0 or newer, here is "):
+    with pytest.raises(Unsupported, match=r"needs torch 99\.0\.0 or newer, here is "):
         check_versions()
     monkeypatch.setitem(errors.NEEDED, "torch", "2.0")
     monkeypatch.setitem(errors.NEEDED, "no-such-library", "1")
-    with pytest.raises(Refused, match="no-such-library is not installed"):
+    with pytest.raises(Unsupported, match="no-such-library is not installed"):
         check_versions()

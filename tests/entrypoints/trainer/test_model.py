@@ -9,7 +9,7 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import model as models  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
@@ -69,7 +69,7 @@ def test_classifiers(kind: str):
     ],
 )
 def test_what_cannot_be_made_is_refused(more: dict, sentence: str, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(Refused, match=sentence) as caught:
+    with pytest.raises(Unsupported, match=sentence) as caught:
         models.build(small(**more), Words(), [])
     assert "\n" not in str(caught.value)
 

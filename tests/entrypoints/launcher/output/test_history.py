@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from launcher.log import KeptLog, Log
-from launcher.manifest import Orders, decode
+from launcher.manifest import Manifest as Received
+from launcher.manifest import decode
 from launcher.output import history
 from launcher.output.history import Folder, History
 from launcher.world.cluster import Cluster
@@ -19,7 +20,7 @@ from tests.entrypoints.launching import Attempt
 from tests.stores import S3, running
 
 
-def orders(attempt: int = 1, **about: object) -> Orders:
+def orders(attempt: int = 1, **about: object) -> Received:
     made = Manifest("run", attempt, ("train.py",), 1, 1, output="/out", about=about)
     return decode(made.encode())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launcher.log import Log
 from launcher.manifest import decode
-from launcher.output.age import Freshness
+from launcher.output.age import CheckpointAge
 from launcher.output.sync import Sync
 
 from cloudtrain.manifest import Manifest
@@ -153,11 +153,11 @@ def test_a_mark_that_names_what_is_not_there_is_not_uploaded(s3: S3, tmp_path: P
 
 
 class Told:
-    """Freshness over a clock that stands until it is moved."""
+    """CheckpointAge over a clock that stands until it is moved."""
 
     def __init__(self, interval_s: float | None, expected: bool) -> None:
         self.now, self.heard = 100.0, []
-        self.fresh = Freshness(
+        self.fresh = CheckpointAge(
             interval_s, expected, lambda kind, **data: self.heard.append((kind, data)), lambda: self.now
         )
 

@@ -38,7 +38,7 @@ def test_many_packages_come_in_lines_that_are_events(tmp_path: Path, monkeypatch
     monkeypatch.setattr(packages, "packages", lambda _: names)
     log = Log.in_folder(str(tmp_path))
     for _ in range(2):  # an attempt that is started again
-        packages.tell(sys.executable, log)
+        packages.report(sys.executable, log)
     told = []
     for seq, line in enumerate((tmp_path / "log").read_text().splitlines()):
         parsed = events.parse(line.split(" ", 3)[3])

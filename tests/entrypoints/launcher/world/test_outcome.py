@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from launcher.manifest import Orders
-from launcher.world.outcome import SETTLE_S, SIGNAL_S, Gang, Start, Verdict, launcher_code, refusal
+from launcher.manifest import Manifest as Received
+from launcher.world.outcome import SETTLE_S, SIGNAL_S, ClusterState, Outcome, Start, launcher_code, refused_outcome
 
 from cloudtrain.manifest import Manifest
 
 
-def gang(nodes: int = 2, join_s: float = 10, started: bool = True, **manifest) -> Gang:
-    orders = Orders(
+def gang(nodes: int = 2, join_s: float = 10, started: bool = True, **manifest) -> ClusterState:
+    orders = Received(
         Manifest(run_id="r", attempt=1, argv=("t.py",), nodes=nodes, processes_per_node=1, **manifest).to_dict()
     )
-    made = Gang(orders, join_s, join_s)
+    made = ClusterState(orders, join_s, join_s)
     if started:
         for node in range(nodes):
             assert made.join(node, f"host{node}", 1) is None
@@ -54,7 +54,7 @@ def test_fewer_nodes_begin_only_where_min_nodes_allows_and_time_is_over():
     for node in (0, 3):
         made.join(node, "h", 1)
         made.ready(node)
-    assert made.decide(10) == refusal("2 of 4 nodes joined within 10 s (min_nodes is 3); missing: 1, 2")
+    assert made.decide(10) == refused_outcome("2 of 4 nodes joined within 10 s (min_nodes is 3); missing: 1, 2")
 
 
 def test_who_has_joined_may_prepare_for_longer_than_the_others_may_take_to_join():
@@ -72,7 +72,7 @@ def test_all_well_ended_is_success():
     made.end(0)
     assert made.decide(1) is None
     made.end(1)
-    assert made.decide(2) == Verdict("SUCCEEDED", 0, "script")
+    assert made.decide(2) == Outcome("SUCCEEDED", 0, "script")
 
 
 def test_the_earlier_failure_counts_whatever_is_heard_first():
@@ -81,13 +81,13 @@ def test_the_earlier_failure_counts_whatever_is_heard_first():
     assert made.decide(1.0) is None
     made.fail(1, 1, 7, at=100.1, reason="rank 1 exited with code 7")
     made.end(0)
-    assert made.decide(1.0 + SETTLE_S) == Verdict("FAILED", 7, "script", 1, "node 1: rank 1 exited with code 7")
+    assert made.decide(1.0 + SETTLE_S) == Outcome("FAILED", 7, "script", 1, "node 1: rank 1 exited with code 7")
     assert made.decide(9) is None
 
 
 def test_clocks_that_differ_are_brought_together():
     made = gang()
-    made.hear(1, at=5000.0, now=100.0)  # node 1's clock is 4900 s ahead
+    made.record_clock(1, at=5000.0, now=100.0)  # node 1's clock is 4900 s ahead
     made.fail(1, 1, 7, at=5000.1, reason="r")
     made.fail(0, 0, 1, at=100.2, reason="r")
     made.decide(1)
@@ -96,7 +96,7 @@ def test_clocks_that_differ_are_brought_together():
 
 def test_a_clock_that_is_nearly_right_is_left_alone():
     made = gang()
-    made.hear(1, at=99.5, now=100.0)
+    made.record_clock(1, at=99.5, now=100.0)
     made.fail(1, 1, 7, at=100.1, reason="r")
     made.fail(0, 0, 1, at=100.2, reason="r")
     made.decide(1)
@@ -106,16 +106,16 @@ def test_a_clock_that_is_nearly_right_is_left_alone():
 def test_a_single_node_does_not_wait_for_others_failures():
     made = gang(nodes=1)
     made.fail(0, 0, 3, 1.0, "rank 0 exited with code 3")
-    assert made.decide(1.0) == Verdict("FAILED", 3, "script", 0, "rank 0 exited with code 3")
+    assert made.decide(1.0) == Outcome("FAILED", 3, "script", 0, "rank 0 exited with code 3")
 
 
 def test_a_lost_node_ends_the_attempt_unless_a_failure_explains_it():
     made = gang()
     made.lose(1, "the connection was closed")
     assert made.decide(1.0) is None
-    verdict = made.decide(2.0)
-    assert verdict == Verdict("LOST", None, "launcher", None, "node 1 (host1) was lost: the connection was closed")
-    assert launcher_code(verdict) == 69
+    outcome = made.decide(2.0)
+    assert outcome == Outcome("LOST", None, "launcher", None, "node 1 (host1) was lost: the connection was closed")
+    assert launcher_code(outcome) == 69
     made = gang()
     made.fail(1, 1, 5, 1.0, "r")  # its rank broke, then the machine
     made.lose(1, "x")
@@ -143,7 +143,7 @@ def test_a_request_ends_it_when_all_have_left():
         made.end(1)
         assert made.decide(1) is None
         made.end(0)
-        assert made.decide(2) == Verdict(state, 75, "launcher", None, reason)
+        assert made.decide(2) == Outcome(state, 75, "launcher", None, reason)
 
 
 def test_a_failure_before_the_request_stays_one():
@@ -194,11 +194,11 @@ def test_a_refusal_ends_all(started: bool):
         made.join(0, "a", 1)
         made.join(1, "b", 1)
     made.refuse(1, "no script")
-    assert made.decide(1) == Verdict("FAILED", 78, "launcher", None, "node 1: no script")
+    assert made.decide(1) == Outcome("FAILED", 78, "launcher", None, "node 1: no script")
 
 
 def test_a_request_before_the_start_needs_nobodys_answer():
     made = gang(started=False)
     made.join(0, "a", 1)
     made.stop("CANCELLED", 1.0)
-    assert made.decide(1) == Verdict("CANCELLED", 75, "launcher", None, "cancelled before training began")
+    assert made.decide(1) == Outcome("CANCELLED", 75, "launcher", None, "cancelled before training began")

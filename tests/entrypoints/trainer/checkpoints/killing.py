@@ -50,9 +50,9 @@ def child(act: Callable[[], None]) -> int:
 
 def save_behind(folder: Path, step: int) -> None:
     """Save with the keeper of the shared trainer, and do steps until all is written."""
-    from trainer.checkpoints.manager import Keeper
+    from trainer.checkpoints.manager import CheckpointManager
 
-    keep = Keeper(folder, 1, 1, lambda *_, **__: None, lambda _: None)
+    keep = CheckpointManager(folder, 1, 1, lambda *_, **__: None, lambda _: None)
     run = training()
     keep.save(step, run, {"step": step}, {})
     while keep.busy:
@@ -66,7 +66,7 @@ def training() -> Any:
 
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    return state.Training(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))
+    return state.TrainingState(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))
 
 
 def at_call(number: int, folder: Path, save: Callable[[Path, int], None] = save) -> None:

@@ -18,13 +18,13 @@ from launcher.output.store import Store
 from cloudtrain.simulators.vertex import Simulator
 from tests.entrypoints.launcher.output.test_sync import PLACE, arrived, s3, said, sync_of, write
 from tests.entrypoints.launching import Attempt
-from tests.entrypoints.trainer.checkpoints.test_state import keeper, steps, training
+from tests.entrypoints.trainer.checkpoints.test_state import manager, steps, training
 from tests.entrypoints.training import ENTRYPOINTS
 from tests.stores import S3, running
 
 from trainer.checkpoints import files  # isort: skip
 from trainer.checkpoints import epochs  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 
 assert s3  # a fixture
 
@@ -125,12 +125,12 @@ def test_of_several_claims_of_an_output_one_succeeds(store: Store):
 
 
 def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
-    stale, alarms, told = keeper(tmp_path, keep=1)
+    stale, alarms, told = manager(tmp_path, keep=1)
     run = training(1)
     assert stale.resume(run) is None and stale.epoch == 1
     stale.save(3, run, {"step": 3}, {})
     stale.wait()
-    second, _, _ = keeper(tmp_path, attempt=2)
+    second, _, _ = manager(tmp_path, attempt=2)
     loop, _ = second.resume(training(2))
     assert loop == {"step": 3} and second.epoch == 2
     steps(run, 1)
@@ -142,7 +142,7 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     sentence = "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more"
     assert [data["reason"] for kind, data in alarms if kind == "alarm"] == [sentence] and told[-1] == sentence
 
-    third, _, told = keeper(tmp_path, attempt=3)  # the second died before it saved
+    third, _, told = manager(tmp_path, attempt=3)  # the second died before it saved
     loop, _ = third.resume(training(3))
     assert loop == {"step": 3}, "the stale attempt has not pruned it, though it keeps one only"
     assert told[0] == "checkpoint step-00000009.a1 is passed over: it is of a start that a later one has replaced"
@@ -150,7 +150,7 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     third.wait()
     stale.save(12, run, {"step": 12}, {})
     stale.wait()
-    fourth, _, _ = keeper(tmp_path, attempt=3)  # a platform started it again by itself: the same attempt's number
+    fourth, _, _ = manager(tmp_path, attempt=3)  # a platform started it again by itself: the same attempt's number
     loop, _ = fourth.resume(training(4))
     assert loop == {"step": 4} and fourth.epoch == 4
 
@@ -158,39 +158,39 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
 def test_a_third_start_from_the_same_place_is_refused(tmp_path: Path):
     """A platform starts an attempt again by itself; without a newer checkpoint it would do so for ever."""
     for number in (1, 2):
-        keep, _, _ = keeper(tmp_path)
+        keep, _, _ = manager(tmp_path)
         assert keep.resume(training(number)) is None and keep.epoch == number
-    with pytest.raises(Refused, match="the third start of attempt 1 from the same place: .*cloudtrain resume"):
-        keeper(tmp_path)[0].resume(training(3))
-    keep, _, _ = keeper(tmp_path, attempt=2)  # a person resumes
+    with pytest.raises(Unsupported, match="the third start of attempt 1 from the same place: .*cloudtrain resume"):
+        manager(tmp_path)[0].resume(training(3))
+    keep, _, _ = manager(tmp_path, attempt=2)  # a person resumes
     assert keep.resume(training(4)) is None
     keep.save(5, training(4), {"step": 5}, {})
     keep.wait()
     for _ in range(2):  # what was saved counts
-        assert keeper(tmp_path, attempt=2)[0].resume(training(5))[0] == {"step": 5}
-    with pytest.raises(Refused, match="the third start of attempt 2"):
-        keeper(tmp_path, attempt=2)[0].resume(training(6))
+        assert manager(tmp_path, attempt=2)[0].resume(training(5))[0] == {"step": 5}
+    with pytest.raises(Unsupported, match="the third start of attempt 2"):
+        manager(tmp_path, attempt=2)[0].resume(training(6))
 
 
 def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_path: Path):
-    one, other = (keeper(tmp_path)[0] for _ in range(2))
+    one, other = (manager(tmp_path)[0] for _ in range(2))
     assert (one.resume(training(1)), other.resume(training(2))) == (None, None)
     for each, seed in ((one, 1), (other, 2)):
         each.save(5, training(seed), {"step": 5, "by": seed}, {})
         each.wait()
     assert [found.path.name for found in files.find(tmp_path)] == ["step-00000005.a2", "step-00000005.a1"]
-    loop, _ = keeper(tmp_path)[0].resume(training(3))
+    loop, _ = manager(tmp_path)[0].resume(training(3))
     assert loop == {"step": 5, "by": 2}
 
 
 def test_a_start_that_cannot_be_recorded_trains_all_the_same(tmp_path: Path):
     (tmp_path / "epochs").write_text("a file where the folder belongs")
-    keep, events, _ = keeper(tmp_path)
+    keep, events, _ = manager(tmp_path)
     assert keep.resume(training(1)) is None
     assert events[0][0] == "alarm" and "could not be recorded" in events[0][1]["reason"]
     keep.save(1, training(1), {"step": 1}, {})
     keep.wait()
-    assert keeper(tmp_path)[0].resume(training(2))[0] == {"step": 1}
+    assert manager(tmp_path)[0].resume(training(2))[0] == {"step": 1}
 
 
 # -- the launcher's side ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.entrypoints.trainer.checkpoints.test_state import keeper, steps, training
+from tests.entrypoints.trainer.checkpoints.test_state import manager, steps, training
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.checkpoints import files  # isort: skip
@@ -31,7 +31,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def test_what_is_written_is_of_the_moment_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gate = held(monkeypatch)
-    one, (keep, events, said) = training(1), keeper(tmp_path)
+    one, (keep, events, said) = training(1), manager(tmp_path)
     steps(one, 3)
     place = {"step": 3, "list": [1]}
     keep.save(3, one, place, {"meter": {"steps": 2}})
@@ -46,7 +46,7 @@ def test_what_is_written_is_of_the_moment_of_the_save(tmp_path: Path, monkeypatc
     assert (kind, data["step"], keep.saved_step, keep.busy) == ("checkpoint", 3, 3, False)
     assert 0 < data["stood_s"] <= data["seconds"]
 
-    other, (again, _, _) = training(2), keeper(tmp_path, attempt=2)
+    other, (again, _, _) = training(2), manager(tmp_path, attempt=2)
     loop, mine = again.resume(other)
     assert loop == {"step": 3, "list": [1]}
     state.set_random_state(mine["random"])
@@ -58,7 +58,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pyt
     tensors, commit = state.tensors, files.commit
     monkeypatch.setattr(state, "tensors", lambda run: (done.append("taken"), tensors(run))[1])
     monkeypatch.setattr(files, "commit", lambda *a, **f: (commit(*a, **f), done.append("written"))[0])
-    run, (keep, events, _) = training(1), keeper(tmp_path)
+    run, (keep, events, _) = training(1), manager(tmp_path)
     keep.save(1, run, {"step": 1}, {})
     opener = threading.Timer(0.2, gate.set)
     opener.start()
@@ -78,7 +78,7 @@ def test_a_failure_is_told_at_the_next_save_and_at_the_end(tmp_path: Path, monke
         return commit(path, **facts)
 
     monkeypatch.setattr(files, "commit", full)
-    run, (keep, events, said) = training(1), keeper(tmp_path)
+    run, (keep, events, said) = training(1), manager(tmp_path)
     keep.save(1, run, {"step": 1}, {})
     keep.save(2, run, {"step": 2}, {})
     assert [kind for kind, _ in events] == ["alarm"] and "step 1 could not be written" in said[-1]
@@ -90,7 +90,7 @@ def test_a_failure_is_told_at_the_next_save_and_at_the_end(tmp_path: Path, monke
 
 def test_what_is_no_matter_of_the_disk_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(files, "commit", lambda *_, **__: 1 // 0)
-    run, (keep, _, _) = training(1), keeper(tmp_path)
+    run, (keep, _, _) = training(1), manager(tmp_path)
     keep.save(1, run, {"step": 1}, {})
     with pytest.raises(ZeroDivisionError):
         keep.wait()
@@ -113,7 +113,7 @@ def test_the_copy_is_made_once(tmp_path: Path):
 
 def test_without_room_for_a_copy_the_training_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: 100.0)
-    run, (keep, events, said) = training(1), keeper(tmp_path)
+    run, (keep, events, said) = training(1), manager(tmp_path)
     keep.save(1, run, {"step": 1}, {})
     assert keep.saved_step == 1 and not keep.busy and events[0][0] == "checkpoint"
     assert said == ["training stands while a checkpoint is written: a copy of the state takes 0.0 GB, 0.0 GB are free"]
@@ -134,7 +134,7 @@ def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path):
 
 def test_killed_anywhere_behind_the_training_it_leaves_a_whole_checkpoint(tmp_path: Path):
     """The process trains on while the thread writes, and dies before each call with which that changes the disk."""
-    run, (keep, _, _) = training(1), keeper(tmp_path / "whole")
+    run, (keep, _, _) = training(1), manager(tmp_path / "whole")
     keep.save(1, run, {"step": 1}, {})
     keep.wait()
     command = [sys.executable, str(Path(__file__).with_name("killing.py")), str(tmp_path), "behind"]

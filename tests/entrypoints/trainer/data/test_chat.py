@@ -14,7 +14,7 @@ from trainer.data import chat  # isort: skip
 from trainer.data import documents as data  # isort: skip
 from trainer.data import tokenizer as tokenizers  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import EMPTY, IGNORED, padded  # isort: skip
 
 assert ENTRYPOINTS
@@ -58,7 +58,7 @@ def test_answers_alone_are_learned(words, template: str):
 def test_a_template_that_rewrites_earlier_turns_is_refused(words):
     words.chat_template = FORGETS
     assert learned(words, TALK[:3]).strip() == "Four.<|im_end|>"
-    with pytest.raises(Refused, match=r"mark the answers in it with \{% generation %\}"):
+    with pytest.raises(Unsupported, match=r"mark the answers in it with \{% generation %\}"):
         chat.encoded(words, TALK, answers_only=True)
 
 
@@ -71,10 +71,10 @@ def test_a_template_of_ones_own(words, tmp_path: Path):
     )
     chat.furnish(words, Arguments(task="chat", chat_template_path=str(file)))
     assert learned(words, TALK) == "A:Four.A:Five, I think."
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(Unsupported, match="No such file"):
         chat.furnish(words, Arguments(task="chat", chat_template_path=str(tmp_path / "none")))
     words.chat_template = None
-    with pytest.raises(Refused, match="has no chat template"):
+    with pytest.raises(Unsupported, match="has no chat template"):
         chat.furnish(words, Arguments(task="chat", model="some/model"))
 
 
@@ -101,13 +101,13 @@ def test_prompt_and_completion_are_a_conversation(tmp_path: Path):
     said = chat.conversation(document)
     assert said == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     assert list(chat.words([document])) == ["hi", "hello"]
-    with pytest.raises(Refused, match="has no 'messages'; it has: prompt, completion"):
+    with pytest.raises(Unsupported, match="has no 'messages'; it has: prompt, completion"):
         data.load([str(tmp_path / "a.jsonl")], data.Columns("messages"), {})
 
 
 @pytest.mark.parametrize("text", ["words", "{}", "[]", '[{"role": "user"}]', '[{"role": "user", "content": "alone"}]'])
 def test_what_is_no_conversation_is_refused(text: str):
-    with pytest.raises(Refused, match=r"a.txt is no conversation"):
+    with pytest.raises(Unsupported, match=r"a.txt is no conversation"):
         chat.conversation(data.Document("a.txt", lambda: text))
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.data import documents as data  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 
 assert ENTRYPOINTS
 PLAIN = data.Columns()
@@ -35,9 +35,9 @@ def test_files_folders_globs_and_inputs(tmp_path: Path):
     assert told(data.load([f"{folder}/a.txt"], PLAIN, {})) == ["one"]
     assert told(data.load(["input:train"], PLAIN, {"train": str(folder)})) == ["one", "two"]
     assert told(data.load(["input:train/below"], PLAIN, {"train": str(folder)})) == ["two"]
-    with pytest.raises(Refused, match="no input 'tset'; it has: train"):
+    with pytest.raises(Unsupported, match="no input 'tset'; it has: train"):
         data.load(["input:tset"], PLAIN, {"train": str(folder)})
-    with pytest.raises(Refused, match="is not text"):
+    with pytest.raises(Unsupported, match="is not text"):
         data.load([f"{folder}/picture.png"], PLAIN, {})
 
 
@@ -72,16 +72,16 @@ def test_rows_of_every_format(tmp_path: Path):
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, content: str, sentence: str):
     (tmp_path / name).write_text(content)
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(Unsupported, match=sentence):
         data.load([str(tmp_path / name)], LABELLED, {})
 
 
 def test_absent_and_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refused, match="there is no text in"):
+    with pytest.raises(Unsupported, match="there is no text in"):
         data.load([str(tmp_path / "empty")], PLAIN, {})
     for name in ("missing.txt", "./missing", "missing/*.txt", "a/b/c"):
-        with pytest.raises(Refused, match="does not exist below"):
+        with pytest.raises(Unsupported, match="does not exist below"):
             data.load([name], PLAIN, {})
 
 

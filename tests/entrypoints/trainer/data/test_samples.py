@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.arguments import Arguments  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, accumulation, loader, packed, padded  # isort: skip
 
 assert ENTRYPOINTS
@@ -150,5 +150,5 @@ def test_accumulation_follows_from_the_global_batch(asked: dict, ranks: int, ste
     ],
 )
 def test_a_global_batch_that_ranks_cannot_share_is_refused(asked: dict, sentence: str):
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(Unsupported, match=sentence):
         accumulation(Arguments(per_device_train_batch_size=2, block_size=64, **asked), 4)

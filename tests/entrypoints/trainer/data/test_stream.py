@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.data import documents  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import IGNORED  # isort: skip
 from trainer.data.stream import StreamBatches, Texts  # isort: skip
 
@@ -94,7 +94,7 @@ def test_documents_before_the_place_are_read_but_not_tokenized():
 def test_an_empty_stream_is_refused_instead_of_read_for_ever():
     stream = batches([], 4, 1, 1, 1, 0)
     assert steps(stream) == []
-    with pytest.raises(Refused, match="the stream is empty"):
+    with pytest.raises(Unsupported, match="the stream is empty"):
         stream.next_epoch()
 
 
@@ -105,7 +105,7 @@ def test_files_are_read_as_they_come(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": ')
     found = documents.stream([str(tmp_path / "a.jsonl")], documents.Columns(), {})
     assert [next(found), next(found)] == ["one", "two"]
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(Unsupported, match="cannot be read"):
         next(found)
     pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) for number in range(9)]}), tmp_path / "b.parquet")
     (tmp_path / "c.txt").write_text("all of it")

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from trainer import model as models
 from trainer.data.samples import IGNORED, padded
-from trainer.errors import Refused
+from trainer.errors import Unsupported
 from trainer.strategies import context_parallel
-from trainer.strategies.mesh import Layout
+from trainer.strategies.mesh import ParallelismPlan
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
@@ -86,7 +86,7 @@ def gradients(model) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-def compared(name: str, place: context_parallel.Context, batch: dict[str, torch.Tensor]) -> dict:
+def compared(name: str, place: context_parallel.ContextParallel, batch: dict[str, torch.Tensor]) -> dict:
     """Return how far loss and gradients, summed over the parts, are from those of whole sequences."""
     model = made(name)
     whole = models.losses(model(**models.inputs(batch)).logits, batch["labels"])
@@ -130,7 +130,7 @@ def kept(model, inputs: dict[str, torch.Tensor]) -> int:
     return sum(found.values())
 
 
-def memory(place: context_parallel.Context) -> dict[str, int]:
+def memory(place: context_parallel.ContextParallel) -> dict[str, int]:
     """Return what is kept of whole sequences, and what of parts."""
     model, batch = made("llama, long"), rows(32, 32)
     whole = kept(model, models.inputs(batch))
@@ -140,13 +140,13 @@ def memory(place: context_parallel.Context) -> dict[str, int]:
     return {"whole": whole, "parts": parts}
 
 
-def refusal(place: context_parallel.Context, name: str) -> str:
+def refusal(place: context_parallel.ContextParallel, name: str) -> str:
     """Return the sentence with which a model is refused."""
     model = made(name)
     place.put_on(model)
     try:
         place.check(torch.device("cpu"))
-    except Refused as error:
+    except Unsupported as error:
         return str(error)
     finally:
         place.take_off()
@@ -155,7 +155,7 @@ def refusal(place: context_parallel.Context, name: str) -> str:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    place = context_parallel.of(Layout("ddp", context=dist.get_world_size()), dist.get_rank())
+    place = context_parallel.of(ParallelismPlan("ddp", context=dist.get_world_size()), dist.get_rank())
     assert place is not None
     blocks = rows(24, 24, 24)
     found = {name: compared(name, place, blocks) for name in FAMILIES if name != "lfm2"}
@@ -163,19 +163,19 @@ def main() -> None:
     found["a table of positions that ends"] = compared("gpt2", place, rows(31, 30))
     unknown = {name: refusal(place, name) for name in ("lfm2", "bert", *ROPES)}
     context_parallel.FAMILIES |= {"lfm2", "bert"}
-    refusals = {name: refusal(place, name) for name in ("lfm2", "bert")}
+    exit_when_unsupported = {name: refusal(place, name) for name in ("lfm2", "bert")}
 
     real = context_parallel.visible
     context_parallel.visible = lambda begin, end, window, device: torch.ones_like(real(begin, end, window, device))
-    refusals["no mask"] = refusal(place, "llama")
+    exit_when_unsupported["no mask"] = refusal(place, "llama")
     context_parallel.visible, order = real, context_parallel.in_order
     context_parallel.in_order = lambda parts: order(parts.flip(0))
-    refusals["another order"] = refusal(place, "llama")
+    exit_when_unsupported["another order"] = refusal(place, "llama")
     context_parallel.in_order = order
     assert refusal(place, "llama") == ""
     print(
         "FOUND",
-        json.dumps({"cases": found, "unknown": unknown, "refusals": refusals, "kept": memory(place)}),
+        json.dumps({"cases": found, "unknown": unknown, "refusals": exit_when_unsupported, "kept": memory(place)}),
         flush=True,
     )
     dist.barrier()

@@ -12,7 +12,7 @@ from tests.entrypoints.training import ENTRYPOINTS, Trainer
 
 from trainer.strategies import context_parallel  # isort: skip
 from trainer import model as models  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 from trainer.data.samples import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_every_token_is_one_rank_s_and_all_have_the_same_work(size: int):
     length = 4 * 2 * size
-    parts = [context_parallel.Context(size, place) for place in range(size)]
+    parts = [context_parallel.ContextParallel(size, place) for place in range(size)]
     assert sorted(token for each in parts for token in each.positions(length, CPU).tolist()) == list(range(length))
     looked_at = [sum((number + 1) * 4 for number in each.chunks) for each in parts]
     assert len(set(looked_at)) == 1 and looked_at[0] == 4 * (2 * size + 1)
@@ -30,7 +30,7 @@ def test_every_token_is_one_rank_s_and_all_have_the_same_work(size: int):
 
 def test_parts_are_put_in_order_again():
     whole = torch.arange(2 * 3 * 24 * 2).view(2, 3, 24, 2)  # (B, H, T, D)
-    parts = [whole[:, :, context_parallel.Context(3, place).positions(24, CPU)] for place in range(3)]
+    parts = [whole[:, :, context_parallel.ContextParallel(3, place).positions(24, CPU)] for place in range(3)]
     assert (context_parallel.in_order(torch.stack(parts)) == whole).all()
 
 
@@ -52,7 +52,7 @@ def test_labels_are_shifted_before_sequences_are_cut(length: int):
     labels[:, 3] = IGNORED
     found = {}
     for place in range(2):
-        part = context_parallel.Context(2, place).part({"input_ids": ids, "labels": labels})
+        part = context_parallel.ContextParallel(2, place).part({"input_ids": ids, "labels": labels})
         goals = models.targets(part["labels"])
         assert goals.shape == part["input_ids"].shape == part["position_ids"].shape
         assert goals.shape[1] == -(-length // 4) * 2
@@ -68,10 +68,10 @@ def test_labels_are_shifted_before_sequences_are_cut(length: int):
 def test_what_is_not_cut_is_refused():
     """Documents in one sequence that must not see each other, say."""
     ids = torch.zeros(1, 8, dtype=torch.long)
-    with pytest.raises(Refused, match="cp_size 2: the batches have position_ids, which is not cut"):
-        context_parallel.Context(2, 0).part({"input_ids": ids, "labels": ids, "position_ids": ids})
-    with pytest.raises(Refused, match="the model makes a mask of its own"):
-        context_parallel.Context(2, 0).attend(torch.nn.Module(), ids, ids, ids, ids)
+    with pytest.raises(Unsupported, match="cp_size 2: the batches have position_ids, which is not cut"):
+        context_parallel.ContextParallel(2, 0).part({"input_ids": ids, "labels": ids, "position_ids": ids})
+    with pytest.raises(Unsupported, match="the model makes a mask of its own"):
+        context_parallel.ContextParallel(2, 0).attend(torch.nn.Module(), ids, ids, ids, ids)
 
 
 def test_positions_that_depend_on_the_length_are_found_in_any_layer():

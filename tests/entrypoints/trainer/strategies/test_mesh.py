@@ -7,7 +7,7 @@ import pytest
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.strategies import mesh as plans  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 
 assert ENTRYPOINTS
 
@@ -35,38 +35,38 @@ assert ENTRYPOINTS
     ],
 )  # fmt: skip
 def test_what_is_carried(parallelism: dict, world: int, carrier: str, mesh: dict):
-    made = plans.chosen(parallelism, world)
+    made = plans.choose_plan(parallelism, world)
     assert (made.carrier, made.mesh, made.world) == (carrier, mesh, world)
 
 
 def test_neighbours_share_the_most():
     """Ranks of a tensor or pipeline group take the same samples, all others different ones."""
-    made = plans.chosen({"strategy": "hsdp", "dp_replicate_size": 2, "tp_size": 2, "pp_size": 2}, 16)
+    made = plans.choose_plan({"strategy": "hsdp", "dp_replicate_size": 2, "tp_size": 2, "pp_size": 2}, 16)
     places = [(made.stage_rank(rank), made.data_rank(rank)) for rank in range(16)]
     assert places == [(stage, data) for stage in (0, 1) for data in range(4) for _ in range(2)]
     assert made.described == "hsdp (pipeline 2 x replicate 2 x shard 2 x tensor 2, 1f1b)"
 
 
 def test_ranks_of_a_context_group_take_the_same_samples_and_other_parts():
-    made = plans.chosen({"strategy": "fsdp", "cp_size": 2, "tp_size": 2}, 8)
+    made = plans.choose_plan({"strategy": "fsdp", "cp_size": 2, "tp_size": 2}, 8)
     assert [(made.data_rank(rank), made.context_rank(rank)) for rank in range(8)] == [
         (data, part) for data in (0, 1) for part in (0, 1) for _ in range(2)
     ]
     assert (made.data_ranks, made.gradient_ranks, made.parts) == (2, 4, 4)
     assert made.described == "fsdp (shard 2 x context 2 x tensor 2)"
-    made = plans.chosen({"strategy": "ddp", "cp_size": 2}, 4)
+    made = plans.choose_plan({"strategy": "ddp", "cp_size": 2}, 4)
     assert (made.data_ranks, made.gradient_ranks, made.parts) == (2, 4, 1)
     assert [made.stage_rank(rank) for rank in range(4)] == [0] * 4
 
 
 def test_hsdp_replicates_over_nodes_when_nothing_else_is_said():
-    assert plans.chosen({"strategy": "hsdp"}, 8, nodes=2).mesh == {"replicate": 2, "shard": 4}
+    assert plans.choose_plan({"strategy": "hsdp"}, 8, nodes=2).mesh == {"replicate": 2, "shard": 4}
 
 
 def test_a_schedule_follows_from_the_virtual_stages():
-    made = plans.chosen({"strategy": "ddp", "pp_size": 2, "virtual_stages": 3}, 2)
+    made = plans.choose_plan({"strategy": "ddp", "pp_size": 2, "virtual_stages": 3}, 2)
     assert (made.schedule, made.stages) == ("interleaved", 6)
-    made = plans.chosen({"strategy": "ddp", "pp_size": 2, "pp_schedule": "gpipe", "microbatches": 4}, 2)
+    made = plans.choose_plan({"strategy": "ddp", "pp_size": 2, "pp_schedule": "gpipe", "microbatches": 4}, 2)
     assert (made.schedule, made.stages, made.microbatches) == ("gpipe", 2, 4)
 
 
@@ -92,8 +92,8 @@ def test_a_schedule_follows_from_the_virtual_stages():
     ],
 )  # fmt: skip
 def test_what_is_refused(parallelism: dict, world: int, sentence: str):
-    with pytest.raises(Refused, match=sentence):
-        plans.chosen(parallelism, world)
+    with pytest.raises(Unsupported, match=sentence):
+        plans.choose_plan(parallelism, world)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_is_refused(parallelism: dict, world: int, sentence: str):
 )  # fmt: skip
 def test_an_accelerate_file_is_honoured(environ: dict, world: int, described: str):
     parallelism = {"strategy": "ddp", "accelerate_config": "a.yaml"}
-    assert plans.chosen(parallelism, world, environ=environ).described == described
+    assert plans.choose_plan(parallelism, world, environ=environ).described == described
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_an_accelerate_file_is_honoured(environ: dict, world: int, described: st
     ],
 )
 def test_what_an_accelerate_file_says_beyond_it_is_refused(environ: dict, sentence: str):
-    with pytest.raises(Refused, match=sentence):
-        plans.chosen({"accelerate_config": "a.yaml"}, 2, environ=environ)
+    with pytest.raises(Unsupported, match=sentence):
+        plans.choose_plan({"accelerate_config": "a.yaml"}, 2, environ=environ)

@@ -9,7 +9,7 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.strategies import mesh  # isort: skip
 from trainer.strategies import stages  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 
 assert ENTRYPOINTS
 
@@ -58,9 +58,9 @@ def test_stages_of_one_rank_share_the_modules_that_it_keeps():
 
 @pytest.mark.train
 def test_what_cannot_be_cut():
-    with pytest.raises(Refused, match="4 layers cannot be dealt out equally over 3"):
+    with pytest.raises(Unsupported, match="4 layers cannot be dealt out equally over 3"):
         stages.check_cut(model("llama"), 3)
-    with pytest.raises(Refused, match="no pipeline plan for bert; there are plans for llama"):
+    with pytest.raises(Unsupported, match="no pipeline plan for bert; there are plans for llama"):
         stages.check_cut(model("bert"), 2)
 
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_cut():
 def test_a_batch_is_cut_as_the_schedule_can_take_it(parallelism: dict, batch: int, expected: int):
     from trainer.strategies import pipeline
 
-    assert pipeline.microbatches(mesh.chosen({"pp_size": 2, **parallelism}, 2), batch) == expected
+    assert pipeline.microbatches(mesh.choose_plan({"pp_size": 2, **parallelism}, 2), batch) == expected
 
 
 @pytest.mark.train
@@ -95,5 +95,5 @@ def test_a_batch_is_cut_as_the_schedule_can_take_it(parallelism: dict, batch: in
 def test_micro_batches_that_do_not_fit_are_refused(parallelism: dict, batch: int, sentence: str):
     from trainer.strategies import pipeline
 
-    with pytest.raises(Refused, match=sentence):
-        pipeline.microbatches(mesh.chosen({"pp_size": 2, **parallelism}, 2), batch)
+    with pytest.raises(Unsupported, match=sentence):
+        pipeline.microbatches(mesh.choose_plan({"pp_size": 2, **parallelism}, 2), batch)

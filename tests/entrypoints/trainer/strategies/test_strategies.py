@@ -257,14 +257,14 @@ def test_what_a_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path,
         ),
         # Replicas of a tensor parallel model whose gradients are not summed: losses off by 0.3, and no error.
         (
-            "from trainer.strategies import fsdp\nreal = fsdp.Sharded.learn\n"
+            "from trainer.strategies import fsdp\nreal = fsdp.ShardedStrategy.learn\n"
             "def learn(self, *args):\n"
             "    shares = real(self, *args)\n"
-            "    if self.layout.replicate > 1 and self.rank >= 2:\n"
+            "    if self.plan.replicate > 1 and self.rank >= 2:\n"
             "        for each in self.model.parameters():\n"
             "            each.grad *= 1.01\n"
             "    return shares\n"
-            "fsdp.Sharded.learn = learn",
+            "fsdp.ShardedStrategy.learn = learn",
             4,
             {"strategy": "ddp", "tp_size": 2},
             "hold the same parameters, but their gradients differ",
@@ -272,7 +272,7 @@ def test_what_a_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path,
         # Each rank learns from its own part of the sequences.
         (
             "from trainer.strategies import ddp\n"
-            "ddp.Frame.accumulating = lambda self, more: self.accelerator.no_sync(self.model)",
+            "ddp.Strategy.accumulating = lambda self, more: self.accelerator.no_sync(self.model)",
             2,
             {"cp_size": 2},
             "hold the same parameters, but their gradients differ",

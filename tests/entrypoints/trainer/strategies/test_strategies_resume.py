@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.entrypoints.training import TINY, Trainer, texts, train
 
 from trainer.checkpoints import state  # isort: skip
-from trainer.errors import Refused  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]
 
@@ -123,11 +123,11 @@ def test_killed_at_random_steps_what_lies_in_parts_goes_on_to_the_bit(tmp_path: 
 )
 def test_which_layouts_go_on_from_which(tmp_path: Path, written: tuple, asked: tuple, sentence: str | None):
     (tmp_path / "COMPLETE").write_text(json.dumps({"parts": written[0], "layout": written[1]}))
-    training = state.Training(None, None, None, parts=asked[0], layout=asked[1])
+    training = state.TrainingState(None, None, None, parts=asked[0], layout=asked[1])
     if sentence is None:
         state.check_layout(tmp_path, training)
         return
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(Unsupported, match=sentence):
         state.check_layout(tmp_path, training)
 
 
