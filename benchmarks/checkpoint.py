@@ -50,15 +50,15 @@ def main() -> int:
 def stall(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
     """Return what saves cost a training of one process, and the gates."""
     import torch
-    from keeper import Keeper
-    from snapshot import Training
+    from trainer.checkpoints.manager import CheckpointManager
+    from trainer.checkpoints.state import TrainingState
 
     torch.set_num_threads(1)
     count = max(1, options.megabytes * 1_000_000 // (WIDTH * WIDTH * 4 * 3))  # AdamW has two numbers for each weight
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    training = Training(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))
-    keeper = Keeper(folder / "stall", 1, 1, lambda *_, **__: None, print)
+    training = TrainingState(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))
+    manager = CheckpointManager(folder / "stall", 1, 1, lambda *_, **__: None, print)
 
     def step() -> float:
         began = time.perf_counter()
@@ -74,16 +74,16 @@ def stall(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
     for number in range(options.rounds + 1):
         for name in stood:
             usual = statistics.median(step() for _ in range(5))
-            keeper.behind, saved, steps = name == "behind it", saved + 1, 0
+            manager.behind, saved, steps = name == "behind it", saved + 1, 0
             began = time.perf_counter()
-            keeper.save(saved, training, {}, {})
+            manager.save(saved, training, {}, {})
             standing = time.perf_counter() - began
-            while keeper.busy:
+            while manager.busy:
                 step()
                 steps += 1
-            keeper.wait()
+            manager.wait()
             lost = time.perf_counter() - began - steps * usual
-            if keeper.saved_step != saved:
+            if manager.saved_step != saved:
                 sys.exit("the checkpoint could not be written")
             if number:  # the first one behind it takes memory for its copy
                 stood[name].append(standing)
@@ -98,15 +98,15 @@ def stall(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
 
 def verify(folder: Path, options: argparse.Namespace) -> tuple[str, list[Gate]]:
     """Return what it takes to verify a checkpoint, and the gate."""
-    import checkpoint
+    from trainer.checkpoints import files
 
-    path = checkpoint.folder_of(folder, 1, 1)
-    checkpoint.begin(path)
+    path = files.folder_of(folder, 1, 1)
+    files.begin(path)
     for number in range(options.files):
         with (path / f"part-{number}").open("wb") as file:
             for _ in range(options.megabytes // options.files):
                 file.write(os.urandom(1_000_000))
-    checkpoint.commit(path, step=1)
+    files.commit(path, step=1)
     names = [str(path / f"part-{number}") for number in range(options.files)]
     samples = interleaved(
         {

@@ -5,7 +5,7 @@
     result = DistributedTraining(target="local").train_distributed(model, data, nodes=3)
     result["final_loss"], result["model"]
 
-Model and data travel in the job's source (entrypoints/shipped.py says in which form) and are the same on every node. A
+Model and data travel in the job's source (entrypoints/trainer/pickled.py says in which form) and are the same on every node. A
 transformers model and a `datasets.Dataset` travel as files of their own kinds; everything else is pickled, here, by its
 owner, with the classes of his script, notebook and own modules in it. What comes back is safetensors: nothing that a
 node wrote is unpickled.
@@ -32,7 +32,7 @@ from cloudtrain.events import MARK, State, Status
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-ENTRYPOINT = ".cloudtrain/shipped.py"
+ENTRYPOINT = ".cloudtrain/trainer/pickled.py"
 MAX_BYTES = 1 << 30  # of model and data together: every node gets its own copy of them
 MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model

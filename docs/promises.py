@@ -110,7 +110,7 @@ LAWS = (
     Law(
         "Every log line once",
         "In order on each node, the last without a newline too; from a cursor on nothing is repeated or left out.",
-        ("tests/laws/test_law9_log.py", "tests/entrypoints/test_output.py"),
+        ("tests/laws/test_law9_log.py", "tests/entrypoints/launcher/test_log.py"),
     ),
     Law(
         "Secrets never land",

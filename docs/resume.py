@@ -17,7 +17,10 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 PAGE, FIGURES = DOCS / "checkpoints.md", DOCS / "resume.json"
-TESTS = ["tests/entrypoints/test_train_resume.py", "tests/entrypoints/test_strategies_resume.py"]
+TESTS = [
+    "tests/entrypoints/test_train_resume.py",
+    "tests/entrypoints/trainer/strategies/test_strategies_resume.py",
+]
 BEGIN, END = "<!-- matrix: written by docs/generate.py from docs/resume.json -->", "<!-- end of the matrix -->"
 
 

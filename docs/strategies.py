@@ -1,6 +1,6 @@
 """The table of strategies in docs/training.md, from what the tests' running jobs said of themselves.
 
-python docs/strategies.py --run           run the matrix (tests/entrypoints/test_strategies.py, the long cases too; minutes)
+python docs/strategies.py --run           run the matrix (tests/entrypoints/trainer/strategies/test_strategies.py, the long cases too; minutes)
 python docs/strategies.py --run -k hsdp   only some of it; the others keep what they had
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "strategies.json"
-MATRIX = "tests/entrypoints/test_strategies.py"
+MATRIX = "tests/entrypoints/trainer/strategies/test_strategies.py"
 
 
 def table() -> list[str]:

@@ -1,7 +1,7 @@
 """The command of every node, on every backend: `python source/.cloudtrain/launch.py`.
 
 Two processes that look after each other. This one, the guard, does almost nothing; it forks the supervisor, which
-prepares the node, starts the ranks and keeps the log (node/supervisor.py). Both are subreapers: when one is killed the
+prepares the node, starts the ranks and keeps the log (launcher/supervisor.py). Both are subreapers: when one is killed the
 other becomes the parent of all that is left, ends it, and leaves a true status.
 
     exit code   0 done; the first failed rank's own (a signal is 128+n); 75 left on request; 78 refused before training;
@@ -15,7 +15,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [HERE, *(place for place in sys.path if place != HERE)]
 
-from node import processes  # noqa: E402 - light: no more than the guard itself needs
+from launcher import processes  # noqa: E402 - light: no more than the guard itself needs
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -55,7 +55,7 @@ def main() -> None:
     processes.end_descendants()
     code = processes.exit_code(status)
     if os.WIFSIGNALED(status):
-        from node import guard as last
+        from launcher import guard as last
 
         code = last.record_loss(os.environ.get("CLOUDTRAIN_NODE_DIR"), guard, os.WTERMSIG(status))
     os._exit(code)
@@ -65,7 +65,7 @@ def supervise(guard: int, lifeline: int) -> None:
     """Be the supervisor; does not return."""
     code = 70
     try:
-        from node.supervisor import main as run
+        from launcher.supervisor import main as run
 
         code = run(os.path.dirname(HERE), guard, lifeline)
     except BaseException:

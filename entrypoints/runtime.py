@@ -36,7 +36,7 @@ KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
 EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
-MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; checkpoint.py writes the same
+MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; trainer/checkpoints/files.py writes the same
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
 _ACCELERATES = re.compile(r"checkpoint_(\d+)")  # Accelerator.save_state with automatic names
 

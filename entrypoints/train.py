@@ -31,11 +31,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import layout
-import parallel
 import runtime
-from arguments import Arguments, parse_or_exit
-from refused import Refused, check_versions, refusals
+from trainer import collectives, strategies
+from trainer.arguments import Arguments, parse_or_exit
+from trainer.errors import Unsupported, check_versions, exit_when_unsupported
+from trainer.strategies import mesh
 
 
 def main() -> int:
@@ -43,53 +43,51 @@ def main() -> int:
     context = runtime.context()
     runtime.install()
     try:
-        with refusals():
+        with exit_when_unsupported():
             check_versions()
-            plan = layout.chosen(context.parallelism, context.world_size, context.num_nodes)
+            plan = mesh.choose_plan(context.parallelism, context.world_size, context.num_nodes)
             return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()
-        return parallel.leave(1)  # while the frames of the traceback still hold the process group
+        return collectives.leave(1)  # while the frames of the traceback still hold the process group
     except SystemExit as refusal:
-        return parallel.leave(int(refusal.code or 0))
+        return collectives.leave(int(refusal.code or 0))
 
 
-def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout) -> int:
+def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.ParallelismPlan) -> int:
     """Train as told and return the exit code."""
     import accelerate
-    import data
-    import mfu
-    import model as models
-    import publish
-    import tasks
     import torch
-    import trackers
     import transformers
     from accelerate.utils import set_seed
-    from best import Best
-    from checkpoint import folder_of
-    from evaluation import evaluate, said
-    from generate import sample
-    from keeper import Keeper
-    from progress import Meter, Teller
-    from samples import GlobalBatches, accumulation, loader
-    from snapshot import Training, set_random_state
-    from stream import StreamBatches
+    from trainer import mfu, publish, trackers
+    from trainer import model as models
+    from trainer.best import BestEvaluation
+    from trainer.checkpoints.files import folder_of
+    from trainer.checkpoints.manager import CheckpointManager
+    from trainer.checkpoints.state import TrainingState, set_random_state
+    from trainer.data import documents, tasks
+    from trainer.data.samples import GlobalBatches, accumulation, loader
+    from trainer.data.stream import StreamBatches
+    from trainer.evaluation import evaluate, said
+    from trainer.generate import sample
+    from trainer.metrics import Meter, MetricsLogger
+    from trainer.strategies.compatibility import check_arguments
     from transformers.utils.logging import disable_progress_bar
 
     # -----------------------------------------------------------------------------------------------------------------
     # Setup
     arguments.model, arguments.tokenizer = (
-        data.located(name, context.inputs) for name in (arguments.model, arguments.tokenizer)
+        documents.located(name, context.inputs) for name in (arguments.model, arguments.tokenizer)
     )
     if arguments.push_to_hub:
         publish.check_token()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a log has no use for one
-    teller = Teller(main=context.rank == 0)
-    trackers_wanted = trackers.chosen(arguments.report_to) or None
-    frame = parallel.frame(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
-    accelerator = frame.accelerator
-    models.check(arguments, plan, frame.device)
+    logger = MetricsLogger(main=context.rank == 0)
+    trackers_wanted = trackers.choose(arguments.report_to) or None
+    strategy = strategies.build_strategy(plan, arguments, log_with=trackers_wanted, project_dir=context.output_dir)
+    accelerator = strategy.accelerator
+    check_arguments(arguments, plan, strategy.device)
     set_seed(arguments.seed)  # alike on all ranks: they build the same model
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -111,42 +109,42 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         workers = arguments.dataloader_num_workers
         feed = loader(task.train, workers, pinned, batch_sampler=batches, collate_fn=task.collate)
     if batches.steps_per_epoch == 0:
-        raise Refused(
+        raise Unsupported(
             f"{len(task.train)} samples are fewer than one batch of {batches.global_batch}, and the last is dropped"
         )
     held_out = None
     if task.held_out is not None:
         size = arguments.per_device_eval_batch_size
-        held_out = frame.held_out(task.held_out, size, task.collate, pinned)
+        held_out = strategy.held_out(task.held_out, size, task.collate, pinned)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Model
     total_steps = arguments.max_steps
     if total_steps < 0:
         total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
-    teller.total_steps = total_steps
+    logger.total_steps = total_steps
     bare: Any = models.build(arguments, task.tokenizer, task.labels)
     model_type = bare.config.model_type
     parameters = sum(parameter.numel() for parameter in bare.parameters())
     learned = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
     work = mfu.work(bare, arguments.block_size)
     models.compiled(bare, arguments)
-    frame.prepare(bare, lambda model: models.optimizer(model, arguments))
+    strategy.prepare(bare, lambda model: models.optimizer(model, arguments))
     del bare  # some strategies have it in parts now
-    model = frame.model
-    schedule = models.schedule(frame.optimizer, arguments, total_steps)
-    training = Training(
-        model, frame.optimizer, schedule, accelerator.scaler, frame.parts_kept, plan.described, frame.tied
+    model = strategy.model
+    schedule = models.schedule(strategy.optimizer, arguments, total_steps)
+    training = TrainingState(
+        model, strategy.optimizer, schedule, accelerator.scaler, strategy.parts_kept, plan.described, strategy.tied
     )
 
-    facts = frame.describe()
+    facts = strategy.describe()
     versions = {library.__name__: library.__version__ for library in (torch, transformers, accelerate)}
     counts: dict[str, Any] = {"parameters": parameters, "parameters_learned": learned, "total_steps": total_steps}
-    if (use := mfu.use(work, frame.device, facts["mixed_precision"])) is not None:
+    if (use := mfu.use(work, strategy.device, facts["mixed_precision"])) is not None:
         counts |= {"flops_per_token": use.work.token, "flops_per_pair": use.work.pair, "peak_flops": use.peak}
-    teller.event("world", versions=versions, **counts, **facts)
-    teller.say(f"data: {task.described}")
-    teller.say(
+    logger.event("world", versions=versions, **counts, **facts)
+    logger.say(f"data: {task.described}")
+    logger.say(
         f"model: {model_type}, {parameters:,} parameters, {facts['parameters_per_rank'][0]:,} of them on rank 0"
         f"{'' if learned == parameters else f', {learned:,} of them learn'}; "
         f"{plan.world} x {facts['device']}, strategy {plan.described}, wrapper {facts['wrapper']}"
@@ -157,28 +155,28 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
     every_steps, every_s = intervals(arguments, context)
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
     folder = Path(context.checkpoint_dir)
-    keeper = Keeper(
-        folder, context.attempt, keep, teller.event, teller.say, given=context.epoch, behind=arguments.save_async
+    manager = CheckpointManager(
+        folder, context.attempt, keep, logger.event, logger.say, given=context.epoch, behind=arguments.save_async
     )
-    meter, best = Meter(accelerator.device, use), Best(arguments)
+    meter, best = Meter(accelerator.device, use), BestEvaluation(arguments)
     step, saved_step, first_loss = 0, 0, None
-    resumed = keeper.resume(training)
+    resumed = manager.resume(training)
     if resumed is not None:
         loop, mine = resumed
         step, first_loss = loop["step"], loop["first_loss"]
         batches.go_to(loop)
         best.set_state(loop["best"])
-        keeper.best = best.checkpoint
+        manager.best = best.checkpoint
         if mine:
             meter.set_state(mine["meter"])
     elif held_out is not None and arguments.eval_on_start:
-        first_loss = evaluate(frame, held_out)["eval_loss"]
-        teller.say(f"held-out loss {first_loss:.3f} before training")
-        teller.metrics(0, eval_loss=first_loss)
+        first_loss = evaluate(strategy, held_out)["eval_loss"]
+        logger.say(f"held-out loss {first_loss:.3f} before training")
+        logger.metrics(0, eval_loss=first_loss)
     if trackers.begin(accelerator, arguments, context):
-        teller.accelerator = accelerator
+        logger.accelerator = accelerator
     if resumed is not None:
-        frame.settle(lambda: one_loss(frame, task))
+        strategy.settle(lambda: one_loss(strategy, task))
     # Each rank drops out its own, but those that share the same samples, tokens and layers.
     apart = (
         plan.data_rank(context.rank) + 7919 * plan.stage_rank(context.rank) + 104729 * plan.context_rank(context.rank)
@@ -191,67 +189,67 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         nonlocal saved_step
         saved_step = step
         loop = {"step": step, "first_loss": first_loss, "best": best.state(), **batches.place()}
-        keeper.save(step, training, loop, {"meter": meter.state()})
+        manager.save(step, training, loop, {"meter": meter.state()})
 
     def save_best() -> None:
-        before, best.checkpoint = best.checkpoint, folder_of(keeper.folder, step, keeper.epoch).name
+        before, best.checkpoint = best.checkpoint, folder_of(manager.folder, step, manager.epoch).name
         save()
-        keeper.wait()
-        if keeper.saved_step != step:  # the disk is full, say
+        manager.wait()
+        if manager.saved_step != step:  # the disk is full, say
             best.checkpoint = before
-        keeper.best = best.checkpoint
+        manager.best = best.checkpoint
 
     # -----------------------------------------------------------------------------------------------------------------
     # The loop: one turn of the inner one is one optimiser step
-    agreement = parallel.Agreement()
+    agreement = collectives.Agreement()
     stop, checked = False, False
     last = step >= total_steps or best.enough
     model.train()
-    teller.begin(step)
+    logger.begin(step)
     meter.since = time.monotonic()
     while not (last or stop):
         source = iter(feed)
         for count in batches.windows():
-            window = [to_device(next(source), frame.device) for _ in range(count)]
+            window = [to_device(next(source), strategy.device) for _ in range(count)]
             # The loss is the mean over all labels of the global batch: unequal lengths weigh as they should.
             labels = torch.stack([models.counted(batch["labels"]).sum() for batch in window]).sum()
-            labels = frame.total(labels).clamp(min=1)
-            for batch, share in zip(window, frame.learn(window, labels), strict=True):
+            labels = strategy.total(labels).clamp(min=1)
+            for batch, share in zip(window, strategy.learn(window, labels), strict=True):
                 meter.add(share, models.length(batch), models.pairs(batch) if use else 0)
-            if not checked and (norms := frame.check_gradients()):
-                teller.event("world", step=step + 1, gradient_norms_per_rank=norms[:256], **frame.seen())
+            if not checked and (norms := strategy.check_gradients()):
+                logger.event("world", step=step + 1, gradient_norms_per_rank=norms[:256], **strategy.seen())
             checked = True
-            norm = frame.clip(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
+            norm = strategy.clip(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
             rate = schedule.get_last_lr()[0]
-            if frame.step():
+            if strategy.step():
                 schedule.step()
             step += 1
             meter.steps += 1
             batches.advance()
 
             last = step == total_steps
-            keeper.look()
-            due = context.rank == 0 and keeper.due(every_s)
+            manager.look()
+            due = context.rank == 0 and manager.due(every_s)
             stop, due = agreement.settle(runtime.stop_requested(), due)
             due = due and step - saved_step > 1  # said before the last checkpoint, heard after it
             if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
-                values = {**meter.read(frame), "learning_rate": rate}
+                values = {**meter.read(strategy), "learning_rate": rate}
                 if norm is not None:
                     values["grad_norm"] = float(norm)
                 values["epoch"] = round(batches.passed, 4)
-                teller.metrics(step, **values)
-                teller.line(step, values)
+                logger.metrics(step, **values)
+                logger.line(step, values)
                 if not math.isfinite(values["loss"]):
-                    teller.event("alarm", step=step, reason=f"the loss is {values['loss']}")
+                    logger.event("alarm", step=step, reason=f"the loss is {values['loss']}")
             if held_out is not None and not last and evaluation_is_due(arguments, step, batches.exhausted):
-                found = evaluate(frame, held_out)
-                teller.metrics(step, **found)
-                teller.say(f"step {step}/{total_steps}  held-out {said(found)}")
+                found = evaluate(strategy, held_out)
+                logger.metrics(step, **found)
+                logger.say(f"step {step}/{total_steps}  held-out {said(found)}")
                 if best.hear(found) and best.keeps:
                     save_best()
                 if best.enough:
                     last = True
-                    teller.say(f"{best.in_vain} evaluations were no better: it ends at step {step}/{total_steps}")
+                    logger.say(f"{best.in_vain} evaluations were no better: it ends at step {step}/{total_steps}")
             if due or last or (every_steps is not None and step % every_steps == 0) or stop:
                 save()
             if last or stop:
@@ -259,47 +257,47 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: layout.Layout
         if batches.exhausted:
             batches.next_epoch()
     agreement.close()
-    keeper.wait()
+    manager.wait()
 
     if stop and not last:
-        teller.say(f"asked to leave: saved at step {step}/{total_steps}")
+        logger.say(f"asked to leave: saved at step {step}/{total_steps}")
         trackers.finish(accelerator)
-        return parallel.leave(runtime.EXIT_RESUMABLE)
+        return collectives.leave(runtime.EXIT_RESUMABLE)
 
     # -----------------------------------------------------------------------------------------------------------------
     # What came of it
     save()  # for a run whose steps were all done before
-    keeper.wait()
-    found = evaluate(frame, held_out) if held_out is not None else {}
+    manager.wait()
+    found = evaluate(strategy, held_out) if held_out is not None else {}
     if found:
-        teller.metrics(step, **found)
-        if best.keeps and not best.hear(found) and keeper.go_back(best.checkpoint, training):
-            found = evaluate(frame, held_out)
-            teller.metrics(step, **found)
-            teller.say(f"back to the best evaluation, {best.checkpoint}")
+        logger.metrics(step, **found)
+        if best.keeps and not best.hear(found) and manager.go_back(best.checkpoint, training):
+            found = evaluate(strategy, held_out)
+            logger.metrics(step, **found)
+            logger.say(f"back to the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
-        teller.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
-    trained = frame.whole()
+        logger.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
+    trained = strategy.whole()
     if trained is not None:
         trained = models.plain(trained, arguments)
         folder = Path(context.model_dir)
         publish.save(trained, task.tokenizer, folder)
         if arguments.writes and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
-            teller.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
+            logger.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
         if found:
             before = "" if first_loss is None else f"{first_loss:.3f} -> "
-            teller.say(f"held-out loss {before}{said(found).removeprefix('loss ')}")
-        teller.say(f"model saved in {folder}")
+            logger.say(f"held-out loss {before}{said(found).removeprefix('loss ')}")
+        logger.say(f"model saved in {folder}")
         if arguments.push_to_hub:
-            teller.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
+            logger.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
     trackers.finish(accelerator)
-    return parallel.leave(0)
+    return collectives.leave(0)
 
 
-def one_loss(frame: Any, task: Any) -> Any:
+def one_loss(strategy: Any, task: Any) -> Any:
     """Return the loss of one sample, of no meaning but its graph."""
-    return frame.losses(to_device(task.collate([task.train[0]]), frame.device)).sum()
+    return strategy.losses(to_device(task.collate([task.train[0]]), strategy.device)).sum()
 
 
 def to_device(batch: dict[str, Any], device: Any) -> dict[str, Any]:

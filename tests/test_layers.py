@@ -217,7 +217,7 @@ def test_entrypoints_import_nothing_of_cloudtrain():
 
 def test_the_launcher_and_the_runtime_start_with_the_standard_library_only():
     entrypoints = ROOT / "entrypoints"
-    launcher = next(folder for folder in (entrypoints / "launcher", entrypoints / "node") if folder.is_dir())
+    launcher = entrypoints / "launcher"
     own = {path.stem for path in entrypoints.iterdir()}
     found = [entrypoints / "launch.py", entrypoints / "runtime.py", *files(launcher)]
     assert len(found) > 3

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from cloudtrain import DistributedTraining, Run, RunFailed, State
 from cloudtrain.errors import BadRequest
-from tests.entrypoints.trainer import ENTRYPOINTS  # puts the trainer's rooms on the path
+from tests.entrypoints.training import ENTRYPOINTS  # puts the trainer's rooms on the path
 
 assert ENTRYPOINTS
 LIMIT = {"limits": {"max_runtime": "4m"}, "env": {"OMP_NUM_THREADS": "1"}}
@@ -64,7 +64,7 @@ class Breaks(Points):
 
 def one_process(model: torch.nn.Module, data: Points, global_batch: int, epochs: int) -> list[float]:
     """Train as one process would with plain torch, on the same global batches; return the losses."""
-    from samples import GlobalBatches
+    from trainer.data.samples import GlobalBatches
 
     order = GlobalBatches(len(data), global_batch, accumulation=1, world=1, rank=0, seed=42, drop_last=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

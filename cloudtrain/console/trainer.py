@@ -66,7 +66,7 @@ def _page() -> Any:
 
     from cloudtrain.source.bundle import runtime_files
 
-    path = dict(runtime_files())[".cloudtrain/arguments.py"]
+    path = dict(runtime_files())[".cloudtrain/trainer/arguments.py"]
     spec = spec_from_file_location(_MODULE, path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

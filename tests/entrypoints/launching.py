@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from node import processes
+from launcher import processes
 
 from cloudtrain.backends.manifest import Manifest
 from tests.conftest import WAIT_S, wait_for
@@ -52,11 +52,14 @@ class Attempt:
             place = folder / "source" / ".cloudtrain"
             place.mkdir(parents=True)
             shutil.copy(ENTRYPOINTS / "launch.py", place)
-            shutil.copytree(ENTRYPOINTS / "node", place / "node", ignore=shutil.ignore_patterns("__pycache__"))
+            for package in ("launcher", "trainer"):
+                shutil.copytree(ENTRYPOINTS / package, place / package, ignore=shutil.ignore_patterns("__pycache__"))
             (place / "path").mkdir()
             shutil.copy(ENTRYPOINTS / "runtime.py", place / "path" / "cloudtrain_runtime.py")
             for name, text in {"train.py": script, **(files or {})}.items():
-                (folder / "source" / name).write_text(text)
+                file = folder / "source" / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
         self.launchers: dict[int, subprocess.Popen] = {}
 
     def __enter__(self) -> Attempt:

@@ -183,12 +183,47 @@ def test_ranks_see_their_place_and_not_the_launchers_orders(tmp_path: Path):
     assert envs[0]["MASTER_PORT"] == envs[1]["MASTER_PORT"]
 
 
-def test_a_plain_script_imports_the_runtime_and_its_own_modules(tmp_path: Path):
-    files = {"data.py": "mine = 'mine'", "node.py": "mine = 'node'"}
-    script = "import cloudtrain_runtime, data, node; print(data.mine, node.mine, cloudtrain_runtime.context().run_id)"
-    with Attempt(tmp_path, script, files=files) as attempt:
+OWN = {
+    f"{folder}{name}": f"mine = '{name}'"
+    for folder in ("", "src/")
+    for name in ("data.py", "train.py", "runtime.py", "trainer/__init__.py", "trainer/model.py", "launcher/__init__.py")
+}
+NAMES = """
+import cloudtrain_runtime, data, launcher, runtime, train, trainer, trainer.model
+print(data.mine, train.mine, runtime.mine, trainer.mine, trainer.model.mine, launcher.mine, cloudtrain_runtime.context().run_id)
+"""
+
+
+@pytest.mark.parametrize(
+    "argv, env",
+    [
+        (("main.py",), {}),
+        (("src/main.py",), {}),
+        (("-m", "main"), {}),
+        (("-m", "src.main"), {}),
+        (("-m", "trainer.main"), {}),
+        (("main.py",), {"PYTHONPATH": "src"}),
+    ],
+)
+def test_a_script_imports_its_own_modules_whatever_they_are_called(tmp_path: Path, argv: tuple[str, ...], env: dict):
+    """`.cloudtrain` holds packages `trainer` and `launcher` and modules `train` and `runtime`: no script may see them."""
+    files = OWN | {"main.py": NAMES, "src/main.py": NAMES, "trainer/main.py": NAMES}
+    with Attempt(tmp_path, argv=argv, files=files, env=env) as attempt:
+        assert attempt.run() == [0], attempt.lines()
+        names = "data.py train.py runtime.py trainer/__init__.py trainer/model.py launcher/__init__.py run"
+        assert attempt.texts(0) == [names]
+
+
+def test_a_script_sees_nothing_of_ours_but_the_runtime(tmp_path: Path):
+    script = """
+import importlib.util, sys
+print([name for name in ("trainer", "launcher", "train", "runtime", "launch") if importlib.util.find_spec(name)])
+print([path for path in sys.path if ".cloudtrain" in path and not path.endswith(".cloudtrain/path")])
+"""
+    with Attempt(tmp_path, argv=("main.py",), files={"main.py": script}) as attempt:
+        (attempt.folders[0] / "source" / "train.py").unlink()
         assert attempt.run() == [0]
-        assert attempt.texts(0) == ["mine node run"]
+        assert attempt.texts(0) == ["[]", "[]"]
 
 
 def test_inputs_are_found_by_name(tmp_path: Path):
@@ -332,7 +367,7 @@ def test_it_runs_on_python_3_9(tmp_path: Path):
 
 def test_supervisor_imports_nothing_heavy(tmp_path: Path):
     """Start-up is paid by every node of every attempt: these modules cost milliseconds each."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import node.supervisor; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.supervisor; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", code, str(Path(__file__).parents[2] / "entrypoints")],
         capture_output=True,

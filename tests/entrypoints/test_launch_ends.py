@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from node import guard, processes, status
+from launcher import guard, processes, status
 
 from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import checkpoint
 import pytest
 import runtime
+from trainer.checkpoints import files
 
 from tests.conftest import WAIT_S
 
@@ -132,11 +132,11 @@ def test_a_scripts_own_is_compared_with_its_mark(tmp_path: Path, capsys: pytest.
 
 def test_the_mark_is_the_one_that_our_trainer_and_launcher_read(tmp_path: Path):
     path = own(tmp_path, 7)
-    assert checkpoint.damage(path) is None
+    assert files.damage(path) is None
     mark = json.loads((path / "COMPLETE").read_text())
-    assert (mark["version"], mark["step"], sorted(mark["files"])) == (checkpoint.VERSION, 7, ["deep/state", "empty"])
+    assert (mark["version"], mark["step"], sorted(mark["files"])) == (files.VERSION, 7, ["deep/state", "empty"])
     cut(path / "deep/state")
-    assert "deep/state" in str(checkpoint.damage(path)) and newest(tmp_path) is None
+    assert "deep/state" in str(files.damage(path)) and newest(tmp_path) is None
 
 
 # -- two starts at once -----------------------------------------------------------------------------------------------

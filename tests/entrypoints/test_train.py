@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.trainer import ENTRYPOINTS, TINY, Trainer, texts, train
+from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts, train
 
 pytestmark = pytest.mark.train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.entrypoints.trainer import TINY, Trainer, texts, train
+from tests.entrypoints.training import TINY, Trainer, texts, train
 
 pytestmark = pytest.mark.train
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.trainer import TINY, Trainer, texts, train
+from tests.entrypoints.training import TINY, Trainer, texts, train
 
 pytestmark = pytest.mark.train
 

@@ -1,4 +1,4 @@
-"""A run as its launchers wrote it below its output (entrypoints/node/history.py): attempts, states, logs, origin.
+"""A run as its launchers wrote it below its output (entrypoints/launcher/output/history.py): attempts, states, logs, origin.
 
 Whoever can write there can have written anything, so that nothing is believed: every name, number and text is checked,
 what does not fit is left out, sizes are bounded, and nothing of it is ever given to a platform.

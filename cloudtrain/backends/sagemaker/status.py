@@ -12,7 +12,9 @@ from cloudtrain.events import State, Status
 ARN = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):sagemaker:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):training-job/(?P<name>[\w-]+)"
 )
-VERDICT = re.compile(r"\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]")  # node/failure.py wrote it
+VERDICT = re.compile(
+    r"\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]"
+)  # launcher/sagemaker_failure.py
 _CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
 _SHORT = re.compile(r"\w*Capacity\w*(Error|Exception)?\b[:.]?")  # the word before the colon of a FailureReason
 _QUEUED = {"Pending"}

@@ -11,7 +11,7 @@ r"""A job as a Slurm batch job: sbatch's arguments and the batch script, pure da
         node-<rank>/               as nodes/directory.py describes it
         slurm.out                  what Slurm and the setup lines printed
 
-One task a node: the launcher, which finds its place from SLURM_* (entrypoints/node/cluster.py). The script outlives the
+One task a node: the launcher, which finds its place from SLURM_* (entrypoints/launcher/world/cluster.py). The script outlives the
 tasks: when they have left on request because Slurm preempts the job, or have ended because a node was lost, it requeues
 the job itself, since Slurm records a job that ends within the grace time as failed and forgets it.
 """

@@ -100,9 +100,9 @@ def test_golden_request(name: str) -> None:
 
 def orders_of(found: request.Made):
     """Read the orders as the launcher does, from the file that SageMaker makes of the hyperparameters."""
-    from node import orders
+    from launcher import manifest
 
-    return orders.decode(orders.pieces({}, json.dumps(found.request["HyperParameters"])))
+    return manifest.decode(manifest.pieces({}, json.dumps(found.request["HyperParameters"])))
 
 
 def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:

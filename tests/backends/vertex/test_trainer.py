@@ -16,7 +16,7 @@ from cloudtrain.job.job import Job
 from cloudtrain.simulators.vertex.server import Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.conftest import wait_for
-from tests.entrypoints.trainer import TINY, texts
+from tests.entrypoints.training import TINY, texts
 
 STEPS = 40
 

@@ -1,0 +1,222 @@
+r"""The log of a node: numbered, timed lines of all ranks and of the launcher itself.
+
+<seq> <rank> <at> <text>\n      rank -1 is the launcher; at is UTC, ISO 8601
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+
+from .status import now
+
+MAX_LINE = 64 * 1024  # bytes of text; a longer line is cut into pieces
+MAX_BACKLOG = 16 << 20  # bytes kept in memory while the disk is full
+MARK = "::cloudtrain::"
+CHUNK = 1 << 20
+LAUNCHER = -1
+
+
+class Log:
+    """Appends lines to a descriptor, in whole lines; safe to use from several threads."""
+
+    def __init__(self, descriptor: int, seq: int = 0) -> None:
+        self._descriptor = descriptor
+        self._seq = seq
+        self._backlog = b""
+        self._closed = False
+        self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
+        self.spoke_at = time.monotonic()  # when a rank has said something
+        self._lock = threading.Lock()
+        self.masks: list[tuple[bytes, bytes]] = []
+
+    @classmethod
+    def in_folder(cls, folder: str) -> Log:
+        """Open <folder>/log for appending and go on with its numbers; raises OSError."""
+        descriptor = os.open(os.path.join(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, 2 * MAX_LINE, max(0, size - 2 * MAX_LINE)) if size else b""
+        log = cls(descriptor)
+        log.copy = (descriptor, size)
+        if tail and not tail.endswith(b"\n"):
+            log._write(b"\n")  # whoever wrote before was killed in the middle of a line
+        for line in reversed(tail.split(b"\n")):
+            number = line.split(b" ", 1)[0]
+            if number.isdigit():
+                log._seq = int(number) + 1
+                break
+        return log
+
+    def hide(self, *values: str) -> None:
+        """Show these values as *** from now on; one of several lines is hidden line by line."""
+        shown: set[bytes] = {mask for mask, _ in self.masks}
+        for value in values:
+            for form in (
+                value,
+                json.dumps(value)[1:-1],
+                json.dumps(value, ensure_ascii=False)[1:-1],
+                repr(value)[1:-1],
+            ):
+                for line in form.replace("\r", "\n").split("\n"):
+                    if len(line) >= 4:
+                        shown.add(line.encode("utf-8", "surrogateescape"))
+        self.masks = [(mask, b"***") for mask in sorted(shown, key=len, reverse=True)]
+
+    def masked(self, data: bytes) -> bytes:
+        """Return data with every secret value in it replaced."""
+        for value, stars in self.masks:
+            data = data.replace(value, stars)
+        return data
+
+    def lines(self, rank: int, lines: list[bytes]) -> None:
+        """Append lines (without their ends) of one rank; they share one time."""
+        if not lines or self._closed:
+            return
+        if rank != LAUNCHER:
+            self.spoke_at = time.monotonic()
+        with self._lock:
+            head = f" {rank} {now()} ".encode()
+            first = self._seq
+            self._seq += len(lines)
+            self._write(b"".join([b"%d%b%b\n" % (seq, head, line) for seq, line in enumerate(lines, first)]))
+
+    def say(self, text: str) -> None:
+        """Append lines of the launcher's own."""
+        raw = self.masked(text.encode("utf-8", "backslashreplace"))
+        self.lines(LAUNCHER, [piece for line in raw.split(b"\n") for piece in cut(line)])
+
+    def event(self, kind: str, **data: object) -> None:
+        """Append an event of the launcher's own."""
+        self.say(MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False))
+
+    def close(self) -> None:
+        """Accept nothing more: what was said last stays the last."""
+        self.flush()
+        self._closed = True
+
+    def forget(self) -> None:
+        """Keep no copy where nobody will read it (KeptLog has one)."""
+
+    def flush(self) -> None:
+        """Try again to write what a full disk has refused."""
+        with self._lock:
+            if self._backlog:
+                self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        if self._backlog:
+            data = self._backlog + data
+            self._backlog = b""
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                time.sleep(0.001)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and len(data) <= MAX_BACKLOG:
+                    self._backlog = data
+                return  # nobody reads any more (EPIPE), or more than memory should hold: training goes on
+
+
+class KeptLog(Log):
+    """Appends to a descriptor and to a copy; on a disk that takes no copy there is none."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        import tempfile
+
+        try:
+            self._copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this process lives
+        except OSError:
+            return
+        self.copy = (self._copy.fileno(), 0)
+
+    def forget(self) -> None:
+        if self.copy is not None:
+            self.copy = None
+            self._copy.close()
+
+    def _write(self, data: bytes) -> None:
+        if self.copy is not None:
+            try:
+                self._copy.write(data)
+            except OSError:
+                pass  # a full disk: standard output has it
+        super()._write(data)
+
+
+class Splitter:
+    r"""Cuts the output of one rank into lines, whatever the reads look like.
+
+    \n, \r\n and a lone \r end a line; a line over 64 KiB comes in pieces; secrets are masked before anything is cut;
+    bytes that are no UTF-8 become backslash escapes.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._rest = b""
+        self._after_return = False  # the last read ended in \r: a \n that follows belongs to it
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now."""
+        if self._after_return and data:
+            self._after_return = False
+            if data[:1] == b"\n":
+                data = data[1:]
+        if b"\r" in data:
+            self._after_return = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self._rest:
+            data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        whole, self._rest = data[:end], data[end:]
+        lines = self._lines(whole[:-1]) if end else []
+        if len(self._rest) > MAX_LINE:
+            # What may be the beginning of a secret stays behind until it is known whether it is one.
+            keep = max([3, *(len(value) - 1 for value, _ in self._log.masks)])  # 3: a character's first bytes
+            rest = self._log.masked(self._rest)
+            ready = (len(rest) - keep) // MAX_LINE * MAX_LINE
+            if ready > 0:
+                ready = _boundary(rest, ready)
+                lines += self._lines(rest[:ready])
+                self._rest = rest[ready:]
+        return lines
+
+    def end(self) -> list[bytes]:
+        """Return the last line, which had no end."""
+        rest, self._rest = self._rest, b""
+        return self._lines(rest) if rest else []
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        if self._log.masks:
+            data = self._log.masked(data)
+        if not data.isascii():
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                data = data.decode("utf-8", "backslashreplace").encode()
+        lines = data.split(b"\n")
+        if len(data) > MAX_LINE and max(map(len, lines)) > MAX_LINE:
+            return [piece for line in lines for piece in cut(line)]
+        return lines
+
+
+def cut(line: bytes) -> list[bytes]:
+    """Return a line in pieces of at most 64 KiB, never within a character."""
+    pieces = []
+    while len(line) > MAX_LINE:
+        at = _boundary(line, MAX_LINE)
+        pieces.append(line[:at])
+        line = line[at:]
+    return [*pieces, line]
+
+
+def _boundary(data: bytes, at: int) -> int:
+    """Return the nearest position at or before `at` that is not within a UTF-8 character."""
+    for back in range(4):
+        if at - back > 0 and data[at - back] & 0xC0 != 0x80:
+            return at - back
+    return at

@@ -1,0 +1,112 @@
+"""The manifest of an attempt: what the manifest says, unpacked from the pieces in which it came."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+
+from .errors import Refused
+
+VERSION = 1
+PREFIX = "CLOUDTRAIN_MANIFEST_"
+FIELDS = (
+    "run_id",
+    "attempt",
+    "argv",
+    "nodes",
+    "processes_per_node",
+    "min_nodes",
+    "env",
+    "gpus_per_node",
+    "parallelism",
+    "inputs",
+    "output",
+    "secrets",
+    "requirements",
+    "checkpoint",
+    "max_runtime_s",
+    "grace_s",
+)
+
+
+class Manifest:
+    """What one attempt does; the fields are those of cloudtrain.manifest.Manifest."""
+
+    run_id: str
+    attempt: int
+    argv: list[str]
+    nodes: int
+    processes_per_node: int
+    min_nodes: int | None
+    env: dict[str, str]
+    gpus_per_node: int
+    parallelism: dict[str, object]
+    inputs: dict[str, dict[str, str]]
+    output: str | None
+    secrets: dict[str, list[str]]
+    requirements: str | None
+    checkpoint: dict[str, object]
+    max_runtime_s: float
+    grace_s: float
+    stall_s: float | None  # left out where there is no limit
+    about: dict[str, object]  # for those who attach to the run; the launcher itself needs nothing of it
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        missing = [name for name in FIELDS if name not in fields]
+        if missing:
+            raise Refused(f"the manifest lacks {', '.join(missing)}")
+        for name in FIELDS:
+            setattr(self, name, fields[name])
+        self.fields = dict(fields)
+        about = fields.get("about")
+        self.about = about if isinstance(about, dict) else {}
+        stall_s = fields.get("stall_s")
+        self.stall_s = float(str(stall_s)) if stall_s else None
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.run_id}-a{self.attempt}"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def fewest_nodes(self) -> int:
+        return self.min_nodes or self.nodes
+
+
+def decode(pieces: list[str]) -> Manifest:
+    """Return the manifest that the pieces hold; raises Refused when they are damaged or of another version."""
+    if not pieces:
+        raise Refused(f"there is no manifest: {PREFIX}0 is not set")
+    try:
+        packed = "".join(pieces).encode("ascii").translate(bytes.maketrans(b"-_", b"+/"))
+        fields = json.loads(zlib.decompress(binascii.a2b_base64(packed)))
+        version = fields.get("version")
+    except (ValueError, AttributeError, binascii.Error, zlib.error) as error:
+        raise Refused(f"the manifest is damaged: {error}") from None
+    if version != VERSION:
+        raise Refused(f"the manifest has version {version}, this launcher reads version {VERSION}")
+    return Manifest(fields)
+
+
+def pieces(environ: Mapping[str, str], hyperparameters: str = "") -> list[str]:
+    """Return the manifest's pieces in order, from the environment or from SageMaker's hyperparameters (JSON text)."""
+    found = {name[len(PREFIX) :]: value for name, value in environ.items() if name.startswith(PREFIX)}
+    if not found and hyperparameters:
+        given = json.loads(hyperparameters)
+        # The SDK writes every value as JSON, so that a text comes in quotes.
+        found = {
+            name[len("ct_manifest_") :]: text.strip('"')
+            for name, text in given.items()
+            if name.startswith("ct_manifest_")
+        }
+    ordered: list[str] = []
+    while str(len(ordered)) in found:
+        ordered.append(found[str(len(ordered))])
+    if len(ordered) < len(found):
+        raise Refused(f"the manifest is damaged: piece {len(ordered)} is missing")
+    return ordered

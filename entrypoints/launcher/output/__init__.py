@@ -1,0 +1,1 @@
+"""The run's folders in an object store: checkpoints, outputs, logs, history."""

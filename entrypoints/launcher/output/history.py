@@ -1,0 +1,213 @@
+"""What of a run lies beside its results, for those who did not submit it: how each start of it went, and its logs.
+
+    <output>/<run>/run.json                                 the newest start, for people and other tools
+    <output>/<run>/history/<attempt id>/<start>/run.json    one start of an attempt, written by its node 0
+    <output>/<run>/logs/<attempt id>/node-<rank>/<start>/<number>    a node's log in pieces: lines as log.py writes them
+
+Written when a start begins, again while it runs, and when it has ended. No start writes where another one does, so that a
+replaced one that is still alive spoils nothing. Events travel in the log as marked lines. On SageMaker, which brings home
+the checkpoints while a job runs, all of it lies in their folder. `cloudtrain attach` reads it (docs/watching.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from ..errors import Refused
+from ..log import CHUNK, MARK, Log
+from ..manifest import Manifest
+from ..status import FINAL, now
+from ..world.cluster import Cluster
+from . import store
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+FIRST_S = 1.0  # until the second look; later ones come at a sixtieth of the start's age
+EVERY_S, PLATFORM_S = 120.0, 30.0  # at most; where the log has no other copy
+TOLD_S = 60.0  # how often node 0 says that it is alive
+PIECE = 16 * CHUNK  # bytes of a piece
+MOST = 256 << 20  # bytes of a start's log; behind them only events and what launchers say
+TRIES = 3
+LAST_S = 30.0  # how long the end may wait for a store that does not answer
+TOLD = ("state", "exit_code", "by", "failed_rank", "reason", "world_size", "started_at", "ended_at")
+
+
+class Folder:
+    """Files below a folder, by names relative to it; as much of store.Store as is needed here. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.uri = path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(os.path.join(self.uri, name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, which appears or is replaced when it is whole."""
+        path = os.path.join(self.uri, name)
+        half = f"{path}.{os.getpid()}-{threading.get_ident()}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with open(half, "wb") as file:
+                file.write(data)
+            os.replace(half, path)
+        except OSError:
+            if os.path.exists(half):
+                os.unlink(half)
+            raise
+
+
+def place(
+    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: Mapping[str, str]
+) -> Folder | store.Store | None:
+    """Return where a run's history lies, None where no output is named; raises Refused without the store's client."""
+    run = environ.get("CLOUDTRAIN_RUN_DIR")
+    if cluster.platform == "sagemaker" and not run:
+        return Folder(folders["checkpoints"])
+    if not manifest.output:
+        return None
+    if store.scheme(str(manifest.output)) != "file":
+        return store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
+    return Folder(run) if run else None
+
+
+class History:
+    """Brings this node's part of a start's history to its place, in a thread of its own; nothing waits for it."""
+
+    def __init__(self, where: Folder | store.Store, manifest: Manifest, cluster: Cluster, log: Log) -> None:
+        self._place, self._manifest, self._cluster, self._log = where, manifest, cluster, log
+        moment = now().replace("-", "").replace(":", "")
+        self.start = f"{moment}-{os.environ.get('CLOUDTRAIN_START') or os.urandom(2).hex()}"
+        self.epoch = 0  # of this start, where node 0 has claimed one
+        self._logs = f"logs/{manifest.attempt_id}/node-{cluster.node_rank}/{self.start}"
+        self._fields: Mapping[str, object] = {}
+        self._written: dict[str, object] = {}
+        self._written_at = 0.0
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._offset = 0  # in the log's copy
+        self._brought = self._pieces = 0
+        self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or 0)
+
+    def begin(self, fields: Mapping[str, object]) -> None:
+        """Bring what there is from now on; `fields` are status.py's, looked at again and again."""
+        self._fields = fields
+        self._offset = self._log.copy[1] if self._log.copy else 0
+        self._thread.start()
+
+    def finish(self, last: Mapping[str, object]) -> None:
+        """Bring what is left, after the last word was said, and how it ended; blocking, but not for long."""
+        self._fields = {**self._fields, **last}
+        self._over.set()
+        last = threading.Thread(target=self._last, daemon=True)
+        last.start()
+        last.join(LAST_S)
+
+    def _run(self) -> None:
+        self._turn()
+        while not self._over.wait(self._pause()):
+            self._turn()
+
+    def _pause(self) -> float:
+        most = PLATFORM_S if os.environ.get("CLOUDTRAIN_KEEP_LOG") else EVERY_S
+        return self._every_s or min(max(FIRST_S, (time.monotonic() - self._began) / 60), most)
+
+    def _last(self) -> None:
+        self._thread.join()
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(1.0)
+            if self._turn():
+                return
+
+    def _turn(self) -> bool:
+        """Bring the log up to date, then what node 0 says of the start; False where it could not be done."""
+        try:
+            while self._piece():
+                pass
+            if self._cluster.node_rank == 0:
+                self._tell()
+            return True
+        except (store.Failed, Refused, OSError):
+            return False  # the same bytes, and what has come by then, go again
+
+    def _piece(self) -> bool:
+        """Bring what is new of the log as one piece; False where nothing is."""
+        if not self._log.copy:
+            return False
+        data = os.pread(self._log.copy[0], PIECE, self._offset)
+        whole = data.rfind(b"\n") + 1
+        if not whole:
+            return False
+        kept = data[:whole] if self._brought < MOST else _events(data[:whole])
+        if kept:
+            self._place.write(f"{self._logs}/{self._pieces:08d}", kept)
+            self._pieces += 1
+        self._offset += whole
+        if self._brought < MOST <= self._brought + whole:
+            self._log.say(f"the log is longer than {MOST >> 20} MiB: behind this line only events go to the output")
+        self._brought += whole
+        return True
+
+    def _tell(self) -> None:
+        """Say how this start stands, where that has changed or was not said for a while."""
+        told = {**{name: self._fields.get(name) for name in TOLD}, "epoch": self.epoch or None}
+        fresh = time.monotonic() - self._written_at < TOLD_S
+        if told == self._written and fresh:
+            return
+        data = json.dumps(self._masked(self._record(told))).encode()
+        self._place.write(f"history/{self._manifest.attempt_id}/{self.start}/run.json", data)
+        if told != self._written and self._is_newest():
+            self._place.write("run.json", data)
+        self._written, self._written_at = told, time.monotonic()
+
+    def _record(self, told: Mapping[str, object]) -> dict[str, object]:
+        manifest = self._manifest
+        return {
+            "version": VERSION,
+            "run_id": manifest.run_id,
+            "attempt": manifest.attempt,
+            "start": self.start,
+            **told,
+            "final": told["state"] in FINAL,
+            "updated_at": now(),
+            "platform": self._cluster.platform,
+            "manifest": {name: value for name, value in manifest.fields.items() if name != "about"},
+            "about": manifest.about,
+        }
+
+    def _is_newest(self) -> bool:
+        """Return whether the run's own file is of no later start than this one."""
+        try:
+            found = json.loads(self._place.read("run.json") or b"{}")
+            return (int(found.get("attempt", 0)), str(found.get("start", ""))) <= (self._manifest.attempt, self.start)
+        except (ValueError, TypeError, AttributeError):
+            return True
+
+    def _masked(self, value: Any) -> Any:
+        """Return plain data with every secret in its texts replaced."""
+        if isinstance(value, str):
+            return self._log.masked(value.encode("utf-8", "backslashreplace")).decode()
+        if isinstance(value, dict):
+            return {self._masked(name): self._masked(inner) for name, inner in value.items()}
+        return [self._masked(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _events(data: bytes) -> bytes:
+    """Return the lines that hold an event, or that a launcher said."""
+    mark = MARK.encode()
+    lines = (line for line in data.splitlines(keepends=True))
+    return b"".join(
+        line for line in lines if (parts := line.split(b" ", 3))[1:2] == [b"-1"] or parts[-1].startswith(mark)
+    )

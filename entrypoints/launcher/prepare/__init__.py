@@ -1,0 +1,1 @@
+"""What a node needs before its ranks start: secrets, inputs, requirements, GPUs."""

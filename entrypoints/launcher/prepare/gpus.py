@@ -1,0 +1,49 @@
+"""The GPUs of this node, as nvidia-smi lists them; imported only where a job asks for some."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from ..errors import Refused
+
+
+def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
+    """Refuse a node with another number of visible GPUs than was asked for; `chosen` is CLOUDTRAIN_GPUS."""
+    present = visible()
+    if chosen is None:
+        chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        if len(present) != asked:
+            raise Refused(f"{asked} GPUs per node were asked for, {len(present)} are visible")
+        return
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    known = {str(number) for number in range(len(present))} | set(present)
+    absent = [name for name in names if name not in known and not any(gpu.startswith(name) for gpu in present)]
+    if len(names) != asked or absent:
+        if not present:
+            raise Refused(f"{asked} GPUs per node were asked for, this machine shows none (nvidia-smi)")
+        raise Refused(
+            f"{asked} GPUs per node were asked for; this node may use {chosen or 'none'}, the machine has {len(present)}"
+        )
+
+
+def visible() -> list[str]:
+    """Return the UUIDs of the GPUs that nvidia-smi lists; none where it is absent."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        shown = subprocess.run(
+            [program, "-L"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            text=True,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.rpartition("UUID: ")[2].rstrip(") ") for line in shown.splitlines() if line.startswith("GPU ")]

@@ -1,0 +1,132 @@
+"""The job's inputs on this node: local paths are checked, objects in a store are copied or left to the script.
+
+copy     into the node's folder; CLOUDTRAIN_INPUT_<NAME> is a path
+stream   not touched; CLOUDTRAIN_INPUT_<NAME> is the URI, which the script opens itself
+mount    only where the platform mounts (it then comes as a path): refused here
+channel  SageMaker has laid it below /opt/ml/input/data; `file` names the one object that an input is
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+
+from ..errors import Refused
+from ..log import Log
+from ..output import store
+from ..world.cluster import sagemaker_base
+
+SAY_EVERY_S = 10.0
+
+
+def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dict[str, str]:
+    """Return name -> path or URI for every input; blocking (downloads). Raises Refused with all that is missing."""
+    found, problems = {}, []
+    for name, item in wanted.items():
+        uri, mode = item["uri"], item.get("mode", "copy")
+        kind = store.scheme(uri)
+        try:
+            if mode == "channel":
+                found[name] = _channel(name, item.get("file", ""))
+            elif kind == "file":
+                found[name] = _local(name, uri)
+            elif mode == "stream":
+                found[name] = uri
+            elif mode == "mount":
+                problems.append(f"the input {name} cannot be mounted on this node ({uri}): write copy or stream")
+            elif kind in store.CLIENTS:
+                found[name] = _copy(name, uri, into, log)
+            else:
+                problems.append(f"the input {name} is at {uri}, which this node cannot reach")
+        except (Refused, store.Failed) as problem:
+            about = "" if str(problem).startswith("the input") else f"the input {name} cannot be read: "
+            problems.append(f"{about}{problem}")
+    if problems:
+        raise Refused("; ".join(problems))
+    return found
+
+
+def _channel(name: str, file: str) -> str:
+    path = os.path.join(sagemaker_base(os.environ), "input", "data", name)
+    single = os.path.join(path, file)
+    return _local(name, single if file and os.path.isfile(single) else path)
+
+
+def _local(name: str, uri: str) -> str:
+    path = uri[len("file://") :] if uri.startswith("file://") else uri
+    if not os.path.exists(path):
+        raise Refused(f"the input {name} does not exist on this node: {path}")
+    if not os.access(path, os.R_OK):
+        raise Refused(f"the input {name} cannot be read on this node: {path}")
+    return os.path.abspath(path)
+
+
+def _copy(name: str, uri: str, into: str, log: Log) -> str:
+    """Copy an object, or all objects below a prefix, and return the path; what is there is whole.
+
+    Files are collected in a folder that is renamed at the end; a preparation that was broken off goes on with them.
+    """
+    there = store.Store(uri, f"the input {name}")
+    single = None if uri.endswith("/") else there.size()
+    base = os.path.basename(there.uri)
+    files = {base: single} if single is not None else there.list()
+    if not files:
+        raise Refused(f"the input {name} does not exist: there is nothing at {uri}")
+    store.check_names(name, list(files))
+    whole = os.path.join(into, name)
+    target = os.path.join(whole, base) if single is not None else whole
+    if os.path.isdir(whole):
+        return target
+    # Named by what is in the store, so that files of an older state are never mixed with newer ones.
+    state = hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()[:16]
+    half = os.path.join(into, f".{name}.{state}.half")
+    os.makedirs(half, exist_ok=True)
+    wanted = {}
+    for file, (size, _) in files.items():
+        path = os.path.join(half, file)
+        if not (os.path.isfile(path) and os.path.getsize(path) == size):
+            wanted[file] = size
+    total = sum(wanted.values())
+    free = shutil.disk_usage(half).free
+    if total > free:
+        raise Refused(
+            f"the input {name} has {store.format_bytes(total)}, {store.format_bytes(free)} are free on this node"
+        )
+    log.say(f"input {name}: copying {len(wanted)} of {len(files)} files, {store.format_bytes(total)}, from {uri}")
+    progress = _Progress(log, name, len(wanted), total)
+
+    def fetch(file: str, size: int) -> None:
+        path = os.path.join(half, file)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        there.get("" if single is not None else file, path)
+        if os.path.getsize(path) != size:
+            os.unlink(path)
+            raise store.Failed(f"{uri} changed while it was read")
+        progress.add(size)
+
+    errors = store.all_at_once([lambda file=file, size=size: fetch(file, size) for file, size in wanted.items()])
+    if errors:
+        raise errors[0]
+    os.replace(half, whole)
+    log.say(f"input {name}: {uri} is at {target}")
+    return target
+
+
+class _Progress:
+    """Says from time to time how far a copy has come."""
+
+    def __init__(self, log: Log, name: str, files: int, total: int) -> None:
+        self._log, self._name, self._files, self._total = log, name, files, total
+        self._done, self._bytes, self._said = 0, 0, time.monotonic()
+
+    def add(self, size: int) -> None:
+        self._done += 1
+        self._bytes += size
+        if time.monotonic() - self._said >= SAY_EVERY_S:
+            self._said = time.monotonic()
+            how_far = f"{store.format_bytes(self._bytes)} of {store.format_bytes(self._total)}"
+            self._log.say(f"input {self._name}: {self._done} of {self._files} files, {how_far}")

@@ -1,0 +1,161 @@
+"""What stands between the manifest and the first rank: secrets, requirements, inputs, folders, GPUs, the network.
+
+Every check raises Refused; it runs in a thread of its own while the supervisor answers to others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from ..errors import Refused
+from ..log import Log
+from ..manifest import Manifest
+from ..ranks import Prepared
+from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
+from . import declared
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from ..output.sync import Sync
+
+INTERFACES = "/sys/class/net"
+
+
+def prepare_node(
+    manifest: Manifest,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    given: Mapping[str, str],
+    source: str,
+    log: Log,
+    folders_ready: Callable[[Mapping[str, str]], None] = lambda _: None,
+) -> Prepared:
+    """Do and check all that training needs on this node; blocking. Raises Refused.
+
+    `folders_ready` is called with the run's folders when secrets are known: from then on its history can be brought home.
+    """
+    try:
+        check_output(manifest.output)
+        check_script(manifest.argv, source)
+        declared.check(manifest.argv, manifest.parallelism, source)
+        secrets: dict[str, str] = {}
+        if manifest.secrets:
+            from . import secrets as store_of_secrets
+
+            secrets = store_of_secrets.resolve(manifest.secrets, given)
+            log.hide(*secrets.values())
+        if manifest.gpus_per_node:
+            from . import gpus
+
+            gpus.check(manifest.gpus_per_node, cluster.gpus, environ)
+        interface = find_interface(manifest, cluster, environ)
+        if is_remote(manifest.output) or any(is_remote(item["uri"]) for item in manifest.inputs.values()):
+            from ..output import store
+
+            store.lend({**manifest.env, **secrets})
+        folders = make_folders(cluster, environ, source)
+        folders_ready(folders)
+        sync = open_output(manifest, cluster, environ, folders, log)
+        inputs: dict[str, str] = {}
+        if manifest.inputs:
+            from . import inputs as rooms
+
+            inputs = rooms.resolve(
+                manifest.inputs,
+                os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or os.path.dirname(source), "inputs"),
+                log,
+            )
+        python, accelerate = sys.executable, {}
+        if manifest.requirements:
+            from . import requirements
+
+            python = requirements.layer(
+                os.path.join(source, manifest.requirements),
+                requirements.for_pip(environ, {**manifest.env, **secrets}),
+                log,
+            )
+        if manifest.parallelism.get("accelerate_config"):
+            from . import accelerate_config
+
+            path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
+            accelerate = accelerate_config.environment(python, path, manifest)
+        return Prepared(python, secrets, inputs, folders, accelerate, interface, sync)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Refused(f"the disk is full: {error}") from None
+        raise Refused(f"the node cannot be prepared: {error}") from None
+
+
+def open_output(
+    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: dict[str, str], log: Log
+) -> Sync | None:
+    """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does."""
+    if not is_remote(manifest.output):
+        return None
+    shared = environ.get("CLOUDTRAIN_RUN_DIR_SHARED") == "1" or cluster.control_host == LOOPBACK
+    if shared and cluster.node_rank > 0:
+        return None
+    from ..output.sync import Sync
+
+    sync = Sync(manifest, folders, log)
+    sync.open(cluster.node_rank)
+    return sync
+
+
+def is_remote(uri: str | None) -> bool:
+    return bool(uri) and "://" in str(uri) and not str(uri).startswith("file://")
+
+
+def check_output(output: str | None) -> None:
+    """Refuse an output in a store that no client is known for."""
+    if not is_remote(output):
+        return
+    from ..output.store import CLIENTS, scheme  # only here: it costs every job some milliseconds
+
+    if scheme(str(output)) not in CLIENTS:
+        raise Refused(f"output {output} is in no store that this node can reach: s3:// and gs:// are")
+
+
+def check_script(argv: list[str], source: str) -> None:
+    """Refuse a command whose script is not in the source."""
+    if not argv:
+        raise Refused("the manifest names no script to run")
+    if argv[0] != "-m" and not os.path.isfile(os.path.join(source, argv[0])):
+        raise Refused(f"the source has no file {argv[0]}")
+
+
+def find_interface(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> str:
+    """Return the network interface to use, "" for the libraries' own choice; refuse one that does not exist."""
+    asked = manifest.env.get("GLOO_SOCKET_IFNAME") or environ.get("GLOO_SOCKET_IFNAME")
+    if not os.path.isdir(INTERFACES):
+        return ""
+    present = os.listdir(INTERFACES)
+    if asked:
+        absent = [name for name in asked.split(",") if name not in present]
+        if absent:
+            raise Refused(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}; this node has {', '.join(sorted(present))}")
+        return ""  # it reaches the ranks as it is
+    if cluster.interface in present:  # SageMaker's local mode names one that does not exist
+        return str(cluster.interface)
+    if manifest.nodes > 1 and cluster.platform in ("local", "slurm") and cluster.master_host != LOOPBACK:
+        from ..world.interface import towards
+
+        return towards(cluster.master_host)
+    alone = cluster.master_host == LOOPBACK and not cluster.launched
+    return "lo" if alone and "lo" in present else ""
+
+
+def make_folders(cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
+    """Make and return the run's folders on this node; they belong to the run, not to the attempt."""
+    if cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"):
+        base = sagemaker_base(environ)
+        folders = {name: os.path.join(base, inner) for name, inner in SAGEMAKER.items()}
+    else:
+        base = environ.get("CLOUDTRAIN_RUN_DIR") or os.path.join(os.path.dirname(source), "run")
+        folders = {name: os.path.join(base, name) for name in ("checkpoints", "outputs", "model")}
+    for folder in folders.values():
+        os.makedirs(folder, exist_ok=True)
+    return folders

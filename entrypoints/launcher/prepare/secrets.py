@@ -1,0 +1,134 @@
+"""Secrets of the job: fetched on the node from the first source that has them, never from our own environment."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import Refused, one_line
+
+SHORTEST = 4  # a shorter value would be masked all over the log
+
+
+def resolve(wanted: Mapping[str, Sequence[str]], given: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> value for every secret; blocking (cloud stores are asked). Raises Refused with all that is wrong.
+
+    `given` are the values that came over standard input, by source ("env:NAME").
+    """
+    values, problems = {}, []
+    for name, sources in wanted.items():
+        tried = []
+        for source in sources:
+            value = None
+            try:
+                value = _read(source, given)
+            except _Absent as reason:
+                tried.append(f"{source}: {reason}")
+            if value is not None:
+                values[name] = value
+                break
+        else:
+            problems.append(f"the secret {name} was not found ({'; '.join(tried) or 'it names no source'})")
+            continue
+        if len(values[name]) < SHORTEST:
+            problems.append(f"the secret {name} has fewer than {SHORTEST} characters and cannot be masked in the log")
+        elif "\0" in values[name]:
+            problems.append(f"the secret {name} holds a NUL character, which no environment can")
+    if problems:
+        raise Refused("; ".join(problems))
+    return values
+
+
+class _Absent(Exception):
+    """This source does not have it; the next one is tried."""
+
+
+def _read(source: str, given: Mapping[str, str]) -> str:
+    scheme, _, name = source.partition(":")
+    if scheme == "env":
+        if source not in given:
+            raise _Absent("not sent by the client")
+        return given[source]
+    if scheme == "file":
+        return _file(name)
+    if scheme == "k8s":  # the kubelet has put it into our environment
+        value = os.environ.get(f"CLOUDTRAIN_SECRET_{name.replace('/', '_')}")
+        if value is None:
+            raise _Absent("the cluster has no such secret or key, or this is no pod")
+        return value
+    if scheme == "aws-secretsmanager":
+        return _aws(name)
+    if scheme == "gcp-secretmanager":
+        return _gcp(name)
+    raise _Absent("no known kind of source")
+
+
+def _file(path: str) -> str:
+    path = os.path.expanduser(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _Absent(error.strerror or str(error)) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise _Absent("not a file")
+    with os.fdopen(descriptor, "rb") as file:
+        # A secret that others can read is an accident to be told of, not a reason to look elsewhere.
+        if stat.S_IMODE(found.st_mode) & 0o177:
+            mode = f"{stat.S_IMODE(found.st_mode):o}"
+            raise Refused(f"the secret file {path} has mode {mode}; chmod 600 makes it private")
+        if found.st_uid != os.geteuid():
+            raise Refused(f"the secret file {path} belongs to another user (uid {found.st_uid})")
+        try:
+            return file.read().decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise Refused(f"the secret file {path} is not UTF-8 text") from None
+
+
+def _aws(name: str) -> str:
+    """Ask AWS Secrets Manager; `name#key` picks a key of a secret that is a JSON object."""
+    boto3 = load("boto3", "boto3", f"aws-secretsmanager:{name}")
+    name, _, key = name.partition("#")
+    try:
+        found = boto3.client("secretsmanager").get_secret_value(SecretId=name)
+    except Exception as error:
+        raise _Absent(one_line(error)) from None
+    return _pick(found.get("SecretString") or found["SecretBinary"].decode(), key)
+
+
+def _gcp(name: str) -> str:
+    """Ask Google Secret Manager: projects/P/secrets/S[/versions/V], or S in the default project."""
+    service = load("google.cloud.secretmanager", "google-cloud-secret-manager", f"gcp-secretmanager:{name}")
+    name, _, key = name.partition("#")
+    try:
+        if not name.startswith("projects/"):
+            project = os.environ.get("GOOGLE_CLOUD_PROJECT") or importlib.import_module("google.auth").default()[1]
+            name = f"projects/{project}/secrets/{name}"
+        if "/versions/" not in name:
+            name += "/versions/latest"
+        found = service.SecretManagerServiceClient().access_secret_version(name=name)
+    except Exception as error:
+        raise _Absent(one_line(error)) from None
+    return _pick(found.payload.data.decode(), key)
+
+
+def _pick(text: str, key: str) -> str:
+    if not key:
+        return text
+    try:
+        return str(json.loads(text)[key])
+    except (ValueError, KeyError, TypeError):
+        raise _Absent(f"it has no key {key}") from None
+
+
+def load(module: str, distribution: str, what: str) -> Any:
+    """Import a client that only some jobs need; raises Refused with the pip line when it is absent."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise Refused(f"{what} needs {distribution} on the node: pip install {distribution}") from None

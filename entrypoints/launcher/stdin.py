@@ -1,0 +1,109 @@
+"""What reaches a launcher besides its environment, and whether the world that it finds is the one asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Mapping
+
+from .errors import Refused
+from .manifest import Manifest
+from .world.cluster import Cluster, sagemaker_base
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+STDIN_S = 60
+LEASE = "lease"  # in the node's folder: touched whenever a client looks
+
+
+def check_world(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse a world that is not what was asked for."""
+    if cluster.launched:
+        real = int(environ["WORLD_SIZE"])
+        if real != manifest.world_size:
+            raise Refused(f"{manifest.world_size} processes were asked for, another launcher started {real}")
+    elif cluster.nodes is not None and not manifest.fewest_nodes <= cluster.nodes <= manifest.nodes:
+        raise Refused(f"{manifest.nodes} nodes were asked for, {cluster.platform} gave {cluster.nodes}")
+    elif not 0 <= cluster.node_rank < manifest.nodes:
+        raise Refused(f"node rank {cluster.node_rank} is not one of {manifest.nodes} nodes")
+    elif cluster.node_rank > 0 and not cluster.control_port:
+        raise Refused("CLOUDTRAIN_CONTROL is not set, so node 0 cannot be found")
+    elif cluster.nodes is not None:
+        manifest.nodes = cluster.nodes  # min_nodes allows it
+
+
+def alone(manifest: Manifest) -> Manifest:
+    """Return the manifest of one rank that another launcher has started: it has no peers of ours to wait for."""
+    manifest.nodes = manifest.processes_per_node = 1
+    return manifest
+
+
+def sagemaker_file(name: str) -> str:
+    """Return the text of one of SageMaker's configuration files, "" elsewhere."""
+    try:
+        with open(os.path.join(sagemaker_base(os.environ), "input", "config", name), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def starter_died() -> bool:
+    """Return whether standard input was closed before a word came: who started this was killed in the middle of it.
+
+    Nothing was begun then, so that whoever comes next may start it anew, secrets included.
+    """
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(STDIN_S * 1000))
+
+
+def standard_input() -> dict[str, Any]:
+    """Return the JSON object on standard input, and leave nothing there; raises Refused."""
+    text = b""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    while poll.poll(STDIN_S * 1000):
+        data = os.read(0, 65536)
+        if not data:
+            break
+        text += data
+    else:
+        raise Refused(f"standard input did not end within {STDIN_S} s")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        found = json.loads(text) if text.strip() else {}
+        if not isinstance(found, dict):
+            raise ValueError
+    except ValueError:
+        raise Refused("standard input does not hold one JSON object") from None
+    return found
+
+
+class Lease:
+    """A job that ends when nobody looks at it any more; only where its backend asks for that (CLOUDTRAIN_LEASE_S)."""
+
+    def __init__(self, path: str, length_s: float) -> None:
+        self._path, self.length_s = path, length_s
+        self._seen = 0.0
+        self._since = time.monotonic()  # by our own clock: the files' may be set
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Lease | None:
+        length, folder = environ.get("CLOUDTRAIN_LEASE_S"), environ.get("CLOUDTRAIN_NODE_DIR")
+        return cls(os.path.join(folder, LEASE), float(length)) if length and folder else None
+
+    def over(self) -> bool:
+        """Return whether nobody has looked for as long as the lease lasts."""
+        try:
+            seen = os.stat(self._path).st_mtime
+        except OSError:
+            seen = 0.0
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        return time.monotonic() - self._since > self.length_s

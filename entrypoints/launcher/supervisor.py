@@ -1,0 +1,427 @@
+"""The supervisor of a node: prepares it, starts its ranks with the other nodes', and ends everything when they end.
+
+One thread and one loop; only the preparation, which may take minutes, has a thread of its own, so that heartbeats,
+signals and the guard's death are noticed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from . import manifest as manifests
+from . import processes
+from .errors import Refused
+from .log import KeptLog, Log
+from .loop import Loop
+from .output.written import NewCheckpoints
+from .prepare.node import prepare_node
+from .ranks import Prepared, Ranks, command, environment
+from .stall import STACKS_S, StallDetector, show_stacks
+from .status import Status, stamp
+from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
+from .usage import EVERY_S, Usage
+from .world import cluster as clusters
+from .world.channel import JOIN_S, Listener, World
+from .world.coordinator import Coordinator
+from .world.outcome import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Outcome, launcher_code, refused_outcome
+from .world.worker import Worker
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from .output.history import History
+
+TICK_S = 1.0
+SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
+LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
+SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
+EXIT_BROKEN = 70  # an error of the launcher itself
+EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
+FINISHED_S = 900.0  # there: how long nodes wait until all have brought their results home
+EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
+
+
+class Supervisor:
+    """One attempt on this node, from the first word of status.json to the last."""
+
+    def __init__(self, environ: Mapping[str, str], source: str, guard: int, lifeline: int) -> None:
+        self._environ, self._source, self._lifeline = environ, source, lifeline
+        folder = environ.get("CLOUDTRAIN_NODE_DIR") or None
+        self.status = Status(folder, guard)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        self.log = Log.in_folder(folder) if folder else self._standard_output()
+        self._loop = Loop()
+        self._ranks = Ranks(self._loop, self.log, self._rank_ended)
+        self._peers: Coordinator | Worker
+        self._prepared: Prepared | None = None
+        self._outcome: Outcome | None = None
+        self._guard_died = False
+        self._stopping: str | None = None
+        self._asked_at: float | None = None  # when the first request to stop came
+        self._cancelled = False  # a person asked
+        self._kill_at: float | None = None
+        self._end_at: float | None = None  # when max_runtime is over
+        self._lease: Lease | None = None
+        self._stall: StallDetector | None = None
+        self._new_checkpoints: NewCheckpoints | None = None
+        self._history: History | None = None
+        self._preparation: Prepared | Refused | None = (
+            None  # what the preparing thread has come to: a Prepared or a Refused
+        )
+
+    def _standard_output(self) -> Log:
+        return KeptLog(1)
+
+    def _start_history(self, folders: Mapping[str, str]) -> None:
+        """Begin to bring the run's history to its output, where there is one; raises Refused."""
+        if not self._manifest.output and self._cluster.platform != "sagemaker":
+            self.log.forget()
+            return
+        from .output import history
+
+        where = history.place(self._manifest, self._cluster, self._environ, folders)
+        if where is not None:
+            self._history = history.History(where, self._manifest, self._cluster, self.log)
+            self._history.begin(self.status.fields)
+
+    def run(self) -> int:
+        """Supervise until the end and return the launcher's exit code; blocking."""
+        self._listen()
+        self.status.set()
+        self.log.event("state", state="STARTING")
+        try:
+            self._begin()
+            self._attend()
+        except Refused as reason:
+            self._outcome = self._outcome or refused_outcome(str(reason))
+        except Exception:
+            import traceback
+
+            text = traceback.format_exc()
+            self.log.say(text.rstrip())
+            broken = f"the launcher broke: {text.splitlines()[-1]}"
+            self._outcome = Outcome("FAILED", EXIT_BROKEN, "launcher", None, broken)
+        return self._finish(self._outcome or refused_outcome("the launcher came to no verdict"))
+
+    def _listen(self) -> None:
+        """Turn signals and the guard's death into something that the loop can wait for."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._signals = read
+        self._loop.watch(read, self._signalled)
+        if self._lifeline >= 0:
+            self._loop.watch(self._lifeline, self._guard_gone)
+
+    def _begin(self) -> None:
+        config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
+        self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters))
+        self._cluster = cluster = clusters.resolve(self._environ, config)
+        given = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
+        for value in (given.get("token"), *(given.get("secrets") or {}).values()):
+            if value:
+                self.log.hide(value)
+        check_world(manifest, cluster, self._environ)
+        self.status.fields["world_size"] = manifest.world_size
+        self._lease = Lease.of(self._environ)
+        peers = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
+        join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or JOIN_S)
+        self._peers = peers(
+            self._loop,
+            alone(manifest) if cluster.launched else manifest,
+            cluster,
+            given.get("token") or "",
+            Listener(self._start, self._stop, self._decided),
+            join_s,
+        )
+        if self.status.cancelled:
+            self._request()
+        control = self._peers.open()
+        if control:
+            self.status.set(control={"host": control[0], "port": control[1]})
+        self._work = threading.Thread(target=self._prepare, args=(given.get("secrets") or {},), daemon=True)
+        self._work.start()
+
+    def _prepare(self, given: Mapping[str, str]) -> None:
+        """Runs in its own thread and ends by waking the loop."""
+        try:
+            self._preparation = prepare_node(
+                self._manifest, self._cluster, self._environ, given, self._source, self.log, self._start_history
+            )
+            if self._history is not None and self._preparation.sync is not None:
+                self._history.epoch = self._preparation.sync.epoch
+        except Refused as reason:
+            self._preparation = reason
+        except BaseException as error:
+            self._preparation = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    def _attend(self) -> None:
+        """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
+        beat = time.monotonic()
+        usage = Usage()
+        measure_at: float | None = None
+        while not self._guard_died:
+            now = time.monotonic()
+            if self._outcome is not None and not self._ranks.running and self._peers.settled:
+                return
+            self._loop.wait(self._pause(now))
+            now = time.monotonic()
+            if isinstance(self._preparation, Refused):
+                reason, self._preparation = self._preparation, None
+                self._peers.refuse(str(reason))
+            elif self._preparation is not None:
+                self._work.join()
+                self._prepared, self._preparation = self._preparation, None
+                self._peers.ready()
+            if self._kill_at is not None and now >= self._kill_at:
+                self._ranks.kill()
+                self._kill_at = now + 1.0
+            if self._end_at is not None and now >= self._end_at:
+                self._end_at = None
+                self._peers.stop("TIMED_OUT")
+            due = now - beat >= TICK_S
+            if due:
+                beat = now
+                self.log.flush()
+                if self._prepared is not None and self._prepared.sync is not None:
+                    self._prepared.sync.freshness.look()
+                if self.status.cancelled and not self._cancelled:
+                    self._request()
+                if self._lease is not None and self._stopping is None and self._lease.over():
+                    self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
+                    self._peers.stop("PREEMPTED")
+                if self._stall is not None and self._stall.look(self._ranks.running, now):
+                    self._peers.idle(now - self.log.spoke_at, self._stall.idle_s(now))
+                if self._ranks.running and measure_at is None:
+                    measure_at = now + EVERY_S
+                    if self._manifest.gpus_per_node:
+                        usage.watch_gpus(self._loop, self._cluster.gpus, self._environ)
+                elif measure_at is not None and now >= measure_at:
+                    measure_at = now + EVERY_S
+                    self.log.event("usage", **usage.sample(), **self._checkpoint_age())
+                    self._report_new_checkpoints()
+            self._peers.tick(due)
+
+    def _report_new_checkpoints(self) -> None:
+        """Tell of a script's own checkpoints, so that a run which gets on is known from one that does not."""
+        if self._new_checkpoints is not None and (name := self._new_checkpoints.look()):
+            self.log.event("checkpoint", written=name)
+
+    def _checkpoint_age(self) -> dict[str, float]:
+        """Return how old the newest checkpoint in the output is, where there is one to be."""
+        age_s = None
+        if self._prepared is not None and self._prepared.sync is not None:
+            age_s = self._prepared.sync.freshness.age_s
+        return {} if age_s is None else {"checkpoint_age_s": round(age_s, 1)}
+
+    def _pause(self, now: float) -> float:
+        """Return how long the loop may sleep."""
+        pause = TICK_S if self._outcome is None else 0.05
+        pause = min(pause, self._peers.patience_s)
+        for moment in (self._kill_at, self._end_at):
+            if moment is not None:
+                pause = min(pause, max(0.0, moment - now))
+        return pause
+
+    def _start(self, world: World) -> None:
+        """All nodes are ready: start the ranks."""
+        manifest, prepared = self._manifest, self._prepared
+        assert prepared is not None, "the gang starts when every node has said that it is ready"
+        count = manifest.processes_per_node
+        if manifest.stall_s:
+            manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
+        self._world = world
+        self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
+        environments = [
+            environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
+            for local in range(count)
+        ]
+        world_size = int(environments[0]["WORLD_SIZE"])
+        self.log.event(
+            "world",
+            nodes=world.nodes,
+            processes=count,
+            world_size=world_size,
+            node_rank=world.node_rank,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            gpus=manifest.gpus_per_node,
+            platform=self._cluster.platform,
+            python=sys.version.split()[0],
+        )
+        argv = command(prepared.python, manifest.argv)
+        self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
+        try:
+            for env in environments:
+                self._ranks.start(int(env["RANK"]), argv, env, self._source)
+        except OSError as error:
+            self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
+            return
+        if manifest.stall_s:
+            self.log.spoke_at = time.monotonic()
+            self._stall = StallDetector(manifest.stall_s, self._ranks.running, self.log.spoke_at)
+        if prepared.sync is not None:
+            prepared.sync.start()
+        self.status.set(state="RUNNING", world_size=world_size)
+        self.log.event("state", state="RUNNING")
+        if world.node_rank == 0:
+            from .prepare import packages  # only now: no rank waits for it
+
+            packages.report(prepared.python, self.log)
+
+    def _rank_ended(self, rank: int, code: int, at: float) -> None:
+        if self._outcome is not None:
+            return
+        if code != 0 and self._stopping is None:
+            if self.status.fields["failed_at"] is None:
+                self.status.set(failed_at=stamp(at))
+            self._peers.fail(rank, code, at, f"rank {rank} {manner(code)}")
+        if not self._ranks.running:
+            self._peers.end()
+
+    def _request(self) -> None:
+        """Somebody asks this node to stop: a signal, or the cancel mark. A second request ends the patience."""
+        now = time.monotonic()
+        first, self._asked_at = self._asked_at is None, self._asked_at or now
+        if self.status.cancelled and not self._cancelled:
+            self._cancelled = True  # a person's word, be it after a machine's
+            self._peers.stop("CANCELLED")
+        elif first:
+            self._peers.stop("PREEMPTED")
+        elif now - self._asked_at >= SECOND_REQUEST_S:
+            self._kill_at = now
+
+    def _stop(self, state: str) -> None:
+        """The attempt is to stop on all nodes: ask the ranks, and kill them when their time is over."""
+        self._stopping = state
+        if self._ranks.running:
+            self.status.set(state="STOPPING")
+            self.log.event("state", state="STOPPING")
+            if state == STALLED:
+                self.log.say(f"nothing happened for {self._manifest.stall_s:g} s (limits.stall); where the ranks are:")
+                show_stacks(self._ranks)
+                self._kill_at = time.monotonic() + STACKS_S
+                return
+            self._ranks.signal(signal.SIGTERM)
+            self._kill_at = time.monotonic() + self._manifest.grace_s
+
+    def _decided(self, outcome: Outcome) -> None:
+        """The attempt has ended: what still runs here has to go."""
+        self._outcome = outcome
+        self._end_at = None
+        if self._ranks.running:
+            self._ranks.signal(signal.SIGTERM)
+            patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S
+            limit = time.monotonic() + min(patience, self._manifest.grace_s)
+            self._kill_at = limit if self._kill_at is None else min(self._kill_at, limit)
+
+    def _signalled(self) -> None:
+        try:
+            numbers = os.read(self._signals, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._request()  # first: ranks that got the same signal may have died of it
+        if signal.SIGCHLD in numbers and self._prepared is not None:
+            # Not before: until then children belong to the preparing thread, which waits for them itself.
+            self._ranks.reap(processes.reap()[0])
+
+    def _guard_gone(self) -> None:
+        self._guard_died = True
+        self._outcome = Outcome("LOST", None, "launcher", None, "the guard was killed")
+
+    def _finish(self, outcome: Outcome) -> int:
+        """End every descendant, read what they left in their pipes, and say how it ended."""
+        self._ranks.reap(processes.end_descendants(self._ranks.groups))
+        self._ranks.drain()
+        self._report_new_checkpoints()
+        outcome = self._finish_output(outcome)
+        reason = self.log.masked(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
+        if outcome.state not in ("SUCCEEDED",) and reason:
+            self.log.say(reason)
+        code = launcher_code(outcome)
+        self.log.event(
+            "result", code=code, state=outcome.state, by=outcome.by, failed_rank=outcome.failed_rank, reason=reason
+        )
+        if outcome.state != "SUCCEEDED":
+            from . import sagemaker_failure
+
+            sagemaker_failure.write(outcome, reason)
+        self.log.event("state", state=outcome.state)
+        self.log.close()
+        last = {
+            "state": outcome.state,
+            "exit_code": outcome.exit_code,
+            "by": outcome.by,
+            "failed_rank": outcome.failed_rank,
+            "reason": reason,
+            "ended_at": stamp(time.time()),
+        }
+        if self._history is not None and not self._guard_died:
+            self._history.finish(last)  # before anybody learns that it has ended
+        on_vertex = hasattr(self, "_gang") and self._cluster.platform == "vertex"
+        if on_vertex:
+            self._await_others()
+        self.status.set(**last)
+        if hasattr(self, "_gang"):
+            self._peers.close()
+        return EXIT_RESTART if on_vertex and outcome.state == "PREEMPTED" else code
+
+    def _await_others(self) -> None:
+        """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""
+        self._peers.finished()
+        until = time.monotonic() + FINISHED_S
+        while not self._guard_died and not self._peers.all_finished and time.monotonic() < until:
+            self._loop.wait(0.2)
+
+    def _finish_output(self, outcome: Outcome) -> Outcome:
+        """Bring the run's folders to its output; a run whose results are not there has not succeeded."""
+        if self._prepared is None or self._prepared.sync is None or self._guard_died:
+            return outcome
+        problem = self._prepared.sync.finish(
+            lambda: self.status.cancelled and not self._cancelled, outcome.state == "SUCCEEDED"
+        )
+        if not problem:
+            return outcome
+        if outcome.state != "SUCCEEDED":
+            return outcome._replace(reason=f"{outcome.reason}; the output is not complete: {problem}")
+        if self.status.cancelled:
+            return Outcome("CANCELLED", EXIT_RESUMABLE, "launcher", None, problem)
+        return Outcome("FAILED", EXIT_OUTPUT, "launcher", None, f"the output is not complete: {problem}")
+
+
+def manner(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code <= 128:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exited with code {code}"
+    return f"was killed by signal {code - 128} ({name})"
+
+
+def main(source: str, guard: int, lifeline: int) -> int:
+    """Run the supervisor of this node and return its exit code."""
+    processes.adopt_orphans()
+    if os.environ.get("CLOUDTRAIN_STDIN") == "1" and starter_died():
+        print("who started this supervisor died before giving it its secrets", file=sys.stderr)
+        return EXIT_LOST
+    try:
+        supervisor = Supervisor(os.environ, source, guard, lifeline)
+    except OSError as error:
+        print(f"the node's folder cannot be written: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return supervisor.run()

@@ -1,0 +1,115 @@
+"""The control channel between the supervisors of an attempt: JSON lines over TCP, node 0 in the middle.
+
+    node 0 -> node    challenge; welcome; start; stop; verdict; beat
+    node -> node 0    hello; ready; refuse; fail; end; stop; beat; told; home
+
+Both sides prove that they know the attempt's token, where one was given. A single node opens no socket at all.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import namedtuple
+from collections.abc import Callable
+
+from ..loop import Loop
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+JOIN_S = 300.0  # how long nodes may take to join; CLOUDTRAIN_JOIN_TIMEOUT_S
+SILENCE_S = 10.0  # a node that says nothing for so long is lost
+INFORM_S = 10.0  # how long a node waits at its end for others that should hear of it
+MAX_MESSAGE = 64 * 1024
+
+World = namedtuple("World", "nodes node_rank master_host master_port")
+World.__doc__ = "The world that starts: number of nodes, this node's rank in it, and where rank 0 will listen."
+Listener = namedtuple("Listener", "start stop outcome")
+Listener.__doc__ = "The supervisor's callbacks: start(World), stop(state), outcome(Outcome)."
+
+
+class Channel:
+    """One connection, as messages. `closed(why)` is called once, unless this side closes it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        connection: socket.socket,
+        message: Callable[[dict[str, Any]], None],
+        closed: Callable[[str], None],
+    ) -> None:
+        self._loop, self._socket = loop, connection
+        self.message, self.closed = message, closed
+        self._buffer = b""
+        self._open = True
+        self.last_message_at = time.monotonic()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.watch(connection.fileno(), self._read)
+
+    def send(self, **message: object) -> None:
+        if not self._open:
+            return
+        try:
+            # Messages are rare and small: a peer whose buffers are full has not read for minutes.
+            data = json.dumps(message).encode() + b"\n"
+            if self._socket.send(data) < len(data):
+                self._end("it does not read")
+        except OSError as error:
+            self._end(error.strerror or str(error))
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _end(self, why: str) -> None:
+        if self._open:
+            self.close()
+            self.closed(why)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        if not data:
+            self._end("the connection was closed")
+            return
+        self.last_message_at = time.monotonic()
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > MAX_MESSAGE:
+            self._end("it does not speak our language")
+            return
+        for line in lines:
+            if not self._open:
+                break
+            try:
+                self.message(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._end("it does not speak our language")
+
+
+def proof(token: str, side: str, nonce: str) -> str:
+    """Return what only a holder of the token can say to a nonce."""
+    if not token:
+        return ""
+    import hmac
+
+    return hmac.new(token.encode(), f"{side}:{nonce}".encode(), "sha256").hexdigest()
+
+
+def same(given: str, wanted: str) -> bool:
+    """Compare two proofs in constant time."""
+    if not wanted:
+        return True
+    import hmac
+
+    return hmac.compare_digest(given.encode(), wanted.encode())

@@ -1,0 +1,237 @@
+"""Where this node stands among its peers: the platform's environment, read by a pure function.
+
+Trap: on Vertex, PAI and Kubeflow RANK and WORLD_SIZE count nodes. They are ranks of processes only beside LOCAL_RANK.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import namedtuple
+from collections.abc import Mapping
+
+from ..errors import Refused
+
+LOOPBACK = "127.0.0.1"
+CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
+VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
+SAGEMAKER = {"checkpoints": "checkpoints", "outputs": "output/data", "model": "model"}  # below /opt/ml
+
+Cluster = namedtuple(
+    "Cluster",
+    "platform nodes node_rank hosts host control_host control_port master_host master_port gpus interface launched",
+    defaults=("local", None, 0, (), LOOPBACK, "", 0, LOOPBACK, 0, None, "", False),
+)
+Cluster.__doc__ = """This node's place.
+
+platform      local, launched, sagemaker, vertex, kubeflow, kubernetes, slurm or generic
+nodes         how many there are, None where the platform does not say (then: as the manifest says)
+node_rank     0..nodes-1
+hosts         addresses by node rank, where they are known
+host          the address by which other nodes see this one
+control_host  where node 0 listens for the others, with control_port (0: any free one, announced in status.json)
+master_host   MASTER_ADDR of the ranks; master_port 0: node 0 picks one
+gpus          the GPUs that this node may use ("0,1"), None: all that are visible
+interface     the network interface that the platform names, or ""
+launched      ranks were started from outside already: this process is one of them
+"""
+
+
+def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
+    """Return this node's place from its environment and, on SageMaker, the text of resourceconfig.json.
+
+    Pure. Raises Refused when what the platform says cannot be understood.
+    """
+    try:
+        for detect in (_cloudtrain, _launched, _sagemaker, _vertex, _kubeflow, _kubernetes, _slurm, _generic):
+            cluster = detect(environ, resourceconfig)
+            if cluster is not None:
+                return cluster._replace(gpus=environ.get("CLOUDTRAIN_GPUS"))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Refused(f"the platform's environment cannot be read: {type(error).__name__}: {error}") from None
+    return Cluster(nodes=1, gpus=environ.get("CLOUDTRAIN_GPUS"))
+
+
+def _cloudtrain(environ: Mapping[str, str], _: str) -> Cluster | None:
+    """Local and SSH: the backend says everything itself. It goes first: a shell inside Slurm may start a local run."""
+    if "CLOUDTRAIN_NODE_RANK" not in environ:
+        return None
+    host = environ.get("CLOUDTRAIN_HOST") or LOOPBACK
+    control_host, _, port = environ.get("CLOUDTRAIN_CONTROL", "").rpartition(":")
+    control_host = control_host.strip("[]") or host
+    rank = int(environ["CLOUDTRAIN_NODE_RANK"])
+    nodes = environ.get("CLOUDTRAIN_NUM_NODES")
+    return Cluster("local", int(nodes) if nodes else None, rank, (), host, control_host, int(port or 0), control_host)
+
+
+def _launched(environ: Mapping[str, str], _: str) -> Cluster | None:
+    """Under torchrun, srun or mpirun with one task for a rank: do not launch again."""
+    if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
+        return None
+    node_rank = int(environ.get("GROUP_RANK") or environ.get("NODE_RANK") or 0)
+    master = environ.get("MASTER_ADDR") or LOOPBACK
+    return Cluster(
+        "launched", None, node_rank, (), LOOPBACK, "", 0, master, int(environ.get("MASTER_PORT") or 0), launched=True
+    )
+
+
+def _sagemaker(environ: Mapping[str, str], resourceconfig: str) -> Cluster | None:
+    if environ.get("SM_HOSTS") and environ.get("SM_CURRENT_HOST"):
+        hosts, current = json.loads(environ["SM_HOSTS"]), environ["SM_CURRENT_HOST"]
+        interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
+    elif resourceconfig:
+        # With our launcher as the container's own command no toolkit has run: there is no SM_* variable at all.
+        config = json.loads(resourceconfig)
+        hosts, current, interface = config["hosts"], config["current_host"], config.get("network_interface_name", "")
+    else:
+        return None
+    hosts = sorted(hosts, key=_natural)
+    if current not in hosts:
+        raise Refused(f"this host, {current}, is not one of SageMaker's hosts: {', '.join(hosts)}")
+    return Cluster(
+        "sagemaker",
+        len(hosts),
+        hosts.index(current),
+        tuple(hosts),
+        current,
+        hosts[0],
+        CONTROL_PORT,
+        hosts[0],
+        interface=interface,
+    )
+
+
+def sagemaker_base(environ: Mapping[str, str]) -> str:
+    """Return the folder in which SageMaker lays everything; a simulator on a plain machine has another."""
+    return environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
+
+
+def _vertex(environ: Mapping[str, str], _: str) -> Cluster | None:
+    if not environ.get("CLUSTER_SPEC"):
+        return None
+    spec = json.loads(environ["CLUSTER_SPEC"])
+    task, index = spec["task"]["type"], int(spec["task"]["index"])
+    if task not in ("workerpool0", "workerpool1"):
+        raise Refused(f"this replica belongs to {task}, which takes no part in training")
+    pools = spec["cluster"]
+    hosts = [*pools["workerpool0"], *pools.get("workerpool1", ())]
+    rank = index if task == "workerpool0" else len(pools["workerpool0"]) + index
+    names = tuple(_without_port(host) for host in hosts)
+    control_port = int(hosts[0].rpartition(":")[2]) if ":" in hosts[0] else CONTROL_PORT
+    # RANK and WORLD_SIZE of this platform count nodes and are not looked at.
+    return Cluster(
+        "vertex",
+        len(hosts),
+        rank,
+        names,
+        names[rank],
+        names[0],
+        control_port,
+        names[0],
+        int(environ.get("MASTER_PORT") or VERTEX_MASTER_PORT),
+    )
+
+
+def _kubeflow(environ: Mapping[str, str], _: str) -> Cluster | None:
+    if not {"PET_NNODES", "PET_NODE_RANK"} <= environ.keys():
+        return None
+    nodes = int(environ["PET_NNODES"].rpartition(":")[2])  # "1:4" is torchrun's elastic form
+    rank = int(environ["PET_NODE_RANK"])
+    master = environ.get("PET_MASTER_ADDR") or (LOOPBACK if nodes == 1 else "")
+    if not master:
+        raise Refused("PET_MASTER_ADDR is not set, so node 0 cannot be found")
+    return Cluster(
+        "kubeflow",
+        nodes,
+        rank,
+        (),
+        master if rank == 0 else "",
+        master,
+        CONTROL_PORT,
+        master,
+        int(environ.get("PET_MASTER_PORT") or 0),
+    )
+
+
+def _kubernetes(environ: Mapping[str, str], _: str) -> Cluster | None:
+    if not environ.get("JOB_COMPLETION_INDEX"):
+        return None
+    rank = int(environ["JOB_COMPLETION_INDEX"])
+    nodes = int(environ["CLOUDTRAIN_NUM_NODES"]) if environ.get("CLOUDTRAIN_NUM_NODES") else None
+    master = environ.get("MASTER_ADDR") or (LOOPBACK if rank == 0 and nodes in (None, 1) else "")
+    if not master:
+        raise Refused("MASTER_ADDR is not set, so the pod with index 0 cannot be found")
+    # A pod's name may be unknown to DNS for a while: node 0 listens on its address, the others ask again.
+    own = environ.get("CLOUDTRAIN_POD_IP") or master
+    return Cluster(
+        "kubernetes",
+        nodes,
+        rank,
+        (),
+        own if rank == 0 else "",
+        own if rank == 0 else master,
+        CONTROL_PORT,
+        own if rank == 0 else master,
+        int(environ.get("MASTER_PORT") or 0),
+    )
+
+
+def _slurm(environ: Mapping[str, str], _: str) -> Cluster | None:
+    if "SLURM_JOB_ID" not in environ or "SLURM_NODEID" not in environ:
+        return None
+    nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"])
+    rank = int(environ["SLURM_NODEID"])
+    hosts = expand_hosts(
+        environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    )
+    if len(hosts) != nodes:
+        raise Refused(f"Slurm gave {nodes} nodes but names {len(hosts)}: {', '.join(hosts) or 'none'}")
+    # Two jobs may share a machine: the port comes from the job's number, below the ephemeral range.
+    port = 20000 + int(environ["SLURM_JOB_ID"]) % 10000
+    return Cluster("slurm", nodes, rank, hosts, hosts[rank], hosts[0], port, hosts[0])
+
+
+def _generic(environ: Mapping[str, str], _: str) -> Cluster | None:
+    """Platforms that set RANK and WORLD_SIZE for nodes (PAI, PyTorchJob): there is no LOCAL_RANK beside them."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys() or "LOCAL_RANK" in environ:
+        return None
+    rank, master = int(environ["RANK"]), environ["MASTER_ADDR"]
+    return Cluster(
+        "generic",
+        int(environ["WORLD_SIZE"]),
+        rank,
+        (),
+        master if rank == 0 else "",
+        master,
+        CONTROL_PORT,
+        master,
+        int(environ.get("MASTER_PORT") or 0),
+    )
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of a Slurm node list: "n[01-03,7],login" is n01 n02 n03 n7 login."""
+    hosts = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
+            choices = [plain + number for number in _numbers(ranges)] if ranges else [plain]
+            names = [name + choice for name in names for choice in choices]
+        hosts += names
+    return tuple(hosts)
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
+def _natural(name: str) -> list[object]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _without_port(host: str) -> str:
+    return host.rpartition(":")[0] if ":" in host else host

@@ -1,0 +1,243 @@
+"""Node 0's end of the control channel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from ..errors import Refused
+from ..loop import Loop
+from ..manifest import Manifest
+from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
+from .cluster import LOOPBACK, Cluster
+from .outcome import EXIT_REFUSED, STALLED, ClusterState, Outcome, Start, refused_outcome
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Coordinator:
+    """Node 0's end: takes the others in, asks the gang what follows, and tells everybody."""
+
+    def __init__(
+        self, loop: Loop, manifest: Manifest, cluster: Cluster, token: str, listener: Listener, join_s: float
+    ) -> None:
+        self._loop, self._manifest, self._cluster, self._token, self._listener = (
+            loop,
+            manifest,
+            cluster,
+            token,
+            listener,
+        )
+        self._join_by = time.monotonic() + join_s
+        self._state = ClusterState(manifest, self._join_by, join_s)
+        self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
+        self._workers: dict[int, Channel] = {}
+        self._informed: set[int] = set()
+        self._finished: set[int] = set()
+        self._server: socket.socket | None = None
+        self._outcome: Outcome | None = None
+        self._inform_by = 0.0
+        self._awaited = 0  # how many nodes have to have heard the outcome
+        self._started = False
+        self._port: socket.socket | None = None  # held until the end
+        self._state.join(0, socket.gethostname(), manifest.processes_per_node)
+
+    def open(self) -> tuple[str, int] | None:
+        """Listen for the other nodes and return where, None for a single node; raises Refused."""
+        if self._manifest.nodes == 1:
+            return None
+        host, port = self._cluster.control_host, self._cluster.control_port
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            server = socket.socket(family, kind, protocol)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(address)
+            server.listen(128)
+        except OSError as error:
+            raise Refused(f"node 0 cannot listen on {host}:{port}: {error.strerror or error}") from None
+        server.setblocking(False)
+        self._server = server
+        self._loop.watch(server.fileno(), self._accept)
+        return host, server.getsockname()[1]
+
+    def ready(self) -> None:
+        self._state.ready(0)
+        self._decide()
+
+    def refuse(self, reason: str) -> None:
+        self._state.refuse(0, reason)
+        self._decide()
+
+    def fail(self, rank: int, code: int, at: float, reason: str) -> None:
+        self._state.fail(0, rank, code, at, reason)
+        self._decide()
+
+    def end(self) -> None:
+        self._state.end(0)
+        self._decide()
+
+    def idle(self, quiet_s: float, idle_s: float) -> None:
+        """For how long no rank of this node has spoken, and the idlest has done nothing."""
+        self._state.idle(0, quiet_s, idle_s)
+
+    def stop(self, state: str) -> None:
+        before = self._state.stopping
+        self._state.stop(state, time.time())
+        if before is None and self._outcome is None:
+            for channel in list(self._workers.values()):
+                channel.send(kind="stop", state=state)
+            self._listener.stop(state)
+        self._decide()
+
+    def tick(self, beat: bool) -> None:
+        """Say that we live, notice who does not any more, and decide what only time decides."""
+        now = time.monotonic()
+        for node, channel in list(self._workers.items()):
+            if beat:
+                channel.send(kind="beat")
+            if now - channel.last_message_at > SILENCE_S:
+                channel.close()
+                self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
+        if beat and self._state.stalled:
+            self.stop(STALLED)
+        for channel, until in list(self._guests.items()):
+            if now > until:
+                del self._guests[channel]
+                channel.close()
+        self._decide()
+
+    @property
+    def patience_s(self) -> float:
+        """How long `tick` may be left waiting."""
+        return self._state.patience_s
+
+    @property
+    def settled(self) -> bool:
+        """Whether all others have heard the outcome (or will not): this node may leave."""
+        if self._outcome is None:
+            return False
+        if time.monotonic() > self._inform_by:
+            return True
+        return not set(self._workers) - self._informed and len(self._informed) >= self._awaited
+
+    def finished(self) -> None:
+        """This node's results are where they belong; the others say so themselves."""
+
+    @property
+    def all_finished(self) -> bool:
+        return set(self._workers) <= self._finished
+
+    def close(self) -> None:
+        for channel in [*self._guests, *self._workers.values()]:
+            channel.close()
+        if self._server is not None:
+            self._loop.unwatch(self._server.fileno())
+            self._server.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._server.accept()  # type: ignore[union-attr]
+        except OSError:
+            return
+        nonce = os.urandom(16).hex()
+        channel = Channel(
+            self._loop,
+            connection,
+            lambda message: self._on_hello(channel, nonce, message),
+            lambda _: self._leave(channel),
+        )
+        self._guests[channel] = time.monotonic() + SILENCE_S
+        channel.send(kind="challenge", nonce=nonce)
+
+    def _leave(self, guest: Channel) -> None:
+        self._guests.pop(guest, None)
+
+    def _on_hello(self, channel: Channel, nonce: str, message: dict[str, Any]) -> None:
+        """Judge the first message of a guest: a node of this attempt that knows the token becomes a member."""
+        node = int(message["node"])
+        problem = None
+        if not same(message["proof"], proof(self._token, "node", nonce)):
+            problem = f"node {node} does not know the attempt's token"
+        elif message["attempt"] != self._manifest.attempt_id:
+            problem = f"node {node} belongs to attempt {message['attempt']}, not to {self._manifest.attempt_id}"
+        elif self._outcome is None:
+            problem = self._state.join(node, str(message["hostname"]), int(message["processes"]))
+        del self._guests[channel]
+        if problem is not None:
+            channel.send(kind="verdict", **refused_outcome(problem)._asdict())
+            channel.close()
+            return
+        self._workers[node] = channel
+        channel.message = lambda received: self._on_message(node, received)
+        channel.closed = lambda why: self._lose(node, why)
+        channel.send(kind="welcome", proof=proof(self._token, "hub", message["nonce"]))
+        if self._outcome is not None:  # it comes when all is over: it need not wait to learn so
+            channel.send(kind="verdict", **self._outcome._asdict())
+        self._decide()
+
+    def _on_message(self, node: int, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "told":
+            self._informed.add(node)
+        elif kind == "home":
+            self._finished.add(node)
+        elif self._outcome is not None:
+            return
+        elif kind == "beat":
+            self._state.record_clock(node, float(message["at"]), time.time())
+            if "quiet_s" in message:
+                self._state.idle(node, float(message["quiet_s"]), float(message["idle_s"]))
+        elif kind == "ready":
+            self._state.ready(node)
+        elif kind == "refuse":
+            self._state.refuse(node, str(message["reason"]))
+        elif kind == "fail":
+            self._state.fail(
+                node, int(message["rank"]), int(message["code"]), float(message["at"]), str(message["reason"])
+            )
+        elif kind == "end":
+            self._state.end(node)
+        elif kind == "stop":
+            self.stop(str(message["state"]))
+        self._decide()
+
+    def _lose(self, node: int, why: str) -> None:
+        self._workers.pop(node, None)
+        self._informed.add(node)
+        self._state.lose(node, why)
+        self._decide()
+
+    def _decide(self) -> None:
+        decision = self._state.decide(time.monotonic())
+        if isinstance(decision, Start):
+            self._start(decision)
+        elif isinstance(decision, Outcome):
+            self._outcome = decision
+            self._inform_by = time.monotonic() + INFORM_S
+            # Nodes that are still on their way should hear why there is nothing to join, or they would wait for long.
+            early = decision.exit_code == EXIT_REFUSED and not self._started and time.monotonic() < self._join_by
+            self._awaited = self._manifest.nodes - 1 if early else 0
+            for channel in list(self._workers.values()):
+                channel.send(kind="verdict", **decision._asdict())
+            self._listener.outcome(decision)
+
+    def _start(self, start: Start) -> None:
+        self._started = True
+        host, port = self._cluster.master_host, self._cluster.master_port
+        if len(start.node_ranks) == 1:
+            host, port = LOOPBACK, 0
+        if not port:
+            from .ports import hold
+
+            self._port = hold()
+            port = self._port.getsockname()[1]
+        for new, node in enumerate(start.node_ranks):
+            world = World(len(start.node_ranks), new, host, port)
+            if node == 0:
+                own = world
+            elif node in self._workers:
+                self._workers[node].send(kind="start", **world._asdict())
+        self._listener.start(own)

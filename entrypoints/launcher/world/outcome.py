@@ -1,0 +1,214 @@
+"""What happens to all nodes of an attempt together: decided on node 0, without any I/O.
+
+Nodes join, say that they are ready, and start together. The first failure by time over all nodes, a lost node or a
+request to stop ends the attempt everywhere: no rank goes on in a world that is no longer whole.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from ..manifest import Manifest
+
+EXIT_RESUMABLE = 75  # left on request
+EXIT_REFUSED = 78  # refused before training
+EXIT_LOST = 69  # a node is gone; nobody knows a code
+SETTLE_S = 0.25  # how long an earlier failure of another node may take to be heard of
+SIGNAL_S = 0.5  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
+TERMINATED = (128 + 15, 128 + 2)
+STALLED = (
+    "STALLED"  # what an attempt that does nothing is asked to stop with; its outcome is LOST: it may be tried again
+)
+CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
+
+Outcome = namedtuple("Outcome", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
+Outcome.__doc__ = "How the attempt ended, the same on every node; exit_code is None when nobody knows one (LOST)."
+
+Start = namedtuple("Start", "node_ranks")
+Start.__doc__ = "All ranks start now: the nodes that take part, in the order of their new node ranks."
+
+
+def launcher_code(outcome: Outcome) -> int:
+    """Return what the launcher exits with."""
+    return EXIT_LOST if outcome.exit_code is None else outcome.exit_code
+
+
+def refused_outcome(reason: str) -> Outcome:
+    """Return the outcome on an attempt that cannot begin."""
+    return Outcome("FAILED", EXIT_REFUSED, "launcher", None, reason)
+
+
+class _Node:
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+        self.ready = False
+        self.ended = False
+        self.clock: float | None = None  # seconds to add to its times; None until it was heard
+
+
+class ClusterState:
+    """The attempt as node 0 knows it. `decide` is asked after every event and says what follows, once."""
+
+    def __init__(self, manifest: Manifest, join_by: float, join_s: float) -> None:
+        self._manifest = manifest
+        self._join_by = join_by
+        self._join_s = join_s
+        self._nodes: dict[int, _Node] = {}
+        self._started = False
+        self._decided = False
+        self._failures: list[tuple[float, int, Outcome]] = []  # when, on which node
+        self._settle_by: float | None = None
+        self._refused: str | None = None
+        self._lost: Outcome | None = None
+        self._lost_node = -1
+        self._signs: dict[int, tuple[float, float]] = {}  # of life, by node: seconds of silence, of idleness
+        self.stopping: str | None = None
+        self._stopped_at = 0.0
+
+    def join(self, node: int, hostname: str, processes: int) -> str | None:
+        """Take a node in, or return why not."""
+        if self._started or self._decided:
+            return "the attempt has begun without it"
+        if not 0 <= node < self._manifest.nodes:
+            return f"node rank {node} is not one of {self._manifest.nodes} nodes"
+        if node in self._nodes:
+            return f"node rank {node} is taken by {self._nodes[node].hostname}"
+        if processes != self._manifest.processes_per_node:
+            return f"node {node} would start {processes} processes, not {self._manifest.processes_per_node}"
+        self._nodes[node] = _Node(hostname)
+        return None
+
+    def record_clock(self, node: int, at: float, now: float) -> None:
+        """Learn from a node's heartbeat how its clock differs from ours."""
+        entry = self._nodes[node]
+        entry.clock = now - at if entry.clock is None else min(entry.clock, now - at)
+
+    def idle(self, node: int, quiet_s: float, idle_s: float) -> None:
+        """Learn for how long no rank of a node has spoken, and the idlest of them has done nothing."""
+        self._signs[node] = (quiet_s, idle_s)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no rank of any node has spoken, and one has done nothing, for as long as the job allows."""
+        limit_s = self._manifest.stall_s
+        going = [number for number, node in self._nodes.items() if not node.ended]
+        if not limit_s or self._decided or self.stopping or not going or any(n not in self._signs for n in going):
+            return False
+        quiet_s = min(quiet for quiet, _ in self._signs.values())
+        return quiet_s >= limit_s and max(self._signs[number][1] for number in going) >= limit_s
+
+    def ready(self, node: int) -> None:
+        self._nodes[node].ready = True
+
+    def refuse(self, node: int, reason: str) -> None:
+        self._refused = self._refused or self._on(node, reason)
+
+    def fail(self, node: int, rank: int, code: int, at: float, reason: str) -> None:
+        """A rank ended badly at a time by its own node's clock; `rank` is the global one."""
+        clock = self._nodes[node].clock or 0.0
+        at += clock if abs(clock) > CLOCKS_AGREE_S else 0.0
+        if self.stopping is None or at < self._stopped_at:
+            self._failures.append((at, node, Outcome("FAILED", code, "script", rank, self._on(node, reason))))
+
+    def end(self, node: int) -> None:
+        """All ranks of a node have ended, well or after a request."""
+        self._nodes[node].ended = True
+
+    def lose(self, node: int, why: str) -> None:
+        """A node does not answer any more."""
+        entry = self._nodes.get(node)
+        if entry is None or (entry.ended and self.stopping):
+            return
+        if self.stopping:
+            entry.ended = True  # a machine that is taken away after the notice
+        elif self._lost is None:
+            self._lost = Outcome("LOST", None, "launcher", None, f"node {node} ({entry.hostname}) was lost: {why}")
+            self._lost_node = node
+
+    def stop(self, state: str, at: float) -> None:
+        """Somebody asks all ranks to leave: PREEMPTED, TIMED_OUT or CANCELLED, which outweighs PREEMPTED."""
+        if self.stopping is None:
+            self.stopping, self._stopped_at = state, at
+            # A scheduler may signal ranks and supervisors at once: who died of that has left on request.
+            self._failures = [failure for failure in self._failures if failure[2].exit_code not in TERMINATED]
+            if not self._failures:
+                self._settle_by = None
+        elif state == "CANCELLED" and self.stopping == "PREEMPTED":
+            self.stopping = state
+
+    @property
+    def patience_s(self) -> float:
+        """How long `decide` may be left waiting when nothing happens."""
+        return 0.02 if self._settle_by is not None else 1.0
+
+    def decide(self, now: float) -> Start | Outcome | None:
+        """Return what follows now: that all start, how the attempt ended, or None. `now` is monotonic."""
+        if self._decided:
+            return None
+        decision = self._running(now) if self._started else self._joining(now)
+        if isinstance(decision, Start):
+            self._started = True
+        elif decision is not None:
+            self._decided = True
+        return decision
+
+    def _joining(self, now: float) -> Start | Outcome | None:
+        if self.stopping:
+            return self._left()
+        if self._refused is not None:
+            return refused_outcome(self._refused)
+        if self._lost is not None:
+            return self._lost
+        asked, fewest = self._manifest.nodes, self._manifest.fewest_nodes
+        if len(self._nodes) < asked:
+            if now < self._join_by:
+                return None
+            if len(self._nodes) < fewest:
+                missing = ", ".join(str(node) for node in range(asked) if node not in self._nodes)
+                least = f" (min_nodes is {fewest})" if fewest < asked else ""
+                return refused_outcome(
+                    f"{len(self._nodes)} of {asked} nodes joined within {self._join_s:g} s{least}; missing: {missing}"
+                )
+        if all(node.ready for node in self._nodes.values()):
+            return Start(tuple(sorted(self._nodes)))
+        return None
+
+    def _running(self, now: float) -> Outcome | None:
+        if self._refused is not None:
+            return refused_outcome(self._refused)
+        if self._failures or self._lost is not None:
+            if self._settle_by is None:
+                self._settle_by = now + self._patience()
+            if now >= self._settle_by:
+                return self._first()
+            return None
+        if all(node.ended for node in self._nodes.values()):
+            return self._left() if self.stopping else Outcome("SUCCEEDED", 0, "script")
+        return None
+
+    def _first(self) -> Outcome | None:
+        """Return what came first: a rank whose peer's machine vanished breaks too, often before anybody misses that machine."""
+        failures = self._failures
+        if self._lost is not None:
+            failures = [failure for failure in failures if failure[1] == self._lost_node]
+        return min(failures)[2] if failures else self._lost
+
+    def _patience(self) -> float:
+        if any(outcome.exit_code in TERMINATED for *_, outcome in self._failures):
+            return SIGNAL_S
+        return SETTLE_S if len(self._nodes) > 1 else 0.0
+
+    def _left(self) -> Outcome:
+        if self.stopping == STALLED:
+            why = f"nothing happened for {self._manifest.stall_s:g} s (limits.stall)"
+            return Outcome("LOST", None, "launcher", None, why)
+        reasons = {
+            "PREEMPTED": "left on request",
+            "CANCELLED": "cancelled",
+            "TIMED_OUT": f"max_runtime ({self._manifest.max_runtime_s:g} s) was over",
+        }
+        before = "" if self._started else " before training began"
+        return Outcome(self.stopping, EXIT_RESUMABLE, "launcher", None, reasons[self.stopping or ""] + before)
+
+    def _on(self, node: int, reason: str) -> str:
+        return f"node {node}: {reason}" if self._manifest.nodes > 1 else reason

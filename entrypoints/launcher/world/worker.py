@@ -1,0 +1,178 @@
+"""The end of the control channel of every node but node 0."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from ..loop import Loop
+from ..manifest import Manifest
+from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
+from .cluster import Cluster
+from .outcome import EXIT_RESUMABLE, STALLED, Outcome, refused_outcome
+
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+RETRY_S = 0.1
+
+
+class Worker:
+    """The end of every other node: joins node 0, reports to it, and does what it says."""
+
+    def __init__(
+        self, loop: Loop, manifest: Manifest, cluster: Cluster, token: str, listener: Listener, join_s: float
+    ) -> None:
+        self._loop, self._manifest, self._cluster, self._token, self._listener = (
+            loop,
+            manifest,
+            cluster,
+            token,
+            listener,
+        )
+        self._join_s = join_s
+        self._join_by = time.monotonic() + join_s
+        self._next_try = 0.0
+        self._nonce = os.urandom(16).hex()
+        self._channel: Channel | None = None
+        self._welcome = False
+        self._stopping: str | None = None  # what was asked for, by us or by others
+        self._held_back: list[dict[str, Any]] = []  # what was to be said before we were welcome
+        self._signs: dict[str, float] = {}  # of life: for how long no rank has spoken, and the idlest has done nothing
+        self._over = False
+        self._why = "it does not answer"
+        self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
+
+    def open(self) -> None:
+        """Begin to join; `tick` tries again until it works."""
+        self.tick(False)
+
+    def ready(self) -> None:
+        self._report(kind="ready")
+
+    def refuse(self, reason: str) -> None:
+        self._report(kind="refuse", reason=reason)
+        if not self._welcome:  # node 0 should hear of it, but is not waited for long
+            self._given_up = refused_outcome(reason)
+            self._join_by = min(self._join_by, time.monotonic() + INFORM_S)
+
+    def fail(self, rank: int, code: int, at: float, reason: str) -> None:
+        self._report(kind="fail", rank=rank, code=code, at=at, reason=reason)
+
+    def end(self) -> None:
+        self._report(kind="end")
+
+    def idle(self, quiet_s: float, idle_s: float) -> None:
+        """For how long no rank of this node has spoken, and the idlest has done nothing; the next beat says so."""
+        self._signs = {"quiet_s": quiet_s, "idle_s": idle_s}
+
+    def stop(self, state: str) -> None:
+        self._report(kind="stop", state=state)
+        self._stopping = self._stopping or state
+        if not self._welcome:
+            self._settle(Outcome(state, EXIT_RESUMABLE, "launcher", None, "left on request before training began"))
+
+    def tick(self, beat: bool) -> None:
+        now = time.monotonic()
+        if self._over:
+            return
+        if self._channel is None:
+            if now >= self._join_by:
+                where = f"{self._cluster.control_host}:{self._cluster.control_port}"
+                late = f"node 0 was not reached at {where} within {self._join_s:g} s: {self._why}"
+                self._settle(self._given_up or refused_outcome(late))
+            elif now >= self._next_try:
+                self._connect()
+        elif now - self._channel.last_message_at > SILENCE_S:
+            self._channel.close()
+            self._on_closed(f"nothing was heard for {SILENCE_S:g} s")
+        elif beat and self._welcome:
+            self._channel.send(kind="beat", at=time.time(), **self._signs)
+
+    @property
+    def patience_s(self) -> float:
+        """How long `tick` may be left waiting."""
+        return 1.0 if self._channel is not None else RETRY_S
+
+    @property
+    def settled(self) -> bool:
+        return self._over
+
+    def finished(self) -> None:
+        """This node's results are where they belong: node 0 hangs up when all are."""
+        if self._channel is not None:
+            self._channel.send(kind="home")
+
+    @property
+    def all_finished(self) -> bool:
+        return self._channel is None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _connect(self) -> None:
+        self._next_try = time.monotonic() + RETRY_S
+        try:
+            connection = socket.create_connection((self._cluster.control_host, self._cluster.control_port), timeout=2.0)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            return
+        self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
+
+    def _report(self, **message: object) -> None:
+        if self._welcome and self._channel is not None:
+            self._channel.send(**message)
+        else:
+            self._held_back.append(message)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if self._over or self._channel is None:
+            return
+        if kind == "challenge":
+            self._channel.send(
+                kind="hello",
+                node=self._cluster.node_rank,
+                hostname=socket.gethostname(),
+                attempt=self._manifest.attempt_id,
+                processes=self._manifest.processes_per_node,
+                nonce=self._nonce,
+                proof=proof(self._token, "node", message["nonce"]),
+            )
+        elif kind == "verdict":
+            self._channel.send(kind="told")
+            self._settle(Outcome(**message))
+        elif kind == "welcome":
+            if not same(message["proof"], proof(self._token, "hub", self._nonce)):
+                self._settle(refused_outcome("what listens at node 0's address does not know the attempt's token"))
+                return
+            self._welcome = True
+            self._channel.send(kind="beat", at=time.time())
+            for earlier in self._held_back:
+                self._channel.send(**earlier)
+        elif kind == "start" and self._welcome:
+            self._listener.start(World(**message))
+        elif kind == "stop" and self._welcome:
+            self._stopping = message["state"]
+            self._listener.stop(message["state"])
+
+    def _on_closed(self, why: str) -> None:
+        self._channel = None
+        if self._over:
+            return
+        if self._stopping == STALLED:
+            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
+        elif self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
+            self._settle(Outcome(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))
+        elif self._welcome:
+            self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost: {why}"))
+        else:
+            self._why = why
+
+    def _settle(self, outcome: Outcome) -> None:
+        if not self._over:
+            self._over = True
+            self._listener.outcome(outcome)

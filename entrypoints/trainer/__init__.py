@@ -1,0 +1,1 @@
+"""The parts of the shared trainer (train.py). They travel in every bundle."""

@@ -1,0 +1,44 @@
+"""The best evaluation of a run: which checkpoint it was, and whether it is worth going on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .arguments import Arguments
+
+
+class BestEvaluation:
+    """Hears every evaluation; all ranks hear the same and come to the same."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.name = f"eval_{arguments.metric_for_best_model}"
+        self.sign = 1.0 if arguments.metric_for_best_model == "accuracy" else -1.0
+        self.patience, self.threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
+        self.keeps = arguments.load_best_model_at_end
+        self.value: float | None = None
+        self.checkpoint = ""  # its folder's name
+        self.in_vain = 0  # evaluations since the last better one
+
+    def hear(self, found: dict[str, float]) -> bool:
+        """Take an evaluation and return whether it is the best so far."""
+        value = found[self.name]
+        gain = float("inf") if self.value is None else (value - self.value) * self.sign
+        self.in_vain = 0 if gain > self.threshold else self.in_vain + 1
+        if not gain > 0:  # what is no number is never best
+            return False
+        self.value = value
+        return True
+
+    @property
+    def enough(self) -> bool:
+        """Whether it is no longer worth going on."""
+        return 0 < self.patience <= self.in_vain
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on."""
+        return {"value": self.value, "checkpoint": self.checkpoint, "in_vain": self.in_vain}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.value, self.checkpoint, self.in_vain = state["value"], state["checkpoint"], state["in_vain"]

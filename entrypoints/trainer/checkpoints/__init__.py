@@ -1,0 +1,1 @@
+"""Checkpoints: their files, the state in them, when they are written."""

@@ -1,0 +1,128 @@
+"""Which start of a run a checkpoint is of, and which starts count: two attempts may be alive at once.
+
+    <checkpoints>/epochs/00000002.json      {"epoch": 2, "attempt": 2, "from": "step-00000010.a1"}
+
+Every start of an attempt, a platform's own restarts included, claims the next epoch, by a write that only one can do,
+and says from which checkpoint it goes on. That chain is the run's history: what an older epoch commits after a newer one
+went on from it is outside, and never chosen. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .files import NAME, Checkpoint
+
+FOLDER = "epochs"
+
+
+def claim(
+    folder: Path, attempt: int, given: int, choose: Callable[[], Checkpoint | None]
+) -> tuple[int, Checkpoint | None]:
+    """Claim the next epoch below a folder of checkpoints; return it and the checkpoint that it goes on from.
+
+    `given` is the number that the launcher has claimed in the output, 0 for none. Raises OSError.
+    """
+    records = folder / FOLDER
+    records.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = given or max([attempt - 1, newest(folder)]) + 1
+        found = choose()
+        record: dict[str, Any] = {"epoch": number, "attempt": attempt}
+        if found is not None:
+            record["from"] = found.path.name
+        elif not any(NAME.fullmatch(path.name) for path in folder.iterdir()):
+            record["from"] = ""  # there was none at all; else some were damaged, and one of them may be read again
+        if _created(records / f"{number:08d}.json", json.dumps(record)):
+            return number, found
+        given = 0  # another start was faster, and may have gone on: look again
+
+
+def newest(folder: Path) -> int:
+    """Return the newest epoch that has been claimed below a folder, 0 for none."""
+    return max(_records(folder), default=0)
+
+
+class Chain:
+    """Which checkpoints below a folder are the run's history: of each epoch those up to the step that a newer one began
+    from."""
+
+    def __init__(self, folder: Path, found: Iterable[Checkpoint]) -> None:
+        records = _records(folder)
+        self._limits: dict[int, float] = {}  # epoch -> last step of it that counts
+        known = sorted({*records, *(each.attempt for each in found)}, reverse=True)
+        epoch, limit = (known[0] if known else 0), float("inf")
+        while epoch and epoch not in self._limits:
+            self._limits[epoch] = limit
+            begun = records.get(epoch)
+            name = NAME.fullmatch(begun or "")
+            if begun == "":
+                break
+            if name:
+                epoch, limit = int(name[2]), int(name[1])
+            else:  # it was written by a version that kept no record
+                epoch, limit = next((each for each in known if each < epoch), 0), float("inf")
+
+    def has(self, found: Checkpoint) -> bool:
+        return found.step <= self._limits.get(found.attempt, -1)
+
+
+def in_vain(folder: Path, attempt: int, number: int) -> bool:
+    """Return whether the two starts of this attempt before this one began where it begins: whoever starts it again by
+    itself would do so for ever."""
+    records = _read(folder)
+    mine = records.get(number, {}).get("from")
+    before = [records[each] for each in sorted(records) if each < number and records[each].get("attempt") == attempt]
+    return mine is not None and [record.get("from") for record in before[-2:]] == [mine, mine]
+
+
+def _records(folder: Path) -> dict[int, str | None]:
+    """Return epoch -> name of the checkpoint that it went on from: "" for none, None where that is not known."""
+    begun = {number: record.get("from") for number, record in _read(folder).items()}
+    return {number: name if isinstance(name, str) else None for number, name in begun.items()}
+
+
+def _read(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what each start recorded; {} for one that cannot be read."""
+    found: dict[int, dict[str, Any]] = {}
+    try:
+        names = os.listdir(folder / FOLDER)
+    except OSError:
+        return found
+    for name in names:
+        number, _, kind = name.partition(".")
+        if kind != "json" or not number.isdigit():
+            continue
+        try:
+            record = json.loads((folder / FOLDER / name).read_bytes())
+        except (OSError, ValueError):
+            record = None
+        found[int(number)] = record if isinstance(record, dict) else {}
+    return found
+
+
+def _created(path: Path, text: str) -> bool:
+    """Create a file with this text; False where there is one already. It has its name when it is whole."""
+    handle, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: then a reader may see it empty for a moment
+            with open(path, "x") as file:
+                file.write(text)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(partial)
+    return True

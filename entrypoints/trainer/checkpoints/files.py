@@ -1,0 +1,199 @@
+"""Checkpoints as folders: which are complete, which is the newest, and which may go.
+
+    <checkpoints>/step-00000042.a2/      written at step 42 by the run's start number 2 (epochs.py): its attempt, unless
+                                         a platform has started one again by itself
+        ...                              the state (state.py)
+        COMPLETE                         written last: size and sha256 of every other file
+
+A folder without COMPLETE, or with a file that is not what COMPLETE says, is never chosen. A process that is killed
+anywhere leaves a folder without COMPLETE: it gets its name when all it speaks of is on the disk. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MARKER = "COMPLETE"
+VERSION = 1
+THREADS = 8  # that read at once: hashing lets go of the interpreter's lock
+NAME = re.compile(r"step-(\d{8,})\.a(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Checkpoint:
+    """One checkpoint's folder; a later attempt's is newer than any of an earlier one, whatever its step."""
+
+    attempt: int
+    step: int
+    path: Path
+
+
+def folder_of(folder: Path, step: int, attempt: int) -> Path:
+    """Return the place of a checkpoint."""
+    return folder / f"step-{step:08d}.a{attempt}"
+
+
+def find(folder: Path) -> list[Checkpoint]:
+    """Return all checkpoints, torn ones too, the newest first."""
+    if not folder.is_dir():
+        return []
+    matches = ((NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((Checkpoint(int(name[2]), int(name[1]), path) for name, path in matches if name), reverse=True)
+
+
+def newest(
+    folder: Path, say: Callable[[str], None], counts: Callable[[Checkpoint], bool] = lambda found: True
+) -> Checkpoint | None:
+    """Return the newest complete checkpoint among those that count; what is passed over is said."""
+    for found in find(folder):
+        problem = damage(found.path) if counts(found) else "it is of a start that a later one has replaced"
+        if problem is None:
+            return found
+        say(f"checkpoint {found.path.name} is passed over: {problem}")
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None; reads every byte of it."""
+    expected = manifest(path)
+    if isinstance(expected, str):
+        return expected
+    if problem := misfit(path, expected):
+        return problem
+    try:
+        found = _each(lambda name: _sha256(path / name), expected)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    wrong = (name for name, digest in found if digest != expected[name]["sha256"])
+    return next((f"{name} is not what was written" for name in wrong), None)
+
+
+def manifest(path: Path) -> dict[str, dict[str, Any]] | str:
+    """Return size and sha256 of each file as COMPLETE has them, or why there is nothing to go by."""
+    try:
+        text = (path / MARKER).read_bytes()
+    except FileNotFoundError:
+        return "it was not finished"
+    except OSError as error:
+        return f"its {MARKER} cannot be read: {error}"
+    if not text.strip():
+        return f"its {MARKER} is empty, so that nothing can be verified: another version or another tool wrote it"
+    try:
+        marker = json.loads(text)
+        if marker["version"] != VERSION:
+            return f"it has version {marker['version']}, this trainer reads {VERSION}"
+        return {
+            str(name): {"size": int(at["size"]), "sha256": str(at["sha256"])} for name, at in marker["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its {MARKER} cannot be read ({type(error).__name__})"
+
+
+def misfit(path: Path, expected: dict[str, dict[str, Any]]) -> str | None:
+    """Return which file is missing or of another size, without reading any."""
+    for name, entry in expected.items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if size != entry["size"]:
+            return f"{name} has {size:,} bytes instead of {entry['size']:,}"
+    return None
+
+
+def begin(path: Path) -> None:
+    """Make room for a checkpoint; what an interrupted save left there is removed."""
+    if path.exists():
+        discard(path)
+    path.mkdir(parents=True)
+
+
+def commit(path: Path, **facts: Any) -> int:
+    """Put every file on the disk, then COMPLETE; returns the bytes of the checkpoint."""
+    names = sorted(item.relative_to(path).as_posix() for item in path.rglob("*") if item.is_file())
+    files = dict(_each(lambda name: _settled(path / name), names))
+    for folder in (*(item for item in path.rglob("*") if item.is_dir()), path):
+        _sync(folder)
+    partial = path / f".{MARKER}"
+    partial.write_text(json.dumps({"version": VERSION, **facts, "files": files}, indent=1))
+    _sync(partial)
+    partial.replace(path / MARKER)
+    _sync(path)
+    _sync(path.parent)
+    return sum(int(entry["size"]) for entry in files.values())
+
+
+def prune(
+    folder: Path,
+    keep: int,
+    spare: str = "",
+    verified: set[str] | None = None,
+    counts: Callable[[Checkpoint], bool] = lambda found: True,
+) -> None:
+    """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
+
+    `verified` holds the names whose bytes are known to be right and takes in those that are read here, so that each
+    is read once. Nothing is removed for one that turns out to be damaged.
+    """
+    verified = set() if verified is None else verified
+    whole, older = 0, []
+    for found in find(folder):
+        if whole >= keep:
+            older.append(found)
+        elif counts(found) and _stands(found.path, verified):
+            whole += 1
+    for found in older:
+        if found.path.name != spare:
+            discard(found.path)
+
+
+def _stands(path: Path, verified: set[str]) -> bool:
+    """Return whether a checkpoint counts; its bytes are read once, its files' sizes are looked at each time."""
+    if path.name not in verified:
+        if damage(path) is not None:
+            return False
+        verified.add(path.name)
+        return True
+    expected = manifest(path)
+    return not isinstance(expected, str) and misfit(path, expected) is None
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint, its COMPLETE first."""
+    (path / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+def _each(act: Callable[[str], Any], names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return (name, what `act` makes of it) in order, several at once; the first error is raised."""
+    ordered = list(names)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "hash") as pool:
+        return list(zip(ordered, pool.map(act, ordered), strict=True))
+
+
+def _settled(file: Path) -> dict[str, Any]:
+    """Put a file on the disk and return its size and hash."""
+    _sync(file)
+    return {"size": file.stat().st_size, "sha256": _sha256(file)}
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,226 @@
+"""Who writes a run's checkpoints and finds the one to go on from.
+
+A save stops the training for as long as its state is copied into the host's memory. What is slow, the disk and the hashing,
+is done by a thread of each rank over a process group of its own while the training goes on; one save at a time, the next
+one waits for it. What came of it is said by the main thread: two that print at once would mix their lines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from .. import collectives
+from ..errors import Unsupported
+from . import epochs, files, memory, state
+from .state import Snapshot, TrainingState
+
+
+@dataclass
+class CheckpointManager:
+    """Writes the checkpoints of one attempt into the run's folder and finds the one to go on from; made by all ranks."""
+
+    folder: Path
+    attempt: int
+    keep: int
+    report: Callable[..., None]  # kind, data: an event
+    say: Callable[[str], None]
+    best: str = ""  # a checkpoint that is kept whatever comes after it
+    saved_step: int = -1
+    saved_at: float = 0.0
+    given: int = 0  # the epoch that the launcher has claimed in the output
+    epoch: int = 0  # this start's; the attempt's number before `resume`
+    verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
+    replaced: bool = False  # a later start has claimed the run
+    behind: bool = True  # the training goes on while a checkpoint is written
+
+    def __post_init__(self) -> None:
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled"
+        )  # so it is, where rank 0 writes alone
+        self.saved_at = time.monotonic()
+        self.epoch = self.epoch or self.attempt
+        self._group = collectives.own_group()
+        self._copy = state.HostCopy()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[str | None] | None = None
+        self._step = -1  # that is being written
+        self._news: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
+        self._stood_s = 0.0
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def due(self, every_s: float | None) -> bool:
+        """Return whether so much time has passed since the state was last taken; not while that is still being written."""
+        return every_s is not None and not self.busy and time.monotonic() - self.saved_at >= every_s
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
+
+    def save(self, step: int, training: TrainingState, loop: dict[str, Any], mine: dict[str, Any]) -> None:
+        """Take the training's state and begin to write it; collective. Waits for the save before this one.
+
+        A disk that is full costs the checkpoint, not the training.
+        """
+        began = time.monotonic()
+        self.wait()
+        self.saved_at = time.monotonic()
+        if step == self.saved_step:
+            return
+        tensors = state.tensors(training) if training.parts or collectives.rank() == 0 else {}
+        behind = self.behind and training.parts != "deepspeed" and self._has_room(tensors, training)
+        told = collectives.every_rank(({"random": state.random_state(), **mine}, behind))
+        behind = all(can for _, can in told)
+        if behind:
+            tensors = self._copy(tensors)
+        taken = state.take(training, tensors, loop, [own for own, _ in told])
+        if behind:
+            self._step, self._writing = step, self._thread.submit(self._write, step, taken, training, began)
+        elif self._write(step, taken, training, began) is None:
+            self.saved_step = step
+        self._stood_s = time.monotonic() - began
+        self.look()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more, and say what came of it; on all ranks alike."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            if writing.result() is None:
+                self.saved_step = self._step
+        self.look()
+
+    def look(self) -> None:
+        """Say what has come of a save since the last look; at once."""
+        while not self._news.empty():
+            kind, data = self._news.get()
+            if kind == "checkpoint":
+                data["stood_s"] = round(self._stood_s, 3)
+            self.report(kind, **data)
+            if kind == "alarm":
+                self.say(data["reason"])
+
+    def _has_room(self, tensors: dict[str, Any], training: TrainingState) -> bool:
+        """Return whether this node's memory takes a copy of what its ranks hold; the copy is kept for the next save."""
+        if self._copy.made:
+            return True
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if training.parts else 1
+        needed, free = state.bytes_of(tensors) * ranks, memory.free_bytes()
+        if needed <= free * 0.8:
+            return True
+        reason = f"a copy of the state takes {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        self.say(f"training stands while a checkpoint is written: {reason}")
+        return False
+
+    def _write(self, step: int, taken: Snapshot, training: TrainingState, began: float) -> str | None:
+        """Write what was taken and return what went wrong with the disk; collective."""
+        path = files.folder_of(self.folder, step, self.epoch)
+        failed = self._on_rank_0(step, lambda: files.begin(path))
+        if failed is None and training.parts:
+            mine = self._tried(step, lambda: state.write_parts(path, taken, training, self._group))
+            failed = next(filter(None, collectives.every_rank(mine, self._group)), None)
+        if failed is None:
+            failed = self._on_rank_0(step, lambda: self._commit(step, path, taken, training, began))
+        if failed is not None:  # what lies there takes room that the next one may need
+            self._on_rank_0(step, lambda: files.discard(path) if path.is_dir() else None)
+        return failed
+
+    def _on_rank_0(self, step: int, act: Callable[[], None]) -> str | None:
+        return collectives.from_rank_0(lambda: self._tried(step, act), self._group)
+
+    def _commit(self, step: int, path: Path, taken: Snapshot, training: TrainingState, began: float) -> None:
+        state.write(path, taken, training)
+        facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
+        size = files.commit(path, **facts, parts=training.parts, layout=training.layout)
+        self.verified.add(path.name)
+        if not self._is_replaced():  # its successor goes on from what would be removed
+            counts = epochs.Chain(self.folder, files.find(self.folder)).has
+            files.prune(self.folder, self.keep, self.best, self.verified, counts)
+        seconds = round(time.monotonic() - began, 3)
+        self._tell("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
+
+    def _is_replaced(self) -> bool:
+        """Return whether a later start has claimed the run, and tell it once."""
+        later = epochs.newest(self.folder)
+        if later > self.epoch and not self.replaced:
+            self.replaced = True
+            problem = f"start {later} of this run has begun: checkpoints of this one, {self.epoch}, are chosen no more"
+            self._tell("alarm", reason=problem)
+        return self.replaced
+
+    def _tried(self, step: int, act: Callable[[], None]) -> str | None:
+        """Do a part of a checkpoint's writing; return what went wrong with the disk, and tell it."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            act()
+        except (OSError, CheckpointException) as error:
+            problem = f"the checkpoint of step {step} could not be written: {error}"
+            self._tell("alarm", step=step, reason=problem)
+            return problem
+        return None
+
+    def _tell(self, kind: str, **data: Any) -> None:
+        self._news.put((kind, data))
+
+    # -- going on -----------------------------------------------------------------------------------------------------
+
+    def go_back(self, name: str, training: TrainingState) -> bool:
+        """Put a checkpoint of that name back and return whether it could be; collective."""
+        self.wait()
+        path = self.folder / name
+        problem = collectives.from_rank_0(lambda: files.damage(path) if name else "none was written")
+        if problem is not None:
+            self.say(f"the best checkpoint cannot be had: {problem}")
+            return False
+        state.read(path, training)
+        return True
+
+    def _begin(self) -> tuple[int, files.Checkpoint | None]:
+        """Claim the next epoch and choose what to go on from."""
+
+        def choose() -> files.Checkpoint | None:
+            counts = epochs.Chain(self.folder, files.find(self.folder)).has
+            return files.newest(self.folder, self.say, counts)
+
+        try:
+            number, found = epochs.claim(self.folder, self.attempt, self.given, choose)
+        except OSError as error:
+            problem = f"this start of the run could not be recorded: {error}"
+            self.report("alarm", reason=problem)
+            self.say(problem)
+            return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
+        if epochs.in_vain(self.folder, self.attempt, number):
+            raise Unsupported(
+                f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
+                "either had a newer checkpoint; save more often (checkpoint.every), then `cloudtrain resume` goes on"
+            )
+        return number, found
+
+    def resume(self, training: TrainingState) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
+        None when there is none.
+
+        Collective. Random numbers are left to the caller: they come last, when all else is ready.
+        """
+        if training.parts:
+            state.check_seen(self.folder)
+        self.epoch, found = collectives.from_rank_0(self._begin)
+        if found is None:
+            return None
+        self.verified.add(found.path.name)
+        collectives.from_rank_0(lambda: state.check_layout(found.path, training))
+        loop, ranks = state.read(found.path, training)
+        alike = partial(state.same_layout, found.path, training)
+        self.saved_step = found.step
+        self.say(f"resumed from {found.path}")
+        return loop, ranks[collectives.rank()] if collectives.from_rank_0(alike) else {}

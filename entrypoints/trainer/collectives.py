@@ -1,0 +1,134 @@
+"""torch.distributed for the trainer: objects from rank 0 or from every rank, decisions that all ranks share, process groups.
+
+Every function works in a single process, where no process group exists.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from .errors import Unsupported
+
+T = TypeVar("T")
+
+
+class Agreement:
+    """What all ranks decide alike after a step: to stop, or that a checkpoint is due.
+
+    The flags of one step are reduced in the background and heard after the next one, over CPU tensors: neither a host
+    nor a device waits for it. Any rank may ask to stop; the clock of rank 0 decides what is due.
+    """
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = cpu_group() if self._several else None
+        self._pending: tuple[Any, Any] | None = None
+
+    def settle(self, stop: bool, due: bool) -> tuple[bool, bool]:
+        """Return (stop, due) as every rank has them; collective."""
+        if not self._several:
+            return stop, due
+        import torch
+        import torch.distributed as dist
+
+        heard = self.close()
+        flags = torch.tensor([stop, due], dtype=torch.int32)
+        self._pending = (flags, dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True))
+        return heard
+
+    def close(self) -> tuple[bool, bool]:
+        """Wait for what is under way and return it."""
+        if self._pending is None:
+            return False, False
+        flags, work = self._pending
+        self._pending = None
+        work.wait()
+        return bool(flags[0]), bool(flags[1])
+
+
+def cpu_group() -> Any:
+    """Return all ranks as a group that takes CPU tensors, which NCCL does not; collective."""
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else dist.group.WORLD
+
+
+def own_group() -> Any:
+    """Return all ranks as another group that takes CPU tensors, for a thread beside the training; None for one process.
+
+    It waits for hours: a disk may be slow. Collective.
+    """
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=6)) if dist.is_initialized() else None
+
+
+def from_rank_0(make: Callable[[], T], group: Any = None) -> T:
+    """Return on every rank what rank 0 makes; an error there is raised everywhere. Collective."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return make()
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            box = [make(), None]
+        except Exception as error:
+            box = [None, error]
+    dist.broadcast_object_list(box, src=0, group=group)
+    if box[1] is not None:
+        raise box[1]
+    return box[0]  # type: ignore[no-any-return]
+
+
+def every_rank(mine: T, group: Any = None) -> list[T]:
+    """Return what each rank has, by rank; collective."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def check_same(what: str, mine: str) -> None:
+    """Raise Unsupported on every rank unless all have the same; collective."""
+    found = every_rank(mine)
+    if odd := [rank for rank, value in enumerate(found) if value != found[0]]:
+        raise Unsupported(
+            f"the {what} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
+        )
+
+
+def world_size() -> int:
+    """Return how many ranks work together."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return which of them this is."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def leave(code: int) -> int:
+    """Return the exit code; where there are several ranks, end the process with it at once.
+
+    Taking a process group down waits for its threads while it holds the interpreter's lock, for which such a thread may
+    be waiting to let go of a tensor: now and then a rank would stand there for ever.
+    """
+    if "torch.distributed" in sys.modules and world_size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

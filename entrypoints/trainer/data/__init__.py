@@ -1,0 +1,1 @@
+"""Training data: documents, tokenizers, samples, batches."""

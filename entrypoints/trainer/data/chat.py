@@ -1,0 +1,136 @@
+"""Conversations: through the tokenizer's chat template into tokens, with the assistant's words as what is learned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ..errors import Unsupported
+from .samples import EMPTY, IGNORED, Item
+
+if TYPE_CHECKING:
+    from ..arguments import Arguments
+    from .documents import Document
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+# ChatML, for tokenizers that were trained here; {% generation %} marks what an assistant says.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+Message = dict[str, str]
+
+
+class Turns(Dataset[Item]):
+    """Conversations of their own lengths; labels are the tokens that are learned, the others are ignored."""
+
+    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> None:
+        self.ids, self.labels = ids, labels
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Item:
+        ids, labels = torch.tensor(self.ids[max(index, 0)]), torch.tensor(self.labels[max(index, 0)])
+        return {"input_ids": ids, "labels": torch.full_like(labels, IGNORED) if index == EMPTY else labels}
+
+    def fingerprint(self) -> str:
+        """Return a hash of all samples."""
+        return hashlib.sha256(repr((list(map(list, self.ids)), list(map(list, self.labels)))).encode()).hexdigest()
+
+
+def conversation(document: Document) -> list[Message]:
+    """Return the messages of a document; raises Unsupported for what is no conversation."""
+    try:
+        messages = json.loads(document.read())
+    except ValueError:
+        raise Unsupported(f"{document.key} is no conversation: chat reads rows of messages (role, content)") from None
+    good = isinstance(messages, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        for message in messages
+    )
+    if not good or not any(message["role"] == "assistant" for message in messages):
+        raise Unsupported(
+            f"{document.key} is no conversation: it needs a list of role and content, one by the assistant"
+        )
+    return messages  # type: ignore[no-any-return]
+
+
+def words(documents: Iterable[Document]) -> Iterator[str]:
+    """Yield what was said, for a tokenizer to be trained on."""
+    for document in documents:
+        yield from (message["content"] for message in conversation(document))
+
+
+def furnish(tokenizer: Any, arguments: Arguments) -> None:
+    """Give the tokenizer its chat template: the one asked for, its own, or ChatML where it was trained here."""
+    if arguments.chat_template_path:
+        try:
+            tokenizer.chat_template = Path(arguments.chat_template_path).read_text("utf-8")
+        except OSError as error:
+            raise Unsupported(f"--chat_template_path {arguments.chat_template_path}: {error.strerror}") from None
+    elif tokenizer.chat_template is None:
+        if arguments.model:
+            raise Unsupported("the tokenizer has no chat template: name a file with one, --chat_template_path")
+        tokenizer.add_special_tokens({"eos_token": END, "additional_special_tokens": [BEGIN]})
+        tokenizer.chat_template = TEMPLATE
+
+
+def encoded(tokenizer: Any, messages: list[Message], answers_only: bool) -> tuple[list[int], list[int]]:
+    """Return (tokens, labels) of a conversation; raises Unsupported when the template hides where answers are."""
+    ids, mask = _masked(tokenizer, messages) if answers_only else (_tokens(tokenizer, messages), None)
+    return ids, ids if mask is None else [
+        token if learned else IGNORED for token, learned in zip(ids, mask, strict=True)
+    ]
+
+
+def samples(
+    documents: Sequence[Document], tokenizer: Any, block_size: int, answers_only: bool, limit: int
+) -> tuple[Turns, int]:
+    """Return the conversations, each cut at `block_size` tokens, and how many were left out: nothing to learn in them."""
+    documents = documents if limit < 0 else documents[:limit]
+    ids, labels = [], []
+    for document in documents:
+        tokens, goal = encoded(tokenizer, conversation(document), answers_only)
+        tokens, goal = tokens[:block_size], goal[:block_size]
+        if any(label != IGNORED for label in goal[1:]):
+            ids.append(tokens)
+            labels.append(goal)
+    return Turns(ids, labels), len(documents) - len(ids)
+
+
+def _masked(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[int]]:
+    if _MARKED.search(tokenizer.chat_template):
+        found = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        return list(found["input_ids"]), list(found["assistant_masks"])
+    # A template that marks nothing: an answer is what its turn adds to all that was said before.
+    ids = _tokens(tokenizer, messages)
+    mask = [0] * len(ids)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = _tokens(tokenizer, messages[:number], add_generation_prompt=True)
+            after = _tokens(tokenizer, messages[: number + 1])
+            if after[: len(before)] != before or ids[: len(after)] != after:
+                raise Unsupported(
+                    "the chat template writes earlier turns otherwise once others follow: mark the answers in it with"
+                    " {% generation %} (--chat_template_path)"
+                )
+            mask[len(before) : len(after)] = [1] * (len(after) - len(before))
+    return ids, mask
+
+
+def _tokens(tokenizer: Any, messages: list[Message], **options: Any) -> list[int]:
+    if not messages:
+        return []
+    return list(tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])

@@ -1,0 +1,116 @@
+"""Texts without an end in sight: read as they come, packed into blocks, nothing kept.
+
+Every rank reads the whole stream and takes its own blocks of each global batch: the order is the same on any world, and
+the place in it is two numbers, the document and the token in it at which the next block begins. A resumed run passes
+over the documents before, which are read but not tokenized again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from ..errors import Unsupported
+from .samples import EMPTY, Blocks, Item
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Texts:
+    """What a stream's blocks are made of: texts that can be begun again, and the tokenizer."""
+
+    def __init__(self, texts: Callable[[], Iterator[str]], tokenizer: Any, block_size: int) -> None:
+        self.texts, self.tokenizer, self.block_size = texts, tokenizer, block_size
+
+    def __getitem__(self, index: int) -> Item:
+        """Return a block of no meaning."""
+        return Blocks(np.full(self.block_size, self.tokenizer.eos_token_id, np.int32), self.block_size)[EMPTY]
+
+    def tokens(self, text: str) -> Tokens:
+        """Return the tokens of a document, end of text included."""
+        ids = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return np.asarray([*ids, self.tokenizer.eos_token_id], np.int32)
+
+
+class StreamBatches:
+    """One rank's micro-batches of a stream: what GlobalBatches is to data that is at hand, and its loader too."""
+
+    steps_per_epoch = math.inf
+
+    def __init__(
+        self, texts: Texts, per_device: int, accumulation: int, world: int, rank: int, full: bool = False
+    ) -> None:
+        self.texts, self.per_device, self.world, self.rank, self.full = texts, per_device, world, rank, full
+        self.global_batch = per_device * accumulation * world
+        self.go_to({"epoch": 0, "samples": 0, "document": 0, "offset": 0})
+
+    @property
+    def passed(self) -> float:
+        """Passes over the data that are done; of one that goes on nobody knows how far it is."""
+        return self.epoch
+
+    def place(self) -> dict[str, int]:
+        """Return the place in the data that a checkpoint keeps."""
+        return {"epoch": self.epoch, "samples": self.samples, "document": self._at[0], "offset": self._at[1]}
+
+    def go_to(self, place: Mapping[str, int]) -> None:
+        """Go on from a place in the data."""
+        self.epoch, self.samples = place["epoch"], place["samples"]
+        self._at = self._read_to = (place["document"], place["offset"])
+        self._held: deque[Tokens] = deque()  # documents that are begun; of the first, the offset is gone
+        self._ahead = -place["offset"]  # tokens that are held and not read
+        self._source = islice(self.texts.texts(), place["document"], None)
+        self.exhausted = False
+
+    def next_epoch(self) -> None:
+        """Go to the beginning of the stream; raises Unsupported when there was nothing in it."""
+        if self.samples == 0:
+            raise Unsupported("there is nothing to train on: the stream is empty")
+        self.go_to({"epoch": self.epoch + 1, "samples": 0, "document": 0, "offset": 0})
+
+    def windows(self) -> Iterator[int]:
+        """Yield how many micro-batches the next step takes, as long as the stream goes on."""
+        size = self.texts.block_size
+        while len(tokens := self._read(self.global_batch * size)):
+            self._batch = Blocks(tokens, size)
+            yield math.ceil(len(self._batch) / (self.per_device * self.world))
+        self.exhausted = True
+
+    def advance(self) -> None:
+        """Count the samples of one step as taken."""
+        self.samples += len(self._batch)
+        self._at = self._read_to
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        share = self.per_device * self.world
+        while True:
+            blocks = self._batch
+            for at in range(0, len(blocks), share):
+                mine = list(range(at, min(at + share, len(blocks))))
+                mine = mine[self.rank * self.per_device : (self.rank + 1) * self.per_device]
+                mine += [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
+                yield default_collate([blocks[index] for index in mine])
+
+    def _read(self, count: int) -> Tokens:
+        """Return the next tokens, fewer only at the end of the stream."""
+        while self._ahead < count and (text := next(self._source, None)) is not None:
+            self._held.append(self.texts.tokens(text))
+            self._ahead += len(self._held[-1])
+        if self._ahead <= 0:
+            return np.zeros(0, np.int32)
+        document, offset = self._read_to
+        taken = np.concatenate(self._held)[offset : offset + count]
+        offset += len(taken)
+        self._ahead -= len(taken)
+        while self._held and offset >= len(self._held[0]):
+            offset -= len(self._held.popleft())
+            document += 1
+        self._read_to = (document, offset)
+        return taken

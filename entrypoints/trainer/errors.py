@@ -1,0 +1,41 @@
+"""Refusals: what cannot be trained is said in one sentence, and ends with 78 before the first step."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+EXIT_REFUSED = 78
+NEEDED = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+
+
+class Unsupported(Exception):
+    """The training cannot start; str() is one sentence, with a hint where there is one."""
+
+
+@contextmanager
+def exit_when_unsupported() -> Iterator[None]:
+    """End the process with 78 when the body refuses."""
+    try:
+        yield
+    except Unsupported as error:
+        print(f"train.py: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_REFUSED) from None
+
+
+def check_versions() -> None:
+    """Refuse an image whose libraries are absent or too old; imports none of them."""
+    for name, oldest in NEEDED.items():
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise Unsupported(f"{name} is not installed (pip install 'cloudtrain[train]')") from None
+        if _number(found) < _number(oldest):
+            raise Unsupported(f"the shared trainer needs {name} {oldest} or newer, here is {found}")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])

@@ -1,0 +1,53 @@
+"""LoRA through peft: the pretrained model stays as it is, a small adapter beside it learns."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from .errors import Unsupported
+
+if TYPE_CHECKING:
+    from .arguments import Arguments
+
+
+def adapted(model: Any, arguments: Arguments) -> Any:
+    """Return the model with an adapter in it, the only part that is trained; raises Unsupported when it finds no place."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise Unsupported("--use_peft needs the package peft (pip install peft)") from None
+    # peft asks transformers for something by its old name, which every rank would tell of.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+    targets: Any = arguments.lora_target_modules or None
+    config = LoraConfig(
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM" if arguments.writes else "SEQ_CLS",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise Unsupported(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
+
+
+def base_of(model: Any) -> tuple[Any, Any]:
+    """Return the model below an adapter and the adapter's configuration; any other model is its own, and has None."""
+    if not hasattr(model, "get_base_model"):
+        return model, None
+    return model.get_base_model(), copy.deepcopy(model.peft_config[model.active_adapter])
+
+
+def again(base: Any, config: Any) -> Any:
+    """Return a model with an adapter of that configuration in it, its weights yet to be filled in."""
+    from peft import get_peft_model
+
+    return get_peft_model(base, config)
+
+
+def merged(model: Any) -> Any:
+    """Return the plain model that a model with an adapter stands for."""
+    return model.merge_and_unload()

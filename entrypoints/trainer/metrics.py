@@ -1,0 +1,98 @@
+"""What is said about a running training: a line for people, an event for cloudtrain, a row for trackers."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import runtime
+import torch
+
+if TYPE_CHECKING:
+    from .mfu import Use
+
+
+class Meter:
+    """Sums up loss and tokens between two lines, on the device: nothing waits for it before a line is due."""
+
+    def __init__(self, device: torch.device, use: Use | None = None) -> None:
+        # this rank's share of the loss, its tokens, the pairs of tokens in its samples
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.use = use  # tells MFU
+        self.steps = 0
+        self.since = time.monotonic()
+
+    def add(self, share: torch.Tensor, tokens: torch.Tensor | int, pairs: torch.Tensor | int = 0) -> None:
+        """Count one micro-batch: its share of the step's mean loss, its tokens, and pairs of them where MFU is told."""
+        self.sums[0] += share.detach()
+        self.sums[1] += tokens
+        if self.use is not None:
+            self.sums[2] += pairs
+
+    def read(self, strategy: Any) -> dict[str, float]:
+        """Return the mean loss and the speed since the last reading, over all ranks; collective, waits for the device."""
+        loss, tokens, pairs = strategy.total(self.sums).tolist()
+        now = time.monotonic()
+        seconds = max(now - self.since, 1e-9)
+        values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / seconds}
+        if self.use is not None:
+            values["mfu"] = self.use.share(tokens, pairs, seconds)
+        self.sums.zero_()
+        self.steps, self.since = 0, now
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs to name the same numbers."""
+        return {"sums": self.sums.cpu(), "steps": self.steps}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.sums[0] = state["sums"][0]  # tokens of an attempt before took time that this one does not know
+        self.steps = state["steps"]
+
+
+class MetricsLogger:
+    """Speaks on rank 0 and is silent elsewhere."""
+
+    def __init__(self, main: bool, total_steps: int = 0) -> None:
+        self.main, self.total_steps = main, total_steps
+        self.accelerator: Any = None  # set where trackers are wanted
+        self._began: tuple[float, int] | None = None
+
+    def say(self, text: str) -> None:
+        """Print text for people."""
+        if self.main:
+            print(text, flush=True)
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Emit an event of the run."""
+        if self.main:
+            runtime.emit(kind, **data)
+
+    def metrics(self, step: int, **values: float) -> None:
+        """Emit numbers of one step, to trackers too."""
+        self.event("metric", step=step, **values)
+        if self.accelerator is not None:
+            self.accelerator.log(values, step=step)
+
+    def begin(self, step: int) -> None:
+        """The first step comes next: time is counted from here."""
+        self._began = (time.monotonic(), step)
+
+    def line(self, step: int, values: dict[str, float]) -> None:
+        """Say where the training is."""
+        assert self._began is not None
+        seconds, first = time.monotonic() - self._began[0], self._began[1]
+        left = seconds / max(step - first, 1) * (self.total_steps - step)
+        used = f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        self.say(
+            f"step {step}/{self.total_steps}  loss {values['loss']:.3f}  lr {values['learning_rate']:.1e}  "
+            f"{values['tokens_per_s']:,.0f} tokens/s{used}  ETA {clock(left)}"
+        )
+
+
+def clock(seconds: float) -> str:
+    """Return 0:07, 12:34 or 1:02:03."""
+    whole = int(seconds + 0.5)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -1,0 +1,176 @@
+"""Models: from the hub or a folder, or from scratch as a few sizes say; and the losses that they learn by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from .data.samples import IGNORED
+from .errors import Unsupported
+
+if TYPE_CHECKING:
+    from .arguments import Arguments
+
+GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrices in the feed-forward part, not two
+
+
+def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
+    """Return the model in float32 on the CPU; raises Unsupported when it cannot be had or made."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    auto: Any = AutoModelForCausalLM if arguments.writes else AutoModelForSequenceClassification
+    names: dict[str, Any] = {}
+    if labels:
+        names = {"id2label": dict(enumerate(labels)), "label2id": {name: index for index, name in enumerate(labels)}}
+        names["num_labels"] = len(labels)
+    common = {"attn_implementation": arguments.attn_implementation, "dtype": torch.float32}
+    try:
+        if arguments.model:
+            model = auto.from_pretrained(arguments.model, ignore_mismatched_sizes=bool(labels), **common, **names)
+        else:
+            model = auto.from_config(_config(arguments, tokenizer, names), **common)
+    except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
+        what = arguments.model or f"of type {arguments.model_type}"
+        raise Unsupported(f"the model {what} cannot be made: {str(error).strip().splitlines()[0]}") from None
+    if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
+        raise Unsupported(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.use_cache = False  # of no use in training
+    if arguments.gradient_checkpointing:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    if arguments.use_peft:
+        from . import lora
+
+        model = lora.adapted(model, arguments)
+    return model  # type: ignore[no-any-return]
+
+
+def compiled(model: torch.nn.Module, arguments: Arguments) -> None:
+    """Let the model be compiled at its first call; in place, so that its parameters keep their names."""
+    if arguments.torch_compile:
+        model.compile(backend=arguments.torch_compile_backend, mode=arguments.torch_compile_mode or None)
+
+
+def plain(model: Any, arguments: Arguments) -> Any:
+    """Return the trained model as it is saved: not compiled any more, the adapter merged where that is wished."""
+    model._compiled_call_impl = None
+    if arguments.merge_adapter:
+        from . import lora
+
+        return lora.merged(model)
+    return model
+
+
+def graphs() -> int:
+    """Return how many graphs were compiled."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _config(arguments: Arguments, tokenizer: Any, names: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    width, heads = arguments.hidden_size, arguments.num_attention_heads
+    if width % heads:
+        raise Unsupported(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
+    inner = arguments.intermediate_size
+    if inner < 0:
+        inner = 64 * round(width * 8 / 3 / 64) if arguments.model_type in GATED else 4 * width
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "num_hidden_layers": arguments.num_hidden_layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": arguments.block_size,
+        "tie_word_embeddings": arguments.tie_word_embeddings,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if arguments.model_type == "gpt2":
+        sizes["n_inner"] = inner
+    else:
+        sizes["intermediate_size"] = max(inner, 64)
+        sizes["num_key_value_heads"] = arguments.num_key_value_heads if arguments.num_key_value_heads > 0 else heads
+    config = AutoConfig.for_model(arguments.model_type, **sizes, **names)
+    if arguments.dropout >= 0:
+        for name, value in list(config.to_dict().items()):
+            if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int):
+                setattr(config, name, arguments.dropout)
+    return config
+
+
+def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what the model is called with: its labels stay outside, the loss is ours."""
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def targets(labels: torch.Tensor) -> torch.Tensor:
+    """Return the labels that a loss is taken of: (B, T - 1) of the next tokens, or (B,) classes."""
+    return labels[:, 1:] if labels.dim() == 2 else labels
+
+
+def losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each sample, summed over its tokens: (B,). Ignored labels count nothing."""
+    goal = targets(labels)
+    if labels.dim() == 2:
+        logits = logits[:, : goal.shape[1]]  # (B, T - 1, V): what stands at t says t + 1
+    each = functional.cross_entropy(
+        logits.float().flatten(0, -2), goal.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return each.view(len(labels), -1).sum(1)
+
+
+def counted(labels: torch.Tensor) -> torch.Tensor:
+    """Return how many labels of each sample count: (B,)."""
+    return (targets(labels) != IGNORED).view(len(labels), -1).sum(1)
+
+
+def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return how many labels of each sample are the likeliest guess: (B,)."""
+    goal = targets(labels)
+    guess = (logits[:, : goal.shape[1]] if labels.dim() == 2 else logits).argmax(-1)
+    return (guess == goal).view(len(labels), -1).sum(1)
+
+
+def length(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
+    """Return the tokens of a batch, padding excepted; the host does not wait for them."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].numel() if mask is None else mask.sum()
+
+
+def pairs(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
+    """Return each sample's tokens with each, padding excepted; the host does not wait for them."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        samples, tokens = batch["input_ids"].shape
+        return samples * tokens**2
+    return mask.sum(1).double().square().sum()
+
+
+def optimizer(model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
+    """Return AdamW, in one kernel or step by step; biases and norms are not decayed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [one for one in trained if one.dim() >= 2], "weight_decay": arguments.weight_decay},
+        {"params": [one for one in trained if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=arguments.learning_rate,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        eps=arguments.adam_epsilon,
+        fused=arguments.optim == "adamw_torch_fused",
+    )
+
+
+def schedule(optimizer: torch.optim.Optimizer, arguments: Arguments, total_steps: int) -> Any:
+    """Return the learning rate's schedule over optimiser steps."""
+    from transformers.optimization import get_scheduler
+
+    warmup = arguments.warmup_steps or arguments.warmup_ratio
+    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    return get_scheduler(arguments.lr_scheduler_type, optimizer, num_warmup_steps=steps, num_training_steps=total_steps)

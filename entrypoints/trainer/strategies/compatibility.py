@@ -1,0 +1,50 @@
+"""Which arguments (attention, LoRA, torch.compile) go with which device and which parallelism."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    from ..arguments import Arguments
+    from .mesh import ParallelismPlan
+
+
+def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.device) -> None:
+    """Raise Unsupported for what this device, or this layout, does not do."""
+    attention = arguments.attn_implementation
+    if attention.startswith("flash"):
+        if device.type != "cuda":
+            raise Unsupported(f"--attn_implementation {attention} needs a GPU; on {device.type} there is sdpa")
+        if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+            raise Unsupported(
+                f"--attn_implementation {attention} needs the package flash_attn; without it there is sdpa"
+            )
+    if arguments.use_peft and plan.tensor * plan.pipeline > 1:
+        raise Unsupported(
+            f"--use_peft goes without tp_size and pp_size, not with {plan.described}: fsdp divides it as well"
+        )
+    if arguments.torch_compile and plan.carrier != "accelerate":
+        raise Unsupported(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
+    if plan.context > 1:
+        _check_context(arguments, plan)
+    if arguments.torch_compile:
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if arguments.torch_compile_backend not in known:
+            raise Unsupported(
+                f"--torch_compile_backend is one of {', '.join(known)}, not {arguments.torch_compile_backend}"
+            )
+
+
+def _check_context(arguments: Arguments, plan: ParallelismPlan) -> None:
+    which = f"cp_size {plan.context}"
+    if not arguments.writes:
+        raise Unsupported(f"{which} is for language models, not for {arguments.task}")
+    if arguments.attn_implementation != "sdpa":
+        raise Unsupported(f"{which} goes with --attn_implementation sdpa, not with {arguments.attn_implementation}")
+    if arguments.torch_compile:
+        raise Unsupported(f"--torch_compile goes without {which}")

@@ -1,0 +1,110 @@
+"""ZeRO 1, 2 and 3: DeepSpeed's engine around the model, through Accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import collectives
+from ..errors import Unsupported
+from .ddp import Batch, Strategy
+from .fsdp import filled, skeleton
+
+if TYPE_CHECKING:
+    from ..arguments import Arguments
+    from .mesh import ParallelismPlan
+
+
+def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
+    """Return what Accelerate is told; raises Unsupported without DeepSpeed."""
+    if find_spec("deepspeed") is None:
+        raise Unsupported(f"strategy {plan.strategy} needs DeepSpeed (pip install 'cloudtrain[deepspeed]')")
+    from accelerate.utils import DeepSpeedPlugin
+
+    stage = int(plan.strategy.removeprefix("zero"))
+    place = {"device": "cpu"} if plan.offload else {"device": "none"}
+    shared: dict[str, Any] = {"stage": stage, "offload_optimizer": place}
+    if stage == 3:
+        # With a threshold of 0 no parameter stays whole, however small.
+        shared |= {"offload_param": place, "stage3_param_persistence_threshold": 0}
+        shared["stage3_gather_16bit_weights_on_model_save"] = True
+    config = {
+        "zero_optimization": shared,
+        "gradient_clipping": arguments.max_grad_norm,
+        "gradient_accumulation_steps": 1,  # the loop says which micro-batch is a step's last
+        "train_micro_batch_size_per_gpu": arguments.per_device_train_batch_size,
+        "zero_force_ds_cpu_optimizer": False,  # torch's own AdamW does it, and needs no compiler
+        "steps_per_print": 1 << 40,
+    }
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)}
+
+
+def forget() -> None:
+    """Let transformers make models as ever: when it knows of ZeRO 3 it draws other first weights, and gathers in between."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
+class DeepSpeedStrategy(Strategy):
+    """The engine keeps gradients and optimizer state in parts, and parameters too in stage 3; it clips and steps itself."""
+
+    parts_kept = "deepspeed"
+
+    def __init__(self, accelerator: Any, plan: ParallelismPlan) -> None:
+        super().__init__(accelerator, plan)
+        forget()
+
+    def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
+        self.bare = None
+        if self.plan.strategy == "zero3":
+            self.bare = skeleton(bare, self.plan)
+        super().prepare(bare, make_optimizer)
+
+    def settle(self, loss: Callable[[], Any]) -> None:
+        pass
+
+    def learn(self, window: Sequence[Batch], labels: torch.Tensor) -> list[torch.Tensor]:
+        shares = []
+        for number, batch in enumerate(window, 1):
+            share = self.losses(batch).sum() / labels
+            self.accelerator.sync_gradients = number == len(window)  # then the engine clips and steps at once
+            self.accelerator.backward(share * self.plan.data_ranks)
+            shares.append(share.detach())
+        return shares
+
+    def check(self) -> str:
+        engine = self.accelerator.deepspeed_engine_wrapped.engine
+        stage, asked = engine.zero_optimization_stage(), int(self.plan.strategy.removeprefix("zero"))
+        if stage != asked or engine.dp_world_size != self.plan.world:
+            raise Unsupported(
+                f"strategy {self.plan.strategy}: DeepSpeed runs stage {stage} over {engine.dp_world_size} ranks"
+            )
+        return type(self.model).__name__
+
+    def check_gradients(self) -> list[float]:
+        return []  # the engine has used them up
+
+    def describe(self) -> dict[str, Any]:
+        optimizer = self.stepper.optimizer
+        whole = self.plan.strategy != "zero3"
+        kept = True if not whole else bool(optimizer.partition_gradients)
+        flat = optimizer.single_partition_of_fp32_groups if whole else optimizer.fp32_partitioned_groups_flat
+        state = collectives.every_rank(sum(part.numel() for part in flat))[:256]
+        return {**super().describe(), "optimized_per_rank": state, "gradients_in_parts": kept}
+
+    def parts(self) -> list[tuple[str, int, int]]:
+        if self.plan.strategy != "zero3":
+            return super().parts()
+        return [("shard:flat", each.ds_numel, each.ds_tensor.ds_numel) for each in self.model.parameters()]
+
+    def whole(self) -> Any:
+        if self.bare is None:
+            return self.model.module if self.rank == 0 else None
+        state = self.accelerator.get_state_dict(self.model)
+        # From here on rank 0 is alone with the model, and transformers would gather parameters from the others.
+        forget()
+        return filled(self.bare, {name: tensor.cpu() for name, tensor in state.items()}) if self.rank == 0 else None

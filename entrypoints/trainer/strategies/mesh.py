@@ -1,0 +1,238 @@
+"""Who does what: one table from the job's `parallelism` to the ranks' places, and what cannot be, in one sentence.
+
+Ranks are numbered as a mesh of five axes, the last one the fastest: neighbours share the most.
+
+    pipeline    each holds some of the layers
+    replicate   each holds what its neighbours on this axis hold, and takes other samples
+    shard       each holds a part of every parameter, and takes other samples
+    context     each takes a part of every sequence, the same samples; with fsdp it holds a part of every parameter, too
+    tensor      each holds a part of every layer, and takes the same samples
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Unsupported
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+
+
+@dataclass(frozen=True)
+class StrategyKind:
+    """One row of the table: what data-parallel ranks divide, and who carries it alone (without tensor or pipeline)."""
+
+    carrier: str  # accelerate, deepspeed (through Accelerate) or sharded (DTensors)
+    divides: str  # what each data-parallel rank has a part of
+    data_parallel: bool = True
+    models: bool = True  # may be combined with tensor, pipeline and context parallelism
+    offload: bool = False
+
+
+STRATEGIES: Mapping[str, StrategyKind] = {
+    "none": StrategyKind("accelerate", "nothing", data_parallel=False),
+    "ddp": StrategyKind("accelerate", "nothing"),
+    "fsdp": StrategyKind("sharded", "parameters, gradients, optimizer state", offload=True),
+    "hsdp": StrategyKind("sharded", "parameters, gradients, optimizer state, within a replica", offload=True),
+    "zero1": StrategyKind("deepspeed", "optimizer state", models=False, offload=True),
+    "zero2": StrategyKind("deepspeed", "gradients, optimizer state", models=False, offload=True),
+    "zero3": StrategyKind("deepspeed", "parameters, gradients, optimizer state", models=False, offload=True),
+}
+
+
+@dataclass(frozen=True)
+class ParallelismPlan:
+    """The axes' lengths, and what goes with a pipeline."""
+
+    strategy: str = "none"
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    microbatches: int | None = None  # None: as the batch allows
+    schedule: str = "1f1b"
+    virtual: int = 1  # stages on each rank
+    offload: bool = False
+    context: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """How many take samples of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Over how many the gradient of a parameter is taken: those that see other samples, or other parts of them."""
+        return self.data_ranks * self.context
+
+    @property
+    def parts(self) -> int:
+        """Over how many data parallel ranks every parameter is dealt out."""
+        return self.shard * self.context if self.strategy in ("fsdp", "hsdp") else self.shard
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.virtual
+
+    @property
+    def carrier(self) -> str:
+        """Who configures it: accelerate, deepspeed, sharded or pipeline."""
+        if self.pipeline > 1:
+            return "pipeline"
+        return "sharded" if self.tensor > 1 else STRATEGIES[self.strategy].carrier
+
+    def data_rank(self, rank: int) -> int:
+        """Return which samples a rank takes; ranks of one tensor, context or pipeline group have the same."""
+        return rank // (self.tensor * self.context) % self.data_ranks
+
+    def context_rank(self, rank: int) -> int:
+        """Return which part of its sequences a rank takes."""
+        return rank // self.tensor % self.context
+
+    def stage_rank(self, rank: int) -> int:
+        """Return a rank's place in its pipeline."""
+        return rank // (self.tensor * self.gradient_ranks)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes that are longer than one."""
+        return {name: length for name in AXES if (length := getattr(self, name)) > 1}
+
+    @property
+    def described(self) -> str:
+        """The strategy and the axes for people: ddp, fsdp (shard 2 x tensor 2)."""
+        axes = " x ".join(f"{name} {length}" for name, length in self.mesh.items())
+        extra = f", {self.schedule}" if self.pipeline > 1 else ""
+        return f"{self.strategy} ({axes}{extra})" if axes else self.strategy
+
+
+def choose_plan(
+    parallelism: Mapping[str, Any], world: int, nodes: int = 1, environ: Mapping[str, str] = os.environ
+) -> ParallelismPlan:
+    """Return the layout that a job asks for; raises Unsupported for what no trainer here carries, never replacing it."""
+
+    def size(name: str) -> int:
+        return int(parallelism.get(name) or 1)
+
+    if parallelism.get("accelerate_config"):
+        parallelism = {**parallelism, "strategy": None, **parallelism_from_accelerate(environ)}
+    name = str(parallelism.get("strategy") or ("ddp" if world > 1 else "none"))
+    if name not in STRATEGIES:
+        raise Unsupported(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
+    strategy, tensor, pipeline, context = STRATEGIES[name], size("tp_size"), size("pp_size"), size("cp_size")
+    split = {key: length for key in ("tp_size", "pp_size", "cp_size") if (length := size(key)) > 1}
+    if not strategy.models and split:
+        raise Unsupported(f"strategy {name} goes without {next(iter(split))}: write fsdp, which goes with it")
+    if context > 1 and pipeline > 1:
+        raise Unsupported(f"cp_size {context} goes without pp_size: write fsdp or tp_size, which go with it")
+    each = tensor * pipeline * context
+    if world % each:
+        sizes = " x ".join(f"{key} {length}" for key, length in split.items())
+        raise Unsupported(f"{sizes} does not divide the {world} processes of the job")
+    replicate, shard = _data_axes(name, parallelism, world // each, nodes)
+    if not strategy.data_parallel and replicate * shard > 1:
+        raise Unsupported(f"strategy {name} is for one process, the job has {world} (leave it out, or write ddp)")
+    schedule, virtual = _pipeline(parallelism, pipeline)
+    if parallelism.get("offload") and not strategy.offload:
+        raise Unsupported(f"strategy {name} has nothing to offload; leave out parallelism.offload")
+    count = parallelism.get("microbatches")
+    return ParallelismPlan(
+        name, pipeline, replicate, shard, tensor, int(count) if count else None, schedule, virtual,
+        bool(parallelism.get("offload")), context,
+    )  # fmt: skip
+
+
+def parallelism_from_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the `parallelism` that an Accelerate configuration file stands for, by the variables that `accelerate launch`
+    would make of it; raises Unsupported for what it says beyond that."""
+
+    def says(name: str) -> bool:
+        return environ.get(name, "").lower() in ("1", "true", "yes")
+
+    if says("ACCELERATE_USE_MEGATRON_LM"):
+        raise Unsupported("the Accelerate file asks for Megatron-LM, which the shared trainer does not have")
+    made: dict[str, Any] = {}
+    if says("ACCELERATE_USE_DEEPSPEED"):
+        if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none").replace("none", ""):
+            raise Unsupported(
+                f"the Accelerate file names {file}: the shared trainer makes DeepSpeed's configuration itself"
+            )
+        stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+        made["strategy"] = f"zero{stage}" if stage != "0" else "ddp"
+        devices = [
+            environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what}_DEVICE", "none") for what in ("OPTIMIZER", "PARAM")
+        ]
+        if "nvme" in devices:
+            raise Unsupported("the Accelerate file offloads to nvme; the shared trainer offloads to CPU memory")
+        made["offload"] = "cpu" in devices
+    elif says("ACCELERATE_USE_FSDP"):
+        made |= {"strategy": "fsdp", "offload": says("FSDP_OFFLOAD_PARAMS")}
+        if environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD") not in ("FULL_SHARD", "1"):
+            raise Unsupported(
+                f"the Accelerate file asks for FSDP's {environ['FSDP_SHARDING_STRATEGY']}; the shared trainer has FULL_SHARD, "
+                "as strategy fsdp, and hsdp"
+            )
+    if says("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        for axis, key in (("TP", "tp_size"), ("CP", "cp_size"), ("DP_REPLICATE", "dp_replicate_size"),
+                          ("DP_SHARD", "dp_shard_size")):  # fmt: skip
+            if (size := int(environ.get(f"PARALLELISM_CONFIG_{axis}_SIZE", "1"))) > 1:
+                made[key] = size
+        both = made.get("dp_replicate_size", 1) > 1 and made.get("dp_shard_size", 1) > 1
+        if "strategy" not in made:
+            made["strategy"] = "hsdp" if both else "fsdp" if "dp_shard_size" in made else "ddp"
+        elif both:
+            made["strategy"] = "hsdp"
+    return made
+
+
+def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int) -> tuple[int, int]:
+    """Return (replicate, shard) for so many data-parallel ranks."""
+    replicate, shard = parallelism.get("dp_replicate_size"), parallelism.get("dp_shard_size")
+    if name == "hsdp":
+        if replicate is None and shard is None:
+            replicate = nodes  # sharding within a node, where links are fast
+        replicate = int(replicate or data // int(shard or 1))
+        shard = int(shard or data // replicate)
+        if replicate * shard != data:
+            raise Unsupported(
+                f"hsdp: {replicate} replicas of {shard} shards are not the {data} data-parallel processes"
+            )
+        if replicate < 2 or shard < 2:
+            raise Unsupported(
+                "hsdp needs two replicas and two shards at least: "
+                f"with {data} data-parallel processes set dp_replicate_size, or write {'ddp' if shard < 2 else 'fsdp'}"
+            )
+        return replicate, shard
+    whole = (1, data) if STRATEGIES[name].carrier != "accelerate" else (data, 1)
+    for key, given, own in (("dp_replicate_size", replicate, whole[0]), ("dp_shard_size", shard, whole[1])):
+        if given is not None and int(given) != own:
+            hint = "write hsdp" if name == "fsdp" else "leave it out"
+            raise Unsupported(f"strategy {name} has a {key} of {own} here, not {given}: {hint}")
+    return whole
+
+
+def _pipeline(parallelism: Mapping[str, Any], pipeline: int) -> tuple[str, int]:
+    """Return the schedule and the stages of a rank."""
+    schedule, virtual = parallelism.get("pp_schedule"), parallelism.get("virtual_stages")
+    if pipeline == 1:
+        for key in ("microbatches", "pp_schedule", "virtual_stages"):
+            if parallelism.get(key):
+                raise Unsupported(f"parallelism.{key} belongs to a pipeline: set pp_size, or leave it out")
+        return SCHEDULES[0], 1
+    schedule = schedule or ("interleaved" if int(virtual or 1) > 1 else SCHEDULES[0])
+    if schedule not in SCHEDULES:
+        raise Unsupported(f"there is no pp_schedule {schedule}; there are {', '.join(SCHEDULES)}")
+    virtual = int(virtual or (2 if schedule == "interleaved" else 1))
+    if (schedule == "interleaved") != (virtual > 1):
+        raise Unsupported(
+            f"pp_schedule {schedule} with virtual_stages {virtual}: only interleaved has several on a rank"
+        )
+    return schedule, virtual

@@ -1,0 +1,43 @@
+"""Trackers (wandb, tensorboard and others), through Accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from .errors import Unsupported
+
+if TYPE_CHECKING:
+    from runtime import RunContext
+
+    from .arguments import Arguments
+
+
+def choose(names: Sequence[str]) -> list[str]:
+    """Return the trackers to report to; raises Unsupported for one that is not installed, which Accelerate passes over."""
+    wanted = [name for name in names if name != "none"]
+    for name in wanted:
+        if name != "all" and find_spec(name) is None:
+            raise Unsupported(f"--report_to {name}: the package {name} is not installed (pip install {name})")
+    return wanted
+
+
+def begin(accelerator: Any, arguments: Arguments, context: RunContext) -> bool:
+    """Begin to report, under the run's name, and return whether there is any tracker; a resumed attempt goes on in the
+    same place."""
+    if not accelerator.log_with:
+        return False
+    plain = vars(arguments).items()
+    config = {name: value if isinstance(value, (int, float, str)) else " ".join(value) for name, value in plain}
+    name = arguments.run_name or context.run_id
+    wandb = {"name": name, "id": context.run_id, "resume": "allow", "dir": context.output_dir}
+    accelerator.init_trackers("cloudtrain", config=config, init_kwargs={"wandb": wandb})
+    return True
+
+
+def finish(accelerator: Any) -> None:
+    """Let the trackers write what they have, and wait for the other ranks."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    accelerator.wait_for_everyone()

@@ -1,0 +1,243 @@
+"""What the output holds at every moment: whole checkpoints, the newest of them soon, and an alarm where that fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher.log import Log
+from launcher.manifest import decode
+from launcher.output.age import CheckpointAge
+from launcher.output.sync import Sync
+
+from cloudtrain.backends.manifest import Manifest
+from tests.conftest import wait_for
+from tests.entrypoints.launching import Attempt
+from tests.stores import S3, running
+
+from trainer.checkpoints import files  # isort: skip
+
+PLACE = "home/run/checkpoints/"
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    with running(S3) as started:
+        for name, value in started.environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("CLOUDTRAIN_SYNC_EVERY_S", "0.01")
+        yield started
+
+
+def sync_of(folder: Path, attempt: int = 1) -> Sync:
+    """Return the sync of a node with the run's folders below `folder`; its log is <folder>/log."""
+    folders = {name: str(folder / name) for name in ("checkpoints", "outputs", "model")}
+    for path in folders.values():
+        Path(path).mkdir(parents=True, exist_ok=True)
+    manifest = Manifest(
+        run_id="run", attempt=attempt, argv=("train.py",), nodes=1, processes_per_node=1, output="s3://bucket/home"
+    )
+    return Sync(decode(manifest.encode()), folders, Log.in_folder(str(folder)))
+
+
+def said(folder: Path) -> list[str]:
+    lines = (folder / "log").read_text().splitlines(keepends=True)
+    return [line.rstrip("\n").split(" ", 3)[3] for line in lines if line.endswith("\n")]
+
+
+def arrived(folder: Path, step: int) -> None:
+    """Wait until the sync has said that the checkpoint of a step is in the store."""
+    word = f'"stored":"checkpoints/step-{step:08d}.a1"'
+    wait_for(lambda: any(word in text for text in said(folder)), f"step {step} in the store")
+
+
+def write(folder: Path, step: int, attempt: int = 1) -> Path:
+    path = files.folder_of(folder / "checkpoints", step, attempt)
+    files.begin(path)
+    (path / "state").mkdir()
+    for number in range(4):
+        (path / "state" / str(number)).write_bytes(b"%d" % step * (100 + number))
+    files.commit(path, step=step)
+    return path
+
+
+def whole(keys: set[str]) -> list[int]:
+    """Return the steps of which a store with these keys has everything; fails for a mark without what it speaks of."""
+    found = []
+    for mark in sorted(key for key in keys if key.endswith("/COMPLETE")):
+        folder = mark.removesuffix("COMPLETE")
+        assert {f"{folder}state/{number}" for number in range(4)} <= keys, f"{mark} over half of it"
+        found.append(int(folder.removeprefix(f"{PLACE}step-")[:8]))
+    return found
+
+
+def test_whenever_the_uploader_dies_the_store_has_a_whole_one(s3: S3, tmp_path: Path):
+    """Every prefix of what reaches the store is a point at which the node may be gone: once there is a whole checkpoint
+    there always is one, it never gets older, and no COMPLETE stands over half of one."""
+    sync = sync_of(tmp_path)
+    sync.open(0)
+    sync.start()
+    for step in range(1, 13):
+        write(tmp_path, step)
+        files.prune(tmp_path / "checkpoints", 2)
+        if step % 3 == 0:  # the trainer is faster than the uploader most of the time, not always
+            arrived(tmp_path, step)
+    assert sync.finish(lambda: False, True) == ""
+    keys: set[str] = set()
+    newest = 0
+    for verb, key in list(s3.changes):
+        (keys.add if verb == "PUT" else keys.discard)(key)
+        steps = whole(keys)
+        assert max(steps, default=0) >= newest, f"{verb} {key}"
+        newest = max(steps, default=0)
+    assert whole(keys) == [11, 12] == whole(set(s3.objects()))
+    assert not [key for key in keys if key.startswith(PLACE) and "step-00000011" not in key and "-00000012" not in key]
+
+
+def test_one_that_is_removed_here_stays_until_its_successor_is_there(s3: S3, tmp_path: Path):
+    sync = sync_of(tmp_path)
+    sync.open(0)
+    sync.start()
+    write(tmp_path, 1)
+    arrived(tmp_path, 1)
+    s3.refuse = f"{PLACE}step-00000002.a1/state/3"
+    write(tmp_path, 2)
+    files.prune(tmp_path / "checkpoints", 1)
+    assert [found.step for found in files.find(tmp_path / "checkpoints")] == [2]
+    tried = len(s3.changes)
+    wait_for(lambda: len([key for _, key in list(s3.changes)[tried:] if key == s3.refuse]) >= 3, "three tries")
+    assert whole(set(s3.objects())) == [1], "the old one is all that would outlive this node"
+    begin = '::cloudtrain::{"kind":"alarm"'
+    wait_for(lambda: any(text.startswith(begin) for text in said(tmp_path)), "an alarm")
+    alarms = [json.loads(text[14:]) for text in said(tmp_path) if text.startswith(begin)]
+    assert len(alarms) == 1 and "cannot be brought up to date: s3://bucket/home/run: " in alarms[0]["reason"]
+    s3.refuse = ""
+    arrived(tmp_path, 2)
+    wait_for(lambda: "output: it is up to date again" in said(tmp_path), "the word")
+    assert sync.finish(lambda: False, False) == ""
+    assert whole(set(s3.objects())) == [2]
+
+
+def test_a_run_that_failed_without_a_checkpoint_of_its_own_leaves_the_last_one(s3: S3, tmp_path: Path):
+    sync = sync_of(tmp_path)
+    sync.open(0)
+    sync.start()
+    path = write(tmp_path, 1)
+    arrived(tmp_path, 1)
+    files.discard(path)
+    assert sync.finish(lambda: False, False) == ""
+    assert whole(set(s3.objects())) == [1]
+
+
+def test_a_mark_that_names_what_is_not_there_is_not_uploaded(s3: S3, tmp_path: Path):
+    write(tmp_path, 1)
+    (write(tmp_path, 2) / "state" / "2").unlink()
+    (write(tmp_path, 3) / "state" / "3").write_bytes(b"shorter")
+    sync = sync_of(tmp_path)
+    sync.open(0)
+    sync.start()
+    assert sync.finish(lambda: False, True) == ""
+    keys = set(s3.objects())
+    assert [key for key in keys if key.endswith("COMPLETE")] == [f"{PLACE}step-00000001.a1/COMPLETE"]
+    assert f"{PLACE}step-00000003.a1/state/3" in keys
+    words = [text for text in said(tmp_path) if "is not uploaded" in text]
+    assert sorted(words) == [
+        f"output: checkpoints/step-0000000{step}.a1/COMPLETE is not uploaded, for state/{step} beside it is not what it says"
+        for step in (2, 3)
+    ]
+
+
+# -- how old the newest one is ----------------------------------------------------------------------------------------
+
+
+class Told:
+    """CheckpointAge over a clock that stands until it is moved."""
+
+    def __init__(self, interval_s: float | None, expected: bool) -> None:
+        self.now, self.heard = 100.0, []
+        self.fresh = CheckpointAge(
+            interval_s, expected, lambda kind, **data: self.heard.append((kind, data)), lambda: self.now
+        )
+
+    def after(self, seconds: float) -> list[str]:
+        """Let time pass and return the alarms of the moment."""
+        self.now += seconds
+        before = len(self.heard)
+        self.fresh.look()
+        return [data["reason"] for kind, data in self.heard[before:] if kind == "alarm"]
+
+
+def test_an_alarm_at_twice_the_interval_and_again():
+    told = Told(60, expected=True)
+    told.fresh.begin(False)
+    assert told.after(119) == []
+    [alarm] = told.after(2)
+    assert alarm == (
+        "the newest checkpoint in the output is 121 s old, more than twice the interval: none has been written since"
+    )
+    assert told.after(60) == [] and told.fresh.age_s == 181
+    told.fresh.doing("the upload")
+    assert told.after(61)[0].endswith("interval: the upload has taken 61 s so far")
+    told.fresh.doing("")
+    told.fresh.went("no route to host")
+    assert told.after(120)[0].endswith("interval: no route to host")
+    told.fresh.written("checkpoints/a/COMPLETE")
+    told.now += 5
+    told.fresh.arrived("checkpoints/a/COMPLETE")
+    assert told.heard[-1] == ("checkpoint", {"stored": "checkpoints/a", "seconds": 5.0})
+    assert told.fresh.age_s == 5 and told.after(100) == [] and len(told.after(20)) == 1
+
+
+def test_what_writes_no_checkpoints_is_not_asked_for_any():
+    told = Told(60, expected=False)
+    told.fresh.begin(False)
+    assert told.after(1000) == [] and told.fresh.age_s is None
+    told.fresh.written("checkpoints/a/COMPLETE")
+    assert told.after(119) == [] and len(told.after(2)) == 1
+
+
+def test_an_interval_in_steps_is_learnt():
+    told = Told(None, expected=True)
+    told.fresh.begin(True)
+    assert told.after(1799) == []
+    for mark in "abc":
+        told.fresh.written(mark)
+        told.fresh.arrived(mark)
+        told.now += 30
+    assert told.after(29) == [] and len(told.after(2)) == 1
+
+
+FROZEN = """
+import os, pathlib, time
+step = pathlib.Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]) / "step-1"
+while not (step.parent / "go").exists():
+    time.sleep(0.02)
+step.mkdir()
+(step / "weights").write_text("one")
+(step / "COMPLETE").write_text("1")
+while not (step.parent / "end").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_an_uploader_that_hangs_is_told_while_it_hangs(s3: S3, tmp_path: Path):
+    environ = s3.environ | {"CLOUDTRAIN_SYNC_EVERY_S": "0.05"}
+    with Attempt(
+        tmp_path, FROZEN, output="s3://bucket/home", checkpoint={"every_s": 0.5, "keep": 3}, environ=environ
+    ) as attempt:
+        attempt.start()
+        wait_for(lambda: any("attempts/" in key for _, key in list(s3.changes)), "the start")
+        s3.hold.clear()
+        folder = tmp_path / "run" / "checkpoints"
+        (folder / "go").touch()
+        wait_for(lambda: attempt.events("alarm"), "an alarm")
+        reason = attempt.events("alarm")[0]["reason"]
+        assert "the upload has taken " in reason
+        s3.hold.set()
+        wait_for(lambda: attempt.events("checkpoint"), "its arrival")
+        assert attempt.events("checkpoint")[0]["stored"] == "checkpoints/step-1"
+        (folder / "end").touch()
+        assert attempt.wait() == [0]
+    assert s3.objects()[f"{PLACE}step-1/COMPLETE"] == b"1"

@@ -1,0 +1,34 @@
+"""A script of the user's own is not started with layers that nobody splits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.training import ENTRYPOINTS
+
+from launcher.prepare import declared  # isort: skip
+from launcher.errors import Refused  # isort: skip
+
+assert ENTRYPOINTS
+
+
+def test_an_axis_that_the_script_does_not_declare_is_refused(tmp_path: Path):
+    (tmp_path / "own.py").write_text("import torch\n# tp_size would be nice\n")
+    with pytest.raises(
+        Refused, match=r"parallelism.tp_size is 2, but nothing splits the model of own.py.*cloudtrain: tp_size"
+    ):
+        declared.check(["own.py", "--x"], {"tp_size": 2, "pp_size": 1}, str(tmp_path))
+    declared.check(["own.py"], {"strategy": "ddp", "tp_size": 1}, str(tmp_path))
+    declared.check([".cloudtrain/train.py"], {"tp_size": 2}, str(tmp_path))
+
+
+def test_a_script_that_declares_it_runs(tmp_path: Path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").write_text('"""Megatron."""\n# cloudtrain: tp_size, pp_size\n')
+    declared.check(["-m", "pkg"], {"tp_size": 2, "pp_size": 2}, str(tmp_path))
+    with pytest.raises(Refused, match="parallelism.cp_size is 2, but nothing splits the model of -m pkg"):
+        declared.check(["-m", "pkg"], {"tp_size": 2, "cp_size": 2}, str(tmp_path))
+    with pytest.raises(Refused, match="-m elsewhere"):
+        declared.check(["-m", "elsewhere"], {"tp_size": 2}, str(tmp_path))

@@ -1,0 +1,121 @@
+"""Secrets come from their first source that has them, and from nowhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from launcher.errors import Refused
+from launcher.prepare.secrets import resolve
+
+
+def private(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return f"file:{path}"
+
+
+def test_sources_are_tried_in_order(tmp_path: Path):
+    first = private(tmp_path / "a", "from file\n")
+    wanted = {"A": ["env:A", first], "B": ["env:B", first], "C": [f"file:{tmp_path}/absent", "env:C"]}
+    assert resolve(wanted, {"env:B": "given", "env:C": "given too"}) == {
+        "A": "from file",
+        "B": "given",
+        "C": "given too",
+    }
+
+
+def test_our_own_environment_is_no_source(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TOKEN", "leaked")
+    assert resolve({"TOKEN": ["env:TOKEN"]}, {"env:TOKEN": "the client's"}) == {"TOKEN": "the client's"}
+    with pytest.raises(Refused, match=r"the secret TOKEN was not found \(env:TOKEN: not sent by the client\)"):
+        resolve({"TOKEN": ["env:TOKEN"]}, {})
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o700])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int):
+    with pytest.raises(Refused, match=f"has mode {mode:o}; chmod 600 makes it private"):
+        resolve({"A": [private(tmp_path / "a", "value", mode), "env:A"]}, {"env:A": "never used"})
+
+
+def test_a_private_file_may_be_read_only(tmp_path: Path):
+    assert resolve({"A": [private(tmp_path / "a", "one\ntwo\r\n", 0o400)]}, {}) == {"A": "one\ntwo"}
+
+
+def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = private(tmp_path / "a", "value")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(Refused, match="belongs to another user"):
+        resolve({"A": [source]}, {})
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
+    with pytest.raises(Refused) as refused:
+        resolve(
+            {"A": ["env:A"], "B": ["env:B"], "C": [f"file:{tmp_path}"], "D": ["vault:x"], "E": [], "F": ["env:F"]},
+            {"env:B": "abc", "env:F": "a\0bcd"},
+        )
+    for part in (
+        "A was not found",
+        "B has fewer than 4 characters",
+        "C was not found",
+        "not a file",
+        "no known kind of source",
+        "E was not found (it names no source)",
+        "F holds a NUL",
+    ):
+        assert part in str(refused.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"\xff\xfe\xfd\xfc")
+    (tmp_path / "a").chmod(0o600)
+    with pytest.raises(Refused, match="is not UTF-8 text"):
+        resolve({"A": [f"file:{tmp_path}/a"]}, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "distribution"),
+    [("aws-secretsmanager:a", "boto3"), ("gcp-secretmanager:a", "google-cloud-secret-manager")],
+)
+def test_a_client_that_is_absent_is_named_with_its_pip_line(
+    source: str, distribution: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "google.cloud.secretmanager", None)
+    with pytest.raises(Refused, match=f"needs {distribution} on the node: pip install {distribution}"):
+        resolve({"A": [source]}, {})
+
+
+class FakeStore:
+    """Stands for the client of AWS Secrets Manager: only what is called."""
+
+    def client(self, service: str) -> FakeStore:
+        assert service == "secretsmanager"
+        return self
+
+    def get_secret_value(self, SecretId: str) -> dict:  # noqa: N803 - the name in AWS's API
+        return {
+            "plain": {"SecretString": "from aws"},
+            "json": {"SecretString": '{"token": "inner"}'},
+            "binary": {"SecretBinary": b"bytes"},
+        }[SecretId]
+
+
+def test_aws_gives_text_bytes_and_keys(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("boto3")
+    module.client = FakeStore().client
+    monkeypatch.setitem(sys.modules, "boto3", module)
+    wanted = {
+        "A": ["aws-secretsmanager:plain"],
+        "B": ["aws-secretsmanager:json#token"],
+        "C": ["aws-secretsmanager:binary"],
+        "D": ["aws-secretsmanager:absent", "env:D"],
+    }
+    assert resolve(wanted, {"env:D": "fallback"}) == {"A": "from aws", "B": "inner", "C": "bytes", "D": "fallback"}
+    with pytest.raises(Refused, match="it has no key nope"):
+        resolve({"B": ["aws-secretsmanager:json#nope"]}, {})

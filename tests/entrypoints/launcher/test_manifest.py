@@ -1,0 +1,64 @@
+"""The manifest arrives as it was sent, or is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import pytest
+from launcher import manifest
+from launcher.errors import Refused
+
+from cloudtrain.backends.manifest import Manifest
+
+MANIFEST = Manifest(
+    run_id="r", attempt=2, argv=("a.py", "ü\n☃", ""), nodes=2, processes_per_node=3, env={"A": "x" * 9000 + "ß"}
+)
+
+
+def packed(**fields: object) -> list[str]:
+    return [base64.urlsafe_b64encode(zlib.compress(json.dumps(fields).encode())).decode()]
+
+
+def test_the_fields_are_the_manifests_own():
+    optional = {"stall_s", "about"}  # left out where there is no limit, and nobody to tell
+    assert set(manifest.FIELDS) | optional | {"version"} == set(Manifest.__dataclass_fields__)
+    found = manifest.decode(MANIFEST.encode())
+    for name in manifest.FIELDS:
+        assert getattr(found, name) == MANIFEST.to_dict()[name]
+    assert (found.attempt_id, found.world_size, found.fewest_nodes) == ("r-a2", 6, 2)
+
+
+def test_pieces_come_in_order_of_their_numbers():
+    env = {f"CLOUDTRAIN_MANIFEST_{number}": str(number) for number in reversed(range(12))} | {"OTHER": "x"}
+    assert manifest.pieces(env) == [str(number) for number in range(12)]
+    assert manifest.pieces({}) == []
+    with pytest.raises(Refused, match="piece 1 is missing"):
+        manifest.pieces({"CLOUDTRAIN_MANIFEST_0": "a", "CLOUDTRAIN_MANIFEST_2": "b"})
+
+
+def test_pieces_come_as_hyperparameters_too():
+    """SageMaker's SDK writes every value as JSON: a text is in quotes."""
+    given = {f"ct_manifest_{number}": json.dumps(piece) for number, piece in enumerate(MANIFEST.encode())} | {
+        "epochs": "3"
+    }
+    assert manifest.decode(manifest.pieces({}, json.dumps(given))).argv == list(MANIFEST.argv)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([], "there is no manifest"),
+        (["***"], "damaged"),
+        (["eJw"], "damaged"),
+        (["ü"], "damaged"),
+        (packed(version=2), "has version 2, this launcher reads version 1"),
+        (MANIFEST.encode()[:-1] + [MANIFEST.encode()[-1][:-40]], "damaged"),
+        (packed(version=1, run_id="r"), "lacks attempt, argv"),
+        ([base64.urlsafe_b64encode(zlib.compress(b"[]")).decode()], "damaged"),
+    ],
+)
+def test_what_is_damaged_is_refused(pieces: list[str], reason: str):
+    with pytest.raises(Refused, match=reason):
+        manifest.decode(pieces)

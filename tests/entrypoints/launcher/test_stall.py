@@ -1,0 +1,137 @@
+"""limits.stall: an attempt in which nothing happens any more is ended, and its log says where its ranks were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from launcher import processes
+from launcher.stall import StallDetector
+from launcher.world.outcome import STALLED, ClusterState, Outcome, Start
+
+from cloudtrain.backends.manifest import Manifest
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from tests.conftest import WAIT_S
+from tests.entrypoints.launching import Attempt
+
+# The last rank is stopped, as by a debugger or a broken driver; the others wait for it, as in a collective operation.
+HANGING = """\
+import os, signal, threading
+def last_step():
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait(600)
+print("begun", flush=True)
+last_step()
+"""
+LIMIT_S = 10  # long enough for a slow machine to start Python in it
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(1, 2), (2, 1)])
+def test_a_stopped_rank_ends_the_attempt_and_all_ranks_say_where_they_are(tmp_path, nodes, count):
+    with Attempt(tmp_path, HANGING, nodes=nodes, processes=count, stall_s=LIMIT_S) as attempt:
+        assert attempt.run() == [69] * nodes
+        for node in range(nodes):
+            status = attempt.status(node)
+            assert (status["state"], status["exit_code"]) == ("LOST", None)
+            assert status["reason"] == f"nothing happened for {LIMIT_S} s (limits.stall)"
+        for rank in range(2):
+            told = attempt.texts(rank, rank if nodes > 1 else 0)
+            assert told[0] == "begun"
+            assert any("Fatal Python error: Aborted" in text for text in told)
+            assert any("in last_step" in text for text in told), "\n".join(told)
+        assert not list(tmp_path.rglob("core*")), "no core is left behind"
+
+
+def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, census):
+    project = tmp_path / "project"
+    project.mkdir()
+    first_only = HANGING.replace("\nlast_step()", '\nif os.environ["CLOUDTRAIN_ATTEMPT"] == "1":\n    last_step()')
+    (project / "train.py").write_text(first_only)
+    job = {"name": "hangs", "source": str(project), "entrypoint": "train.py", "limits": {"stall": f"{LIMIT_S}s"}}
+    run = Submitter(target="local").submit({**job, "retry": {"max_attempts": 2}})
+    assert run.wait(WAIT_S).state is State.SUCCEEDED
+    assert [attempt.status.state for attempt in run.attempts] == [State.LOST, State.SUCCEEDED]
+    once = Submitter(target="local").submit({**job, "name": "once", "retry": {"max_attempts": 1}})
+    assert once.wait(WAIT_S).state is State.LOST
+    verdict = Run.find(once.run_id).verdict()
+    assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")
+
+
+def gang(nodes: int = 2, stall_s: float | None = 60.0) -> ClusterState:
+    """Return a gang whose nodes have started."""
+    from launcher import manifest
+
+    made = ClusterState(
+        manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s).encode()), 100.0, 100.0
+    )
+    for node in range(nodes):
+        made.join(node, f"node-{node}", 1)
+        made.ready(node)
+    assert isinstance(made.decide(0.0), Start)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("signs", "stalled"),
+    [
+        ([(61, 61), (70, 1)], True),  # one waits and nobody speaks: the other may spin in a collective operation
+        ([(61, 1), (70, 1)], False),  # all are busy in silence
+        ([(5, 61), (70, 70)], False),  # somebody speaks
+        ([(61, 61)], False),  # a node that was not heard of yet
+        ([(59, 70), (70, 70)], False),
+    ],
+)
+def test_when_nothing_happens(signs, stalled):
+    attempt = gang()
+    for node, (quiet_s, idle_s) in enumerate(signs):
+        attempt.idle(node, quiet_s, idle_s)
+    assert attempt.stalled is stalled
+
+
+def test_who_has_ended_waits_for_nothing_and_without_a_limit_nobody_does():
+    attempt = gang()
+    attempt.idle(0, 99, 1)
+    attempt.idle(1, 99, 99)
+    attempt.end(1)
+    assert not attempt.stalled
+    without = gang(stall_s=None)
+    for node in range(2):
+        without.idle(node, 1e6, 1e6)
+    assert not without.stalled
+
+
+def test_what_has_stalled_is_lost_once():
+    attempt = gang()
+    for node in range(2):
+        attempt.idle(node, 99, 99)
+    attempt.stop(STALLED, 0.0)
+    assert not attempt.stalled, "it is being ended"
+    for node in range(2):
+        attempt.end(node)
+    assert attempt.decide(1.0) == Outcome("LOST", None, "launcher", None, "nothing happened for 60 s (limits.stall)")
+
+
+def test_processor_time_is_a_sign_of_life():
+    """Times are given: 0.5 s of work in 10 s are enough, a process that sleeps in them has done nothing."""
+    sleeper = subprocess.Popen([sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        sleeper.stdout.readline()  # it has begun, and does nothing from now on
+        stall = StallDetector(100.0, [os.getpid(), sleeper.pid], 0.0)
+        assert not stall.look([os.getpid(), sleeper.pid], 5.0), "too early"
+        assert stall.look([os.getpid(), sleeper.pid], 10.0)
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+        assert stall.look([os.getpid(), sleeper.pid], 20.0)
+        assert stall.idle_s(20.0) >= 10.0 and processes.stat(sleeper.pid) is not None
+        assert stall.look([os.getpid()], 30.0)
+        assert stall.idle_s(30.0) <= 10.0, "of those that run, ours was busy until 20"
+    finally:
+        sleeper.communicate()

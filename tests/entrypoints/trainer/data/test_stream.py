@@ -1,0 +1,122 @@
+"""Streams: every token once, the same global batches on any world, and the place in them to the token."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.entrypoints.training import ENTRYPOINTS
+
+from trainer.data import documents  # isort: skip
+from trainer.errors import Unsupported  # isort: skip
+from trainer.data.samples import IGNORED  # isort: skip
+from trainer.data.stream import StreamBatches, Texts  # isort: skip
+
+assert ENTRYPOINTS
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    eos_token_id = 0
+
+    def __call__(self, text, **options):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def batches(texts: list[str], size: int, per_device: int, accumulation: int, world: int, rank: int) -> StreamBatches:
+    return StreamBatches(Texts(lambda: iter(texts), Letters(), size), per_device, accumulation, world, rank)
+
+
+def steps(stream: StreamBatches, few: int = 10**6) -> list[tuple[list[int], dict[str, int]]]:
+    """Return the tokens that a rank gets to learn in each step, and the place behind it."""
+    found, source = [], iter(stream)
+    for count in islice(stream.windows(), few):
+        labels = torch.cat([next(source)["labels"].flatten() for _ in range(count)])
+        stream.advance()
+        found.append((labels[labels != IGNORED].tolist(), stream.place()))
+    return found
+
+
+def tokens(texts: list[str]) -> list[int]:
+    return [token for text in texts for token in (*map(ord, text), 0)]
+
+
+TEXTS = st.lists(st.text(alphabet="abcdefgh", max_size=25), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXTS, st.integers(1, 7), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_all_ranks_together_get_every_token_once(texts, size, per_device, accumulation, world):
+    ranks = [steps(batches(texts, size, per_device, accumulation, world, rank)) for rank in range(world)]
+    assert len({len(rank) for rank in ranks}) == 1
+    one = steps(batches(texts, size, per_device * accumulation * world, 1, 1, 0))
+    assert sorted(token for rank in ranks for part, _ in rank for token in part) == sorted(tokens(texts))
+    assert [token for part, _ in one for token in part] == tokens(texts)
+    for number, (whole, place) in enumerate(one):
+        assert sorted(token for rank in ranks for token in rank[number][0]) == sorted(whole)
+        assert all(rank[number][1] == place for rank in ranks)
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXTS, st.integers(1, 7), st.integers(1, 3), st.integers(1, 2), st.data())
+def test_from_any_place_it_goes_on_where_it_was(texts, size, per_device, world, draw):
+    rank = draw.draw(st.integers(0, world - 1))
+    whole = steps(batches(texts, size, per_device, 1, world, rank))
+    at = draw.draw(st.integers(0, len(whole) - 1))
+    resumed = batches(texts, size, per_device, 1, world, rank)
+    resumed.go_to(json.loads(json.dumps(whole[at][1])))
+    assert steps(resumed) == whole[at + 1 :]
+    assert resumed.exhausted
+    resumed.next_epoch()
+    assert resumed.epoch == 1 and not resumed.exhausted
+    assert [part for part, _ in steps(resumed)] == [part for part, _ in whole]
+
+
+def test_documents_before_the_place_are_read_but_not_tokenized():
+    stream = batches(["abc", "defg", "hi"], 4, 1, 1, 1, 0)
+    seen = []
+    stream.texts.tokenizer = type(
+        "Told", (Letters,), {"__call__": lambda self, text, **_: seen.append(text) or Letters()(text)}
+    )()
+    stream.go_to({"epoch": 0, "samples": 2, "document": 2, "offset": 1})
+    assert [part for part, _ in steps(stream)] == [[ord("i"), 0]]
+    assert seen == ["hi"]
+
+
+def test_an_empty_stream_is_refused_instead_of_read_for_ever():
+    stream = batches([], 4, 1, 1, 1, 0)
+    assert steps(stream) == []
+    with pytest.raises(Unsupported, match="the stream is empty"):
+        stream.next_epoch()
+
+
+def test_files_are_read_as_they_come(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": ')
+    found = documents.stream([str(tmp_path / "a.jsonl")], documents.Columns(), {})
+    assert [next(found), next(found)] == ["one", "two"]
+    with pytest.raises(Unsupported, match="cannot be read"):
+        next(found)
+    pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) for number in range(9)]}), tmp_path / "b.parquet")
+    (tmp_path / "c.txt").write_text("all of it")
+    names = [str(tmp_path / "b.parquet"), "input:train/c.txt"]
+    assert list(documents.stream(names, documents.Columns(), {"train": str(tmp_path)})) == [
+        *map(str, range(9)),
+        "all of it",
+    ]
+
+
+def test_a_block_of_no_meaning_teaches_nothing():
+    block = Texts(lambda: iter(()), Letters(), 4)[0]
+    assert block["input_ids"].shape == (4,) and (block["labels"] == IGNORED).all()
+    assert np.array_equal(block["input_ids"], [0, 0, 0, 0])

@@ -1,0 +1,121 @@
+"""The trainer's arguments: TrainingArguments' names, booleans in both forms, every problem at once."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.entrypoints.training import ENTRYPOINTS
+
+from trainer.arguments import Arguments, Misuse, parse  # isort: skip
+
+
+@pytest.mark.parametrize(
+    "argv, value",
+    [
+        (["--bf16"], True),
+        (["--bf16", "true"], True),
+        (["--bf16=false"], False),
+        (["--bf16", "False"], False),
+        ([], False),
+    ],
+)
+def test_booleans_stand_alone_or_with_a_value(argv: list[str], value: bool):
+    assert parse(argv).bf16 is value
+    assert parse([*argv, "--max_steps", "3"]).max_steps == 3
+
+
+def test_a_boolean_before_another_flag_takes_nothing_of_it():
+    found = parse(["--bf16", "--dataset", "a", "b c", "--sample_prompt=-x", "--learning-rate", "3e-4"])
+    assert (found.bf16, found.dataset, found.sample_prompt, found.learning_rate) == (True, ["a", "b c"], "-x", 3e-4)
+
+
+@pytest.mark.parametrize("text, value", [("7", 7), ("1e6", 1_000_000), ("8.0", 8), ("-1", -1)])
+def test_whole_numbers(text: str, value: int):
+    assert parse(["--max_train_bytes", text]).max_train_bytes == value
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(Misuse) as caught:
+        parse(shlex.split("--learnin_rate 1 --bf16 maybe --max_steps 1.5 --lr_scheduler_type cosin --logging_steps 0"))
+    told = str(caught.value).splitlines()
+    assert told[0] == "--learnin_rate is no flag of the shared trainer; did you mean --learning_rate?"
+    assert "--bf16 takes true or false, not 'maybe'" in told
+    assert "--max_steps takes a whole number, not '1.5'" in told
+    assert any(line.startswith("--lr_scheduler_type is one of linear, cosine") for line in told)
+    assert "--logging_steps is at least 1" in told
+    assert len(told) == 5
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        ("word", "'word' belongs to no flag"),
+        ("--learning_rate", "--learning_rate needs a value"),
+        ("--bf16 --fp16", "exclude each other"),
+        ("--global_batch_size 8 --global_batch_tokens 8", "exclude each other"),
+        ("--global_batch_size 8 --gradient_accumulation_steps 2", "follows from the global batch"),
+        ("--global_batch_tokens 8 --task chat", "is for blocks, samples of chat differ in length"),
+        ("--streaming", "--streaming needs --max_steps"),
+        ("--streaming --max_steps 3 --task chat", "--streaming is for causal-lm, not for chat"),
+        ("--streaming --max_steps 3 --dataloader_num_workers 1", "no --dataloader_num_workers"),
+        ("--streaming --max_steps 3 --max_train_bytes 9", "bounded by --max_steps alone"),
+        ("--streaming --max_steps 3 --eval_strategy epoch", "knows no epochs"),
+        ("--use_peft", "--use_peft adapts a pretrained model"),
+        ("--use_peft --model gpt2 --lora_r 0", "--lora_r is at least 1"),
+        ("--merge_adapter", "--merge_adapter needs --use_peft"),
+        ("--attn_implementation flash_attention_2", "flash_attention_2 needs --bf16 or --fp16"),
+        ("--load_best_model_at_end", "needs --eval_strategy"),
+        ("--early_stopping_patience 2", "needs --eval_strategy"),
+        ("--early_stopping_patience 0 --eval_strategy steps", "--early_stopping_patience is at least 1"),
+        ("--metric_for_best_model accuracy", "is for classification, not for causal-lm"),
+        ("--optim sgd", "--optim is one of adamw_torch_fused, adamw_torch"),
+        ("--report_to wandbb", "--report_to knows"),
+        ("--push_to_hub", "needs --hub_model_id"),
+        ("--num_train_epochs 0", "--num_train_epochs is above 0"),
+        ("--validation_split_percentage 100", "between 0 and 100"),
+        ("--max_steps 0", "--max_steps is at least 1, or -1"),
+        ("--lr 3", "--lr is no flag"),
+        ("--learning_rate nan_", "takes a number"),
+    ],
+)
+def test_what_cannot_be_meant(argv: str, sentence: str):
+    with pytest.raises(Misuse, match=sentence):
+        parse(argv.split())
+
+
+def test_names_and_meanings_are_those_of_training_arguments():
+    """Every name that transformers' class has too is read as the same type; a few that are ours are known here."""
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+
+    theirs = {item.name for item in fields(TrainingArguments)}
+    ours = {item.name for item in fields(Arguments)}
+    shared = ours & theirs
+    assert shared >= set(
+        shlex.split(
+            "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm num_train_epochs max_steps "
+            "lr_scheduler_type warmup_steps per_device_train_batch_size per_device_eval_batch_size bf16 fp16 seed "
+            "gradient_accumulation_steps logging_steps logging_first_step eval_strategy eval_steps eval_on_start "
+            "save_steps save_total_limit report_to run_name push_to_hub hub_model_id hub_private_repo "
+            "gradient_checkpointing dataloader_num_workers dataloader_drop_last"
+        )
+    )
+    defaults = {item.name: item.default for item in fields(TrainingArguments)}
+    for name in shlex.split(
+        "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm num_train_epochs max_steps seed "
+        "per_device_train_batch_size gradient_accumulation_steps"
+    ):
+        assert getattr(Arguments(), name) == defaults[name], name
+
+
+def test_help_names_every_flag():
+    done = subprocess.run(
+        [sys.executable, str(ENTRYPOINTS / "train.py"), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert "--per_device_train_batch_size" in done.stdout and "(default 5e-05)" in done.stdout
