@@ -35,14 +35,11 @@ UPWARDS = {
     ("report.plots", "runs.run"),
 }
 KNOWS_A_BACKEND = {
-    ("cli.plan", "backends.kubernetes.request"),  # `plan` prints what kubectl can apply; a method of the backend should
     ("runs.attach", "backends.attached.backend"),  # brings such a run into the history: stays
     ("runs.attempts", "backends.attached.backend"),  # makes the backend of an attached run; the registry should
 }
 CIRCLES = {
     ("job.rules", "job.job"),  # for types; Job asks the rules, the loader should
-    ("simulators.kubernetes.pod_view", "simulators.kubernetes.objects"),  # for types
-    ("simulators.kubernetes.job_controller", "simulators.kubernetes.kubelet"),  # for types
 }
 PYDANTIC = {"job.job", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file

@@ -188,6 +188,15 @@ class HasLabels(Protocol):
 
 
 @runtime_checkable
+class HasManifests(Protocol):
+    """A backend whose request can be sent with the platform's own tool; printed by `cloudtrain plan --manifests`."""
+
+    def manifests(self, plan: Plan, packed: bytes) -> str:
+        """Return what that tool reads, with the bytes of the bundle in it. Pure; raises BadRequest where they do not fit."""
+        ...
+
+
+@runtime_checkable
 class HasRemains(Protocol):
     """A backend whose submission has several steps, so that an interrupted one can leave something that may run."""
 

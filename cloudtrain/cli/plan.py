@@ -73,19 +73,14 @@ def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
 
 
 def _manifests(plan: Plan) -> None:
-    """Print the objects of a plan for Kubernetes, with the source in them, as YAML."""
+    """Print the objects of a plan, with the source in them, as the platform's own tool takes them."""
+    from cloudtrain.backends.api import HasManifests
     from cloudtrain.errors import BadRequest
-
-    if plan.backend != "kubernetes":
-        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes")
-    if plan.request["source"]:
-        said = "the source is too large for a ConfigMap, and only submit uploads it"
-        raise BadRequest(said, "leave files out of it: .cloudtrainignore")
-    import yaml
-
-    from cloudtrain.backends.kubernetes.request import applicable
     from cloudtrain.job import targets
     from cloudtrain.runs import attempts
 
-    packed = attempts.stored_bundle(plan, targets.home()).path.read_bytes()
-    sys.stdout.write(yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False))
+    home = targets.home()
+    backend = attempts.backend_of(plan, home)
+    if not isinstance(backend, HasManifests):
+        raise BadRequest(f"the backend {plan.backend} has no manifests", "-t names a target on Kubernetes")
+    sys.stdout.write(backend.manifests(plan, attempts.stored_bundle(plan, home).path.read_bytes()))

@@ -17,11 +17,11 @@ from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.kubeconfig import POD
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.request import OUTPUT, Request
+from cloudtrain.backends.kubernetes.request import OUTPUT, Request, applicable
 from cloudtrain.backends.kubernetes.status import marks
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeClaims
-from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
+from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.events import LogLine, Status
 
 if TYPE_CHECKING:
@@ -107,6 +107,17 @@ class KubernetesBackend:
             retries="client" if request.starts == 1 else "platform",
             notes=tuple(notes),
         )
+
+    def manifests(self, plan: Plan, packed: bytes) -> str:
+        """Return the objects of a plan as YAML for `kubectl apply`; raises BadRequest where the source is too large."""
+        if plan.request["source"]:
+            raise BadRequest(
+                "the source is too large for a ConfigMap, and only submit uploads it",
+                "leave files out of it: .cloudtrainignore",
+            )
+        import yaml
+
+        return yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         packed = ""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from cloudtrain.simulators.kubernetes.pod_view import condition, now
+from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
 from cloudtrain.simulators.replicas import addresses
-
-if TYPE_CHECKING:
-    from cloudtrain.simulators.kubernetes.kubelet import Kubelet
-    from cloudtrain.simulators.kubernetes.objects import Objects
 
 AGAIN_S = 1.1  # before a pod is replaced; a real controller waits 10 s, and twice as long each time
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -20,8 +17,8 @@ Object = dict[str, Any]
 class JobController:
     """Looks at every Job again and again; called with the objects' lock held."""
 
-    def __init__(self, objects: Objects, kubelet: Kubelet) -> None:
-        self._objects, self._kubelet = objects, kubelet
+    def __init__(self, objects: Objects, delete_pod: Callable[[Object], None]) -> None:
+        self._objects, self._delete_pod = objects, delete_pod
         self._ours: set[str] = set()  # pods that the controller itself has deleted: they do not count
         self._failures: dict[str, dict[str, int]] = {}  # job's uid -> pod's uid -> 1 where it counts; pods may be gone
         self._again_at: dict[str, float] = {}  # by the job's uid
@@ -36,7 +33,7 @@ class JobController:
                 owners = {item["uid"] for item in found["metadata"].get("ownerReferences", ())}
                 if owners and not owners & known:
                     if plural == "pods":
-                        self._kubelet.delete(found)
+                        self._delete_pod(found)
                     else:
                         self._objects.remove(plural, found)
 
@@ -96,7 +93,7 @@ class JobController:
     def _delete(self, pods: list[Object]) -> None:
         for pod in pods:
             self._ours.add(pod["metadata"]["uid"])
-            self._kubelet.delete(pod)
+            self._delete_pod(pod)
 
     def _failure(self, job: Object, pods: list[Object]) -> tuple[str, str] | None:
         """Return why the Job fails, by its policy or its limit; every failed pod is counted once."""

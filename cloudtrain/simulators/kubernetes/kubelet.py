@@ -13,16 +13,14 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.backends.images import reference
 from cloudtrain.simulators.http import Refusal
 from cloudtrain.simulators.kubernetes.job_controller import JobController, gone, has
-from cloudtrain.simulators.kubernetes.pod_view import PodView, condition, now
+from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
+from cloudtrain.simulators.kubernetes.pod_view import PodView
 from cloudtrain.simulators.replicas import Replica
-
-if TYPE_CHECKING:
-    from cloudtrain.simulators.kubernetes.objects import Objects
 
 TICK_S = 0.02
 MESSAGE_BYTES, MESSAGE_LINES = 2048, 80
@@ -36,7 +34,7 @@ class Kubelet(threading.Thread):
     def __init__(self, objects: Objects, folder: Path, env: Mapping[str, str]) -> None:
         super().__init__(name="kubelet", daemon=True)
         self._objects, self._folder, self._env = objects, folder, dict(env)
-        self._controller = JobController(objects, self)
+        self._controller = JobController(objects, self.delete)
         self._over = threading.Event()
         self._containers: dict[str, Replica] = {}  # by the pod's uid: the one that runs
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name

@@ -7,10 +7,10 @@ import secrets
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.simulators.http import Answer
-from cloudtrain.simulators.kubernetes.pod_view import now
 from cloudtrain.simulators.replicas import addresses
 
 KINDS = {
@@ -97,6 +97,16 @@ class Objects:
             metadata = found["metadata"]
             if self._objects.pop((plural, metadata["namespace"], metadata["name"]), None) is not None:
                 self.touch(plural, found, "DELETED")
+
+
+def condition(kind: str, status: str = "True") -> Object:
+    """Return a condition that begins now."""
+    return {"type": kind, "status": status, "lastTransitionTime": now()}
+
+
+def now() -> str:
+    """Return the time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def selector(query: Mapping[str, str]) -> Callable[[Object], bool]:

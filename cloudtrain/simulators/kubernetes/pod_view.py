@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,16 +95,6 @@ class PodView:
         for key in re.findall(r"\['([^']+)'\]|([^.\[]+)", source["fieldRef"]["fieldPath"]):
             here = here.get(key[0] or key[1])
         return str(here)
-
-
-def condition(kind: str, status: str = "True") -> Object:
-    """Return a condition that begins now."""
-    return {"type": kind, "status": status, "lastTransitionTime": now()}
-
-
-def now() -> str:
-    """Return the time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
