@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 # A package imports its own layer and those before it.
 LAYERS = [
@@ -37,9 +35,6 @@ UPWARDS = {
 KNOWS_A_BACKEND = {
     ("runs.attach", "backends.attached.backend"),  # brings such a run into the history: stays
     ("runs.attempts", "backends.attached.backend"),  # makes the backend of an attached run; the registry should
-}
-CIRCLES = {
-    ("job.rules", "job.job"),  # for types; Job asks the rules, the loader should
 }
 PYDANTIC = {"job.job", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
@@ -139,24 +134,12 @@ def test_nobody_reaches_upwards():
 
 def test_no_circle_between_modules():
     graph: dict[str, set[str]] = {name: set() for name in modules()}
-    for name, found in edges(top_only=True) - CIRCLES:
+    for name, found in edges(top_only=True):
         graph[name].add(found)
     while free := [name for name, found in graph.items() if not found & graph.keys()]:
         for name in free:
             del graph[name]
     assert graph == {}, "modules that import each other"
-
-
-@pytest.mark.parametrize("edge", sorted(CIRCLES))
-def test_a_circle_that_is_allowed_is_there(edge):
-    """Whoever opens one takes it out of the list."""
-    name, found = edge
-    assert found in ours(name, top_only=True)
-    reached, new = set(), {found}
-    while new:
-        reached |= new
-        new = {each for one in new for each in ours(one, top_only=True)} - reached
-    assert name in reached
 
 
 def test_a_family_imports_no_other_family():

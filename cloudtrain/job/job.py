@@ -16,13 +16,12 @@ from typing import Any, Literal, Self
 from pydantic import (
     Field,
     PrivateAttr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from cloudtrain.errors import BadJob, Problem
+from cloudtrain.errors import Problem
 from cloudtrain.job import arguments
 from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
@@ -39,8 +38,7 @@ from cloudtrain.job.fields import (
     none_yet,
     place,
 )
-from cloudtrain.job.problems import explain, located, said, unsendable, wrong
-from cloudtrain.job.rules import conflicts
+from cloudtrain.job.problems import located, said, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
 
 __all__ = [
@@ -227,30 +225,12 @@ class Job(Spec):
 
     def _fill(self, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
         """Validate into this object; raises BadJob with the problems of single fields and of their combination."""
+        from cloudtrain.job import load
+
         data = dict(data)
         if data.get("name") is None:
             data["name"] = fit_name(_first_name(data, document, folder))
-        check = type(self).__pydantic_validator__
-        context = {"folder": folder}
-        problems = [*(document.problems if document else ()), *unsendable(data, document)]
-        bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
-        right = {key: value for key, value in data.items() if key not in bad}
-        try:
-            check.validate_python(right, self_instance=self, context=context)
-            probe: Job | None = self
-        except ValidationError as error:
-            problems += explain(error, type(self), document)
-            bad |= {str(item["loc"][0]) for item in error.errors() if item["loc"]}
-            try:  # what is right by itself may still be wrong together
-                probe = type(self).__new__(type(self))
-                right = {key: value for key, value in right.items() if key not in bad}
-                check.validate_python(right, self_instance=probe, context=context)
-            except ValidationError:
-                probe = None
-        if probe is not None:
-            problems += [located(found.problem, document) for found in conflicts(probe) if not bad & set(found.fields)]
-        if problems:
-            raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
+        load.validate(self, data, document, folder)
         self._document = document
 
     @model_validator(mode="after")

@@ -1,16 +1,20 @@
-"""The job file: read, settings laid over it, and the values of a Job with numbers as they were written."""
+"""Load a job: read the file, apply `--set` values, validate fields and their combinations, keep numbers as written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import yaml
+from cloudtrain.job import rules, yaml
 from cloudtrain.job.arguments import Number
 from cloudtrain.job.document import Document
+from cloudtrain.job.problems import explain, located, unsendable
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
 
 _TEXTS = {"env", "labels", "args"}  # any scalar there is its written text
 _FLAT = {"env", "labels", "secrets", "metrics"}  # behind the first dot all is one key, dots included
@@ -61,6 +65,37 @@ def values(document: Document) -> dict[str, Any]:
     if not isinstance(document.value, dict):
         return {}
     return {key: _written(value, document, (key,)) for key, value in document.value.items()}
+
+
+def validate(job: Job, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
+    """Fill an empty job with values; relative paths among them are relative to the folder.
+
+    Raises BadJob with every problem: of single fields, and of fields that are right by themselves and wrong together.
+    """
+    from pydantic import ValidationError
+
+    validator = type(job).__pydantic_validator__
+    context = {"folder": folder}
+    problems = [*(document.problems if document else ()), *unsendable(data, document)]
+    bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
+    good = {key: value for key, value in data.items() if key not in bad}
+    checked: Job | None = job
+    try:
+        validator.validate_python(good, self_instance=job, context=context)
+    except ValidationError as error:
+        problems += explain(error, type(job), document)
+        bad |= {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+        checked = type(job).__new__(type(job))
+        good = {key: value for key, value in good.items() if key not in bad}
+        try:
+            validator.validate_python(good, self_instance=checked, context=context)
+        except ValidationError:
+            checked = None
+    if checked is not None:
+        conflicts = (conflict for conflict in rules.conflicts(checked) if not bad & set(conflict.fields))
+        problems += [located(conflict.problem, document) for conflict in conflicts]
+    if problems:
+        raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
 
 
 def _written(value: Any, document: Document, path: tuple[str | int, ...]) -> Any:
