@@ -63,9 +63,13 @@ LAWS = (
     ),
     Law(
         "Submit is exactly once",
-        "Killed anywhere and run again, one attempt exists, and it is run to its end. The same key is the same run.",
+        "Killed anywhere and run again, one attempt exists, and it is run to its end. A lost answer never starts a second job,"
+        " and never leaves one that cannot be cancelled. The same key is the same run.",
         (
             "tests/runs/test_exactly_once.py",
+            "tests/runs/test_send.py",
+            "tests/laws/test_law3_outcomes.py",
+            "tests/laws/test_law3_outcomes_clusters.py",
             "tests/runs/test_faults.py::test_two_submits_at_once_are_two_runs",
             "tests/runs/test_faults.py::test_two_submits_at_once_with_one_key_are_one_run",
         ),

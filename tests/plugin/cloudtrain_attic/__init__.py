@@ -8,17 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain import nodes
 from cloudtrain.backend import FETCHABLE, Feature, LogLine, Plan
+from cloudtrain.errors import Problem
 from cloudtrain.manifest import Manifest
 from cloudtrain.state import State, Status
 
-from cloudtrain import nodes
-from cloudtrain.errors import Problem
-
 if TYPE_CHECKING:
-    from cloudtrain.bundle import Bundle
     from pydantic import BaseModel
 
+    from cloudtrain.bundle import Bundle
     from cloudtrain.job import Job
 
 
