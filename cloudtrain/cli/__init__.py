@@ -1,4 +1,4 @@
-"""The command line: a table of commands, each imported when it is called.
+"""The command line `cloudtrain`: a table of its commands, each imported when it is called.
 
 A command's module is named like the command and holds the click command `command`, which returns its exit code.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-# section -> command -> its one line in `cloudtrain --help` (a test holds it to the command's own)
+# section -> command -> its line in `cloudtrain --help`; a test compares it with the command's own docstring
 SECTIONS: dict[str, dict[str, str]] = {
     "Describe a job": {
         "init": "Write a job file for a script, or for the shared trainer.",
@@ -48,8 +48,8 @@ SECTIONS: dict[str, dict[str, str]] = {
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 
-class Table(click.Group):
-    """A group that imports a command when it is called; its help needs the table only."""
+class LazyGroup(click.Group):
+    """A click group that imports a command when it is called. Its help needs only the table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -59,14 +59,14 @@ class Table(click.Group):
             return None
         from importlib import import_module
 
-        found: click.Command = import_module(f"cloudtrain.cli.{cmd_name}").command
-        return found
+        command: click.Command = import_module(f"cloudtrain.cli.{cmd_name}").command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"there is no command {args[0]!r}{_nearest(args[0])}", ctx)
+            raise click.UsageError(f"there is no command {args[0]!r}{_suggestion(args[0])}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,17 +76,17 @@ class Table(click.Group):
                 formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
 
 
-def _nearest(word: str) -> str:
+def _suggestion(typed: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(word, COMMANDS, n=1) or (
-        [word] if word.endswith((".yaml", ".yml", ".py", ".json")) else []
+    matches = get_close_matches(typed, COMMANDS, n=1) or (
+        [typed] if typed.endswith((".yaml", ".yml", ".py", ".json")) else []
     )
-    return f"; did you mean {'submit ' if near[0] == word else ''}{near[0]}?" if near else ""
+    return f"; did you mean {'submit ' if matches[0] == typed else ''}{matches[0]}?" if matches else ""
 
 
 @click.command(
-    cls=Table,
+    cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=False,
     invoke_without_command=True,
@@ -112,35 +112,36 @@ def program(ctx: click.Context, version: bool, debug: bool) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; nothing that a command raises leaves this function.
+    """Run one command and return its exit code. An exception that a command raises becomes an exit code.
 
-    Without `argv` this is the process's own command line, and the process ends here.
+    Without `argv` it runs the command line of this process, and ends the process.
     """
     if argv is not None:
         return _run(argv)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # cloudtrain.__main__
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_streams()
-    gc.set_threshold(50_000, 20, 50)  # a command lives shortly: a tenth of `plan` went into looking for garbage
+    gc.set_threshold(50_000, 20, 50)  # a command is short: garbage collection took a tenth of the time of `plan`
     from cloudtrain.importing import skip_plugins
 
-    skip_plugins()  # none has a part in a command; looking for them reads every package's metadata, an eighth of `plan`
+    skip_plugins()  # no command uses them, and listing them takes an eighth of the time of `plan`
     code = _run(sys.argv[1:])
-    _leave(code)
+    _exit_process(code)
     return code
 
 
 def _open_streams() -> None:
-    """Give closed standard streams (`>&-`) a place to go, else the next file that is opened gets their number."""
+    """Open closed standard streams (`>&-`) on /dev/null. Else the next file that is opened gets their descriptor."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lives
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
-def _leave(code: int) -> None:
-    """End this process without taking every module and class apart first, which took a seventh of `plan`'s time.
+def _exit_process(code: int) -> None:
+    """End this process without the interpreter's cleanup, which took a seventh of the time of `plan`.
 
-    Not while threads live: the interpreter's own end waits for them. Else a Ctrl-C comes too late: the command is done.
+    While other threads run it returns, and the interpreter waits for them at its exit. Ctrl-C is ignored from here on:
+    the command is done.
     """
     if threading.active_count() > 1:
         return
@@ -150,31 +151,33 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        return  # the interpreter's own end knows what to say of it
+        return  # the interpreter reports it at its exit
     os._exit(code)
 
 
 def _run(argv: Sequence[str]) -> int:
-    words = list(argv)
+    arguments = list(argv)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is no text
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # for a terminal that is not UTF-8, and a path that is not valid text
     try:
         if "_CLOUDTRAIN_COMPLETE" in os.environ:
-            program.main(words, prog_name="cloudtrain")  # click's shell completion; exits
-        code = _invoke(words)
+            program.main(arguments, prog_name="cloudtrain")  # click's shell completion; exits
+        code = _invoke(arguments)
         sys.stdout.flush()
         return code
     except BaseException as error:
         from cloudtrain.cli.view import failures
 
-        return failures.report(error, words)
+        return failures.report(error, arguments)
 
 
-def _invoke(words: list[str]) -> int:
+def _invoke(arguments: list[str]) -> int:
     try:
-        with program.make_context("cloudtrain", [*words]) as ctx:
+        with program.make_context("cloudtrain", [*arguments]) as ctx:
             code: Any = program.invoke(ctx)
-    except click.exceptions.Exit as done:  # --help
-        return done.exit_code
+    except click.exceptions.Exit as exited:  # --help
+        return exited.exit_code
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""cloudtrain attach: somebody else's run, or one's own from another machine."""
+"""cloudtrain attach: add a run that was submitted elsewhere to the history."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def command(uri: str, as_json: bool) -> int:
     """
     from cloudtrain.runs.attach import attach
 
-    found = attach(uri, runs.history().home)
+    run = attach(uri, runs.history().home)
     if as_json:
-        terminal.print_json(runs.shown_json(found), indent=2)
+        terminal.print_json(runs.shown_json(run), indent=2)
         return 0
-    record, attempts = found.record, found.attempts
-    how = f"attached from {record.attached}" if record.attached else "was submitted from here: nothing to attach"
+    record, attempts = run.record, run.attempts
+    origin = f"attached from {record.attached}" if record.attached else "was submitted from here: nothing to attach"
     status = runs.ended(record.status) if record.status.state.final else str(record.status.state)
-    terminal.say(f"{found.run_id}  {how}", style="bold")
+    terminal.say(f"{run.run_id}  {origin}", style="bold")
     terminal.pairs(
         [
             ("state", status),
@@ -39,5 +39,5 @@ def command(uri: str, as_json: bool) -> int:
             ("backend", summary.place(attempts[-1].plan)),
         ]
     )
-    summary.next_commands(found.run_id, "show", "logs", "metrics", "fetch")
+    summary.next_commands(run.run_id, "show", "logs", "metrics", "fetch")
     return 0

@@ -1,4 +1,4 @@
-"""cloudtrain cancel: end runs and everything that they started."""
+"""cloudtrain cancel: end runs and stop their processes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from cloudtrain.errors import CloudtrainError
 
 
 @options.command()
-@click.argument("run", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
+@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
 @options.json_option
-def command(run: tuple[str, ...], as_json: bool) -> int:
+def command(run_ids: tuple[str, ...], as_json: bool) -> int:
     """End runs and everything that they started.
 
     The wish is stored before it is acted on. Waits up to 10 seconds for the platform's word, and says so when it has
     not come yet: the run ends nevertheless. A run that has ended already is left as it is.
     """
-    found = [runs.find(name) for name in run]  # all ids are right, or nothing is cancelled
+    runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     code = 0
-    for each in found:
+    for run in runs_to_cancel:
         try:
-            sentence, status = follow.cancel(each)
+            sentence, status = follow.cancel(run)
         except CloudtrainError as error:
-            if len(found) == 1:
+            if len(runs_to_cancel) == 1:
                 raise
-            terminal.note(f"error: {each.run_id}: {error.message}")
+            terminal.note(f"error: {run.run_id}: {error.message}")
             code = code or error.exit_code
             continue
         if as_json:
             terminal.print_json(
-                {**runs.submitted_json(each), "state": status.state.value, "confirmed": status.state.final}
+                {**runs.submitted_json(run), "state": status.state.value, "confirmed": status.state.final}
             )
         else:
             terminal.say(sentence)

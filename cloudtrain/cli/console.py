@@ -1,4 +1,4 @@
-"""cloudtrain console: the runs in the browser."""
+"""cloudtrain console: show the runs in the browser."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cloudtrain.errors import BadRequest
 
 @options.command()
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option("--open/--no-open", "opens", default=True, help="Open the browser, where there is one.")
+@click.option("--open/--no-open", "open_browser", default=True, help="Open the browser, where there is one.")
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
     help="History to show; default: that of CLOUDTRAIN_HOME.",
 )
 @options.json_option
-def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
+def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> int:
     """Show runs in the browser, until Ctrl-C.
 
     It listens on this machine alone, and answers only who has the token of the address that it prints. Seen from another
@@ -37,13 +37,13 @@ def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
     if missing:
         raise BadRequest(
             f"the console needs {' and '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed",
-            _INSTALL,
+            _INSTALL_COMMAND,
         )
     from contextlib import ExitStack
 
     from cloudtrain.console import server
 
-    where = (home or targets.home()).absolute()
+    history_home = (home or targets.home()).absolute()
     with ExitStack() as open_pages:
 
         def started(address: str) -> None:
@@ -52,14 +52,14 @@ def command(port: int, opens: bool, home: Path | None, as_json: bool) -> int:
             else:
                 terminal.say(f"the console is at {address}", "Ctrl-C ends it; runs go on")
             _flush()
-            if opens:
-                open_pages.enter_context(server.shown(address, where))
+            if open_browser:
+                open_pages.enter_context(server.shown(address, history_home))
 
-        server.serve(where, port, started)
+        server.serve(history_home, port, started)
     return 0
 
 
-_INSTALL = "pip install 'cloudtrain[console]'"
+_INSTALL_COMMAND = "pip install 'cloudtrain[console]'"
 
 
 def _flush() -> None:

@@ -1,4 +1,4 @@
-"""cloudtrain diff: what two runs differ in."""
+"""cloudtrain diff: show the differences between two runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from cloudtrain.cli.view import options, runs, terminal
 
-SHOWN = 60  # characters of a value
-LINES = 40  # of the patches' difference
+VALUE_WIDTH = 60  # characters
+PATCH_LINES = 40  # shown of the difference between the patches
 
 
 @options.command()
@@ -49,9 +49,9 @@ def command(first: str, second: str, as_json: bool) -> int:
     lines = patches.splitlines()
     if lines:
         terminal.say("", "patch", style="bold")
-        terminal.say(*(f"  {line}" for line in lines[:LINES]))
-        if len(lines) > LINES:
-            terminal.say(f"  ... and {len(lines) - LINES} lines (--json has them all)")
+        terminal.say(*(f"  {line}" for line in lines[:PATCH_LINES]))
+        if len(lines) > PATCH_LINES:
+            terminal.say(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
     return 0
 
 
@@ -62,4 +62,4 @@ def _text(value: Any) -> str:
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = text if text.isprintable() else repr(text)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 3] + "..."

@@ -1,4 +1,4 @@
-"""cloudtrain doctor: what would stand in the way, here and at a target."""
+"""cloudtrain doctor: check this machine and a target for problems before a submit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ FREE_BYTES = 1 << 30
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The outcome of one check."""
 
     what: str
-    ok: bool | None  # None: neither good nor bad
-    said: str
+    ok: bool | None  # None: information, neither good nor bad
+    message: str
     hint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as `doctor --json` prints it."""
+        return {"what": self.what, "ok": self.ok, "said": self.message, "hint": self.hint}
 
 
 @options.command()
@@ -35,30 +39,33 @@ def command(target: str | None, as_json: bool) -> int:
     TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
     something stands in the way.
     """
-    found = list(findings(target or "local"))
-    bad = [finding for finding in found if finding.ok is False]
+    all_findings = list(findings(target or "local"))
+    problems = [finding for finding in all_findings if finding.ok is False]
     if as_json:
-        terminal.print_json([finding._asdict() for finding in found], indent=2)
+        terminal.print_json([finding.to_dict() for finding in all_findings], indent=2)
     else:
         marks = {True: "ok", False: "PROBLEM", None: "-"}
-        rows = [(marks[f.ok], f.what, f.said + (f" ({f.hint})" if f.hint else "")) for f in found]
+        rows = [(marks[f.ok], f.what, f.message + (f" ({f.hint})" if f.hint else "")) for f in all_findings]
         terminal.table(("", "what", "found"), rows, styles={"ok": "green", "PROBLEM": "bold red"})
         terminal.say(
-            "", f"{len(bad)} problem{'s' * (len(bad) != 1)}" if bad else "everything that was looked at is fine"
+            "",
+            f"{len(problems)} problem{'s' * (len(problems) != 1)}"
+            if problems
+            else "everything that was looked at is fine",
         )
-    return 1 if bad else 0
+    return 1 if problems else 0
 
 
 def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[Finding]:
-    """Yield what is found on this machine and at a target, one after the other; blocking, on the network too.
+    """Check this machine and then a target, and yield every finding; blocking, also on the network.
 
-    `options` are laid over the target's own. Raises UnknownBackend, MissingExtra, BadRequest.
+    `options` override the target's own. Raises UnknownBackend, MissingExtra, BadRequest.
     """
-    yield from _machine()
-    yield from _target(target, options or {})
+    yield from _check_machine()
+    yield from _check_target(target, options or {})
 
 
-def _machine() -> Iterator[Finding]:
+def _check_machine() -> Iterator[Finding]:
     from cloudtrain import __version__
     from cloudtrain.job import targets
 
@@ -67,27 +74,27 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "python", fits, f"{sys.version.split()[0]}, {sys.executable}", "" if fits else "3.11 or newer is needed"
     )
-    yield _git()
+    yield _check_git()
     home = targets.home()
-    yield _disk(home)
-    yield _history(home)
+    yield _check_disk(home)
+    yield _check_history(home)
     for package, extra in (("torch", "train"), ("accelerate", "train"), ("transformers", "train")):
-        yield _installed(package, extra)
+        yield _check_package(package, extra)
     gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*")) if sys.platform == "linux" else []
     yield Finding("accelerators", None, f"{len(gpus)} NVIDIA" if gpus else f"none; {os.cpu_count()} CPUs")
 
 
-def _git() -> Finding:
+def _check_git() -> Finding:
     import subprocess
 
-    found = shutil.which("git")
-    if found is None:
+    git = shutil.which("git")
+    if git is None:
         return Finding("git", False, "not found", "install git: it decides which files are packaged")
-    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    return Finding("git", shown.returncode == 0, shown.stdout.strip() or shown.stderr.strip())
+    completed = subprocess.run([git, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    return Finding("git", completed.returncode == 0, completed.stdout.strip() or completed.stderr.strip())
 
 
-def _disk(home: Path) -> Finding:
+def _check_disk(home: Path) -> Finding:
     parent = next((folder for folder in (home, *home.parents) if folder.exists()), Path("/"))
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         return Finding("home", False, f"{home} cannot be written", "set CLOUDTRAIN_HOME")
@@ -96,7 +103,7 @@ def _disk(home: Path) -> Finding:
     return Finding("home", free >= FREE_BYTES, f"{home}, {runs.size(free)} free", hint)
 
 
-def _history(home: Path) -> Finding:
+def _check_history(home: Path) -> Finding:
     if not (home / "history.sqlite3").exists():
         return Finding("history", None, "none yet")
     from cloudtrain.history.store import Store
@@ -106,12 +113,12 @@ def _history(home: Path) -> Finding:
         count = len(store.names())
     except CloudtrainError as error:
         return Finding("history", False, error.message, error.hint)
-    told = store.warnings
-    return Finding("history", not told, "; ".join([f"{count} run{'s' * (count != 1)}", *told]))
+    warnings = store.warnings
+    return Finding("history", not warnings, "; ".join([f"{count} run{'s' * (count != 1)}", *warnings]))
 
 
-def _installed(package: str, extra: str) -> Finding:
-    """Look a package's version up without importing it."""
+def _check_package(package: str, extra: str) -> Finding:
+    """Check the version of a package without importing it."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -122,21 +129,21 @@ def _installed(package: str, extra: str) -> Finding:
         )
 
 
-def _target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain.backends import registry
     from cloudtrain.backends.api import HasCapacity
     from cloudtrain.job import targets
 
-    known = targets.named_targets()
-    place = known.get(name)
-    backend = place.backend if place else name
-    made = registry.create(backend, {**(place.options.value if place else {}), **options}, targets.home())
-    problems = made.check()
-    what = f"target {name}" if place else f"backend {name}"
+    targets_by_name = targets.named_targets()
+    target = targets_by_name.get(name)
+    backend = target.backend if target else name
+    instance = registry.create(backend, {**(target.options.value if target else {}), **options}, targets.home())
+    problems = instance.check()
+    subject = f"target {name}" if target else f"backend {name}"
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""
-        yield Finding(what, False, path + problem.message, problem.hint)
+        yield Finding(subject, False, path + problem.message, problem.hint)
     if not problems:
-        yield Finding(what, True, "ready" + (f", backend {backend}" if place else ""))
-        if isinstance(made, HasCapacity):
-            yield Finding("GPUs there", None, made.capacity())
+        yield Finding(subject, True, "ready" + (f", backend {backend}" if target else ""))
+        if isinstance(instance, HasCapacity):
+            yield Finding("GPUs there", None, instance.capacity())

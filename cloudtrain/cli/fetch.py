@@ -1,4 +1,4 @@
-"""cloudtrain fetch: results onto this machine."""
+"""cloudtrain fetch: download a run's model, outputs and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
 
-PLACES = {
+RESULT_VARIABLES = {  # where a script writes its results
     "model": "$CLOUDTRAIN_MODEL_DIR",
     "outputs": "$CLOUDTRAIN_OUTPUT_DIR",
     "checkpoints": "$CLOUDTRAIN_CHECKPOINT_DIR",
@@ -30,7 +30,7 @@ PLACES = {
 )
 @click.option("--what", multiple=True, type=click.Choice(FETCHABLE), help="Only this; may be repeated.")
 @options.json_option
-def command(run: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
+def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
     Without RUN it is the newest. They lie in model/, outputs/ and checkpoints/ below the folder; what is there already
@@ -40,32 +40,32 @@ def command(run: str | None, output: str, what: tuple[str, ...], as_json: bool) 
     cloudtrain fetch -o out/
     cloudtrain fetch tiny-lm-26 -o out/ --what model
     """
-    into = Path(output)
-    if into.exists() and not into.is_dir():
-        raise BadRequest(f"{into} is no folder", "name another one with -o")
-    found = runs.find(run)
-    status = found.refresh()
-    found.fetch(into, what or FETCHABLE)
-    got = {name: _contents(into / name) for name in (what or FETCHABLE)}
+    destination = Path(output)
+    if destination.exists() and not destination.is_dir():
+        raise BadRequest(f"{destination} is no folder", "name another one with -o")
+    run = runs.find(run_id)
+    status = run.refresh()
+    run.fetch(destination, what or FETCHABLE)
+    fetched = {name: _count_files(destination / name) for name in (what or FETCHABLE)}
     if as_json:
-        folders = {name: {"files": files, "size_bytes": size} for name, (files, size) in got.items()}
-        terminal.print_json({"run_id": found.run_id, "into": str(into), "state": status.state.value, **folders})
+        folders = {name: {"files": files, "size_bytes": size} for name, (files, size) in fetched.items()}
+        terminal.print_json({"run_id": run.run_id, "into": str(destination), "state": status.state.value, **folders})
         return 0
-    for name, (files, size) in got.items():
+    for name, (files, size) in fetched.items():
         if files:
-            terminal.say(f"{into / name}  {files} file{'s' * (files != 1)}, {runs.size(size)}")
-    if not any(files for files, _ in got.values()):
-        terminal.note(f"{found.run_id} has left no {' or '.join(got)}" + ("" if status.state.final else " yet"))
-        terminal.note(f"  a script leaves them in {', '.join(PLACES[name] for name in got)}")
+            terminal.say(f"{destination / name}  {files} file{'s' * (files != 1)}, {runs.size(size)}")
+    if not any(files for files, _ in fetched.values()):
+        terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
+        terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
     elif not status.state.final:
-        terminal.note(f"{found.run_id} is still {status.state}: this is what there was")
+        terminal.note(f"{run.run_id} is still {status.state}: this is what there was")
     return 0
 
 
-def _contents(folder: Path) -> tuple[int, int]:
-    """Return how many files a folder holds and their bytes."""
+def _count_files(folder: Path) -> tuple[int, int]:
+    """Return the number of files below a folder and their size in bytes."""
     count = size = 0
-    for at, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         count += len(names)
-        size += sum(os.lstat(os.path.join(at, name)).st_size for name in names)  # noqa: PTH118
+        size += sum(os.lstat(os.path.join(directory, name)).st_size for name in names)  # noqa: PTH118
     return count, size

@@ -1,4 +1,4 @@
-"""cloudtrain init: a first job file."""
+"""cloudtrain init: write a first job file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import BadRequest
 
 SCHEMA = "job.schema.json"
-USUAL = ("train.py", "main.py", "run.py")
+USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
 
 
 @options.command()
@@ -49,37 +49,37 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
         raise BadRequest(f"{path} is a folder", f"name the file: -o {path / 'job.yaml'}")
     if os.path.lexists(path) and not force:
         raise BadRequest(f"{path} is there already", "choose another name with -o, or write over it with --force")
-    entrypoint = _entrypoint(script, folder, trainer)
-    found = _discovered(target, folder)
-    text = _text(folder.resolve(), entrypoint, target)
+    entrypoint = _find_entrypoint(script, folder, trainer)
+    discovered = _discover_target(target, folder)
+    text = _job_file_text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
     _write(path, text)
     terminal.say(f"{path}  " + (f"runs {entrypoint}" if entrypoint else "uses the shared trainer"))
-    if target and found:
-        place = _add_target(folder, target, found)
-        terminal.pairs([("target", f"[targets.{target}] in {place}: {', '.join(found)}")])
+    if target and discovered:
+        config_file = _add_target(folder, target, discovered)
+        terminal.pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
         terminal.pairs([("next", f"cloudtrain doctor {target}")])
     terminal.pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
     return 0
 
 
-def _entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
+def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
     """Return the script's path below the job file's folder, or None for the shared trainer."""
     if trainer:
         return None
     if script:
         if not Path(script).is_file():
             raise BadRequest(f"there is no script {script}", "name a script, or leave it out")
-        inside = os.path.relpath(os.path.abspath(script), os.path.abspath(folder))  # noqa: PTH100
-        if inside.startswith(".."):
+        relative = os.path.relpath(os.path.abspath(script), os.path.abspath(folder))  # noqa: PTH100
+        if relative.startswith(".."):
             raise BadRequest(f"{script} lies outside {folder.resolve()}", "write the job file beside it, with -o")
-        return inside
-    found = [name for name in USUAL if (folder / name).is_file()]
+        return relative
+    usual = [name for name in USUAL_SCRIPTS if (folder / name).is_file()]
     scripts = sorted(
         path.name for path in folder.glob("*.py") if not path.name.startswith(("_", "test_", "conftest", "setup"))
     )
-    if found or len(scripts) == 1:
-        return (found or scripts)[0]
+    if usual or len(scripts) == 1:
+        return (usual or scripts)[0]
     if scripts:
         raise BadRequest(
             f"there are several scripts: {', '.join(scripts[:8])}", f"name one: cloudtrain init {scripts[0]}"
@@ -87,7 +87,7 @@ def _entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
     return None
 
 
-def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
+def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> str:
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
     from cloudtrain.job.job import fit_name
@@ -95,7 +95,7 @@ def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
     lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}", "source: ."]
     if entrypoint:
         lines += [
-            f"entrypoint: {_quoted(entrypoint)}",
+            f"entrypoint: {_quote_yaml(entrypoint)}",
             "hyperparameters: {}            # learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4",
         ]
     else:
@@ -117,15 +117,15 @@ def _text(folder: Path, entrypoint: str | None, target: str | None) -> str:
         "limits: {max_runtime: 24h}",
     ]
     if target:
-        lines.append(f"target: {_quoted(target)}")
+        lines.append(f"target: {_quote_yaml(target)}")
     else:
         choices = sorted({*registry.names(), *targets.named_targets()})
         lines.append(f"target: local                  # one of {', '.join(choices)}")
     return "\n".join(lines) + "\n"
 
 
-def _discovered(target: str | None, folder: Path) -> dict[str, Any]:
-    """Return what a backend can find out about the account; nothing for a target that is there already."""
+def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:
+    """Return the options that a backend can discover about the account; empty where the target already exists."""
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
@@ -134,32 +134,32 @@ def _discovered(target: str | None, folder: Path) -> dict[str, Any]:
     return registry.backend_class(target).discover()
 
 
-def _add_target(folder: Path, name: str, found: Mapping[str, Any]) -> Path:
-    """Add a target to the folder's cloudtrain.toml, behind what stands there, and return the file."""
+def _add_target(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """Append a target to the folder's cloudtrain.toml and return its path."""
     from cloudtrain.job import configfile
 
     path = folder / configfile.NAME
-    before = path.read_text("utf-8").rstrip("\n") + "\n\n" if path.exists() else ""
+    existing = path.read_text("utf-8").rstrip("\n") + "\n\n" if path.exists() else ""
     lines = [f"[targets.{name}]", f'backend = "{name}"']
-    lines += [f"{key} = {_toml(value)}" for key, value in found.items()]
-    _write(path, before + "\n".join(lines) + "\n")
+    lines += [f"{key} = {_to_toml(value)}" for key, value in settings.items()]
+    _write(path, existing + "\n".join(lines) + "\n")
     return path
 
 
-def _toml(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {_to_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_to_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
 
 
-def _quoted(text: str) -> str:
+def _quote_yaml(text: str) -> str:
     plain = text.replace("/", "").replace("_", "").replace("-", "").replace(".", "")
     return text if plain.isascii() and plain.isalnum() and text[0].isalpha() else json.dumps(text)
 
 
 def _write(path: Path, text: str) -> None:
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text, "utf-8")
-    half.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""cloudtrain logs: a run's log, of all nodes and attempts."""
+"""cloudtrain logs: print or follow a run's log, of all nodes and attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudtrain.cli.view.log import Interrupted, Screen, print_log
 @click.option("--raw", is_flag=True, help="Exactly what the job wrote: no prefixes, marked lines too.")
 @options.json_option
 def command(
-    run: str | None,
+    run_id: str | None,
     follow: bool,
     node: int | None,
     rank: int | None,
@@ -38,15 +38,15 @@ def command(
     cloudtrain logs -f
     cloudtrain logs tiny-lm-26 --rank 0 --tail 50
     """
-    found = runs.find(run)
-    found.refresh()
-    screen = Screen(found.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
+    run = runs.find(run_id)
+    run.refresh()
+    screen = Screen(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
     try:
-        print_log(found, screen, follow=follow, after=after, tail=tail)
-    except Interrupted as stop:
+        print_log(run, screen, follow=follow, after=after, tail=tail)
+    except Interrupted as interrupt:
         if not follow:
             raise
-        behind = f" --after {stop.cursor}" if stop.cursor else ""
-        terminal.note(f"\n{found.run_id} goes on; return with  cloudtrain logs -f {found.run_id}{behind}")
+        after_option = f" --after {interrupt.cursor}" if interrupt.cursor else ""
+        terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain logs -f {run.run_id}{after_option}")
         return INTERRUPTED
     return 0

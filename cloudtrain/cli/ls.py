@@ -1,4 +1,4 @@
-"""cloudtrain ls: the runs in the history."""
+"""cloudtrain ls: list the runs in the history."""
 
 from __future__ import annotations
 
@@ -38,52 +38,52 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
     cloudtrain ls --state RUNNING --json
     """
     store = runs.history()
-    _look(store, limit, name)
-    wanted = [State(state.upper()) for state in states]
-    found = store.runs(limit=limit, states=wanted, name=name)
+    _refresh_live(store, limit, name)
+    selected_states = [State(state.upper()) for state in states]
+    records = store.runs(limit=limit, states=selected_states, name=name)
     if as_json:
-        losses = store.curves.last([record.run_id for record in found])
-        terminal.print_json([_row_json(record, losses.get(record.run_id)) for record in found])
-    elif found:
-        losses = store.curves.last([record.run_id for record in found])
+        losses = store.curves.last([record.run_id for record in records])
+        terminal.print_json([_row_json(record, losses.get(record.run_id)) for record in records])
+    elif records:
+        losses = store.curves.last([record.run_id for record in records])
         terminal.table(
             ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
-            [_row(record, losses.get(record.run_id)) for record in found],
+            [_row(record, losses.get(record.run_id)) for record in records],
             right=("exit", "age", "took", "loss"),
             styles=runs.STYLES,
             spare=("target", "backend", "took", "exit", "loss", "age"),
         )
     else:
-        terminal.say("there are no runs yet" if not (wanted or name) else "no run is like that")
-        terminal.pairs([("next", "cloudtrain submit train.py -f")] if not (wanted or name) else [])
+        terminal.say("there are no runs yet" if not (selected_states or name) else "no run is like that")
+        terminal.pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])
     return 0
 
 
-def _look(store: Store, limit: int, name: str | None) -> None:
-    """Bring the runs up to date that nobody watches any more; what cannot be reached stays as it was.
+def _refresh_live(store: Store, limit: int, name: str | None) -> None:
+    """Refresh the runs that are not final and have no watcher. A run whose platform does not answer stays as it was.
 
-    A place that did not answer is not asked again: each time may take seconds.
+    A target that did not answer once is skipped: each try may take seconds.
     """
     from cloudtrain.runs.run import Run
 
-    live = [state for state in State if not state.final]
-    silent: dict[tuple[str, str], list[str]] = {}  # backend and target -> runs there that were not asked
-    for record in store.runs(limit=limit, states=live, name=name):
-        place = (record.backend, record.target)
-        if place in silent:
-            silent[place].append(record.run_id)
+    live_states = [state for state in State if not state.final]
+    unreachable: dict[tuple[str, str], list[str]] = {}  # (backend, target) -> ids of the runs that were skipped
+    for record in store.runs(limit=limit, states=live_states, name=name):
+        target_key = (record.backend, record.target)
+        if target_key in unreachable:
+            unreachable[target_key].append(record.run_id)
             continue
 
-        def complain(error: CloudtrainError, run_id: str = record.run_id, place: tuple[str, str] = place) -> None:
+        def warn(error: CloudtrainError, run_id: str = record.run_id, target_key: tuple[str, str] = target_key) -> None:
             if isinstance(error, Unreachable):
-                silent[place] = []
+                unreachable[target_key] = []
             terminal.note(f"warning: {run_id} as last known: {error.message}")
 
         try:
-            Run(record.run_id, store).refresh(complain)
+            Run(record.run_id, store).refresh(warn)
         except CloudtrainError as error:
             terminal.note(f"warning: {record.run_id}: {error.message}")
-    for (_, target), others in silent.items():
+    for (_, target), others in unreachable.items():
         if others:
             terminal.note(
                 f"  {len(others)} more at {target} were not asked: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"

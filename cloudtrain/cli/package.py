@@ -1,4 +1,4 @@
-"""cloudtrain package: what would be packaged."""
+"""cloudtrain package: show which files of a source would be packaged."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     """
     from cloudtrain.job import targets
     from cloudtrain.source.bundle import Bundle, list_files
-    from cloudtrain.source.bundle import why as reason
+    from cloudtrain.source.bundle import why as explain
 
-    folder, allowed = _source(source)
+    folder, allowed = _resolve_source(source)
     if why is not None:
-        said = reason(folder, why, **allowed)
+        explanation = explain(folder, why, **allowed)
         if as_json:
-            terminal.print_json({"path": why, "why": said})
+            terminal.print_json({"path": why, "why": explanation})
         else:
-            terminal.say(said)
+            terminal.say(explanation)
         return 0
     try:
         bundle = Bundle.make(folder, targets.home() / "bundles", **allowed)
     except BadSource:
-        if as_list and not as_json:  # what is refused is easier to mend when all is seen
-            _list(list_files(folder))
+        if as_list and not as_json:  # the whole list helps to fix what was refused
+            _print_files(list_files(folder))
         raise
     size = sum(file.size for file in bundle.files)
     if as_json:
@@ -59,7 +59,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
         )
         return 0
     if as_list:
-        _list(bundle.files)
+        _print_files(bundle.files)
     count = f"{len(bundle.files)} file{'s' * (len(bundle.files) != 1)}"
     terminal.say(f"{bundle.source}  {count}, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed")
     commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
@@ -67,23 +67,23 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     return 0
 
 
-def _list(files: Sequence[File]) -> None:
+def _print_files(files: Sequence[File]) -> None:
     for file in files:
         terminal.say(f"{file.size:>12,}  {file.path}")
 
 
-def _source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
-    """Return the folder that is meant and what its job allows; raises BadRequest where there is none."""
+def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
+    """Return the source folder and the exceptions that its job allows; raises BadRequest where there is no folder."""
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
         return path, {}
-    found = wanted(text)
-    if isinstance(found, Plan):
+    job_input = wanted(text)
+    if isinstance(job_input, Plan):
         raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
-    job = targets.resolve(found.job, found.sets, backends=registry.names()).job
+    job = targets.resolve(job_input.job, job_input.sets, backends=registry.names()).job
     chosen = job.source
     if "://" in chosen:
         raise BadRequest(f"the source is no folder: {chosen}", "cloudtrain plan shows its commit and its files")

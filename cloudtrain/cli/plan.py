@@ -1,4 +1,4 @@
-"""cloudtrain plan: the dry run."""
+"""cloudtrain plan: show what a submit would send (dry run)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def command(
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
     """
-    plan = _plan(wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
+    plan = _make_plan(wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
     if manifests:
-        _manifests(plan)
+        _print_manifests(plan)
         return 0
     if as_json or output == "-":
         sys.stdout.write(plan.to_json())
@@ -64,16 +64,16 @@ def command(
     return 0
 
 
-def _plan(found: Wanted | Plan, target: str | None, key: str | None) -> Plan:
-    if isinstance(found, Plan):
-        return found
+def _make_plan(job_input: Wanted | Plan, target: str | None, key: str | None) -> Plan:
+    if isinstance(job_input, Plan):
+        return job_input
     from cloudtrain.runs.plan import Planner
 
-    return Planner(target).plan(found.job, sets=found.sets, key=key)
+    return Planner(target).plan(job_input.job, sets=job_input.sets, key=key)
 
 
-def _manifests(plan: Plan) -> None:
-    """Print the objects of a plan, with the source in them, as the platform's own tool takes them."""
+def _print_manifests(plan: Plan) -> None:
+    """Print a plan's manifests, the source included, for the platform's own tool (kubectl)."""
     from cloudtrain.backends.api import HasManifests
     from cloudtrain.errors import BadRequest
     from cloudtrain.job import targets

@@ -1,4 +1,4 @@
-"""cloudtrain report: a run as one page of HTML."""
+"""cloudtrain report: write a run into one HTML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain.errors import BadRequest
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN.html here."
 )
 @options.json_option
-def command(run: str | None, output: Path | None, as_json: bool) -> int:
+def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     """Write a run into one HTML file.
 
     Without RUN it is the newest. Curves, use, provenance, job, plan and the logs of all nodes: the file holds everything
@@ -27,7 +27,7 @@ def command(run: str | None, output: Path | None, as_json: bool) -> int:
     """
     from cloudtrain.report import page
 
-    found = runs.find(run)
+    found = runs.find(run_id)
     found.refresh()
     path = output or Path(f"{found.run_id}.html")
     try:

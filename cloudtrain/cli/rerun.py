@@ -1,4 +1,4 @@
-"""cloudtrain rerun: a new run of the same job."""
+"""cloudtrain rerun: start a new run of the same job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.ending_options
 @options.json_option
 def command(
-    run: str,
+    run_id: str,
     sets: tuple[str, ...],
     source: str | None,
     key: str | None,
@@ -36,7 +36,7 @@ def command(
     cloudtrain rerun tiny-lm-26 --source .
     """
     options.exclusive(follow, wait)
-    parent = runs.find(run)
+    parent = runs.find(run_id)
 
     def start() -> Begun:
         return Begun(parent.rerun(sets=sets, source=source, key=key), "submitted to")

@@ -1,4 +1,4 @@
-"""cloudtrain resume: the next attempt of a run."""
+"""cloudtrain resume: start a run's next attempt from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.run_named
 @options.ending_options
 @options.json_option
-def command(run: str, follow: bool, wait: bool, on_interrupt: str, as_json: bool) -> int:
+def command(run_id: str, follow: bool, wait: bool, on_interrupt: str, as_json: bool) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
     The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that goes on or
     has succeeded is refused. With -f only the new attempt's log is followed.
     """
     options.exclusive(follow, wait)
-    found = runs.find(run)
+    found = runs.find(run_id)
 
     def start() -> Begun:
         found.resume()

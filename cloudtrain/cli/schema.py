@@ -1,4 +1,4 @@
-"""cloudtrain schema: the JSON schema of the job file."""
+"""cloudtrain schema: print the JSON schema of the job file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cloudtrain show: one run, or with --origin the values of a job and where each was written."""
+"""cloudtrain show: show a run, or with --origin every value of a job and where it was set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @options.command()
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
+@click.argument("run_or_job", metavar="[RUN]", required=False, shell_complete=options.complete_runs)
 @click.option(
     "--patch",
     is_flag=True,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @options.sets_option
 @options.json_option
 def command(
-    run: str | None,
+    run_or_job: str | None,
     patch: bool,
     requirements: bool,
     origin: bool,
@@ -51,28 +51,28 @@ def command(
     cloudtrain show job.yaml --origin -t prod
     """
     if origin:
-        return _origins(run, target, sets, as_json)
+        return _print_origins(run_or_job, target, sets, as_json)
     if target or sets:
         raise click.UsageError("--target and --set go with --origin")
-    found = runs.find(run)
+    run = runs.find(run_or_job)
     if patch:
-        return provenance.print_patch(found)
-    found.refresh()
+        return provenance.print_patch(run)
+    run.refresh()
     if requirements:
-        return provenance.print_requirements(found)
+        return provenance.print_requirements(run)
     if as_json:
-        terminal.print_json(runs.shown_json(found), indent=2)
+        terminal.print_json(runs.shown_json(run), indent=2)
     else:
-        _show(found)
+        _print_run(run)
     return 0
 
 
-def _show(run: Run) -> None:
+def _print_run(run: Run) -> None:
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
-    head = f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}"
-    terminal.say(head, style=f"bold {runs.STYLES.get(status.state.value, '')}")
+    heading = f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}"
+    terminal.say(heading, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     terminal.pairs(
         [
             ("reason", status.reason),
@@ -86,7 +86,7 @@ def _show(run: Run) -> None:
             ("source", summary.source(plan)),
             ("parent", record.parent or ""),
             ("key", record.key or ""),
-            ("handle", "" if record.attached else attempts[-1].handle or _not_accepted(attempts[-1])),
+            ("handle", "" if record.attached else attempts[-1].handle or _unaccepted_state(attempts[-1])),
             ("page", status.url or ""),
             ("created", record.created_at),
             ("started", status.started_at or ""),
@@ -98,10 +98,10 @@ def _show(run: Run) -> None:
     timeline.tell(run)
     provenance.tell(run)
     terminal.say("", "job")
-    terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SAID)
+    terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SHOWN_ABOVE)
 
 
-def _not_accepted(attempt: AttemptRecord) -> str:
+def _unaccepted_state(attempt: AttemptRecord) -> str:
     if attempt.status.state.final:
         return "refused"
     if attempt.unanswered_since is None:
@@ -110,7 +110,7 @@ def _not_accepted(attempt: AttemptRecord) -> str:
 
 
 def _inline(value: object) -> str:
-    """Return a value of the job on one line, without what was left open."""
+    """Return a value of the job on one line, without empty parts."""
     if isinstance(value, dict):
         inner = {key: _inline(item) for key, item in value.items() if item is not None and item != {} and item != []}
         return ", ".join(
@@ -119,22 +119,22 @@ def _inline(value: object) -> str:
     return "" if value in (None, "", []) else _text(value)
 
 
-_SAID = ("name", "source", "entrypoint", "args", "num_nodes", "target", "processes_per_node")
+_SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "processes_per_node")
 
 
-def _origins(text: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     from cloudtrain.backends import registry
     from cloudtrain.cli.view.jobs import wanted
     from cloudtrain.job import targets
 
-    found = wanted(text, (), sets)
-    if isinstance(found, Plan):
+    job_input = wanted(argument, (), sets)
+    if isinstance(job_input, Plan):
         raise BadRequest("a plan does not know where its values were written", "name the job file")
-    resolved = targets.resolve(found.job, found.sets, target=target, backends=registry.names())
+    resolved = targets.resolve(job_input.job, job_input.sets, target=target, backends=registry.names())
     data = resolved.job.to_dict() | {"options": {resolved.backend: dict(resolved.options)}, "target": resolved.target}
-    script = "" if isinstance(found.job, Path) else "the script"
+    script = "" if isinstance(job_input.job, Path) else "the script"
     rows = [
-        (path, _value(data, path), script if script and origin == "Job" else origin)
+        (path, _value_at(data, path), script if script and origin == "Job" else origin)
         for path, origin in sorted(resolved.origins.items())
     ]
     if as_json:
@@ -146,17 +146,17 @@ def _origins(text: str | None, target: str | None, sets: tuple[str, ...], as_jso
     return 0
 
 
-def _value(data: object, path: str) -> object:
-    """Return the value at a dotted path; keys may hold dots themselves."""
+def _value_at(data: object, path: str) -> object:
+    """Return the value at a dotted path; keys may contain dots."""
     if not path:
         return data
     if isinstance(data, dict):
         for key, inner in data.items():
             if path == key or path.startswith((f"{key}.", f"{key}[")):
-                return _value(inner, path[len(key) :].lstrip("."))
+                return _value_at(inner, path[len(key) :].lstrip("."))
     if isinstance(data, list) and path.startswith("["):
-        at, _, rest = path[1:].partition("]")
-        return _value(data[int(at)], rest.lstrip(".")) if at.isdigit() and int(at) < len(data) else None
+        index, _, rest = path[1:].partition("]")
+        return _value_at(data[int(index)], rest.lstrip(".")) if index.isdigit() and int(index) < len(data) else None
     return None
 
 

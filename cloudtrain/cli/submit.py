@@ -1,4 +1,4 @@
-"""cloudtrain submit."""
+"""cloudtrain submit: submit a job file, a script or a plan."""
 
 from __future__ import annotations
 
@@ -56,27 +56,27 @@ def command(
     options.exclusive(follow, wait)
     if new and adopt:
         raise click.UsageError("--new and --adopt exclude each other")
-    found = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
-    if isinstance(found, Plan) and (target or key or new or adopt):
+    job_input = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
+    if isinstance(job_input, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
     submitter = Submitter(target)
 
     def start() -> Begun:
-        if isinstance(found, Plan):
-            run = submitter.submit_plan(found)
+        if isinstance(job_input, Plan):
+            run = submitter.submit_plan(job_input)
         else:
-            run = submitter.submit(found.job, sets=found.sets, key=key, new=new, adopt=adopt)
+            run = submitter.submit(job_input.job, sets=job_input.sets, key=key, new=new, adopt=adopt)
         for text in submitter.notes:
             terminal.note(f"note: {text}")
         if not run.adopted:
             return Begun(run, "submitted to")
         if run.record.acknowledged:
             return Begun(run, "was already submitted to")
-        if isinstance(found, Plan) or key:
+        if isinstance(job_input, Plan) or key:
             return Begun(run, "is taken up again on")
-        began = f"begun at {run.record.created_at[:19]}Z, its submit never told so"
-        terminal.note(f"the same job as {run.run_id}, {began}: taken up, not started twice; --new starts another one")
+        since = f"begun at {run.record.created_at[:19]}Z, its submit never told so"
+        terminal.note(f"the same job as {run.run_id}, {since}: taken up, not started twice; --new starts another one")
         return Begun(run, "is taken up again on")
 
     store = runs.heard(submitter.store)

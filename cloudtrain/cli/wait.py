@@ -1,4 +1,4 @@
-"""cloudtrain wait: until runs have ended."""
+"""cloudtrain wait: wait until runs have ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.follow import final_json, quietly, tell_end
 
-TIMED_OUT = 124
+TIMEOUT_EXIT_CODE = 124
 
 
 @options.command()
-@click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
+@click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -21,7 +21,7 @@ TIMED_OUT = 124
     help="Give up after so long, with exit code 124.",
 )
 @options.json_option
-def command(run: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
+def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
     Exits with the run's own code: 0, the script's code, 130 when it was cancelled, 124 when it ran out of time, 75 when
@@ -29,18 +29,18 @@ def command(run: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int
     newest. The runs go on when this command is interrupted.
     """
     code = 0
-    for name in run or (None,):
-        found = runs.find(name)
-        found.refresh()
+    for run_id in run_ids or (None,):
+        run = runs.find(run_id)
+        run.refresh()
         try:
-            status = quietly(found, timeout_s)
+            status = quietly(run, timeout_s)
         except TimeoutError as error:
             if as_json:
-                terminal.print_json({**final_json(found, found.record.status), "error": str(error), "phase": "client"})
+                terminal.print_json({**final_json(run, run.record.status), "error": str(error), "phase": "client"})
             terminal.note(str(error))
-            return TIMED_OUT
+            return TIMEOUT_EXIT_CODE
         except KeyboardInterrupt:
-            terminal.note(f"\n{found.run_id} goes on; return with  cloudtrain wait {found.run_id}")
+            terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain wait {run.run_id}")
             return INTERRUPTED
-        code = tell_end(found, status, as_json=as_json) or code
+        code = tell_end(run, status, as_json=as_json) or code
     return code

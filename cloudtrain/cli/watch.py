@@ -1,4 +1,4 @@
-"""cloudtrain watch: the watcher in the foreground."""
+"""cloudtrain watch: run the watcher in the foreground."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cloudtrain.cli.view.failures import INTERRUPTED
 from cloudtrain.cli.view.follow import tell_end
 from cloudtrain.errors import BadRequest
 
-STAND_BY_S = 0.25
+STANDBY_POLL_S = 0.25
 
 
 @options.command()
 @options.run_or_newest
 @options.json_option
-def command(run: str | None, as_json: bool) -> int:
+def command(run_id: str | None, as_json: bool) -> int:
     """Watch a run in the foreground, for CI and tmux.
 
     The loop that `submit` starts in the background: it brings log events, metrics and states into the history and
@@ -25,25 +25,25 @@ def command(run: str | None, as_json: bool) -> int:
     """
     from cloudtrain.runs.watch import Watcher
 
-    found = runs.find(run)
-    if uri := found.record.attached:
+    run = runs.find(run_id)
+    if uri := run.record.attached:
         raise BadRequest(
-            f"{found.run_id} is watched where it was submitted (attached from {uri})",
-            f"cloudtrain wait {found.run_id}, or logs -f",
+            f"{run.run_id} is watched where it was submitted (attached from {uri})",
+            f"cloudtrain wait {run.run_id}, or logs -f",
         )
-    watcher = Watcher(found.store, found.run_id)
-    told = False
+    watcher = Watcher(run.store, run.run_id)
+    standby_printed = False
     try:
-        while not (status := found.record.status).state.final:
+        while not (status := run.record.status).state.final:
             if watcher.run() is None:
-                if not told:
-                    terminal.note(f"{found.run_id}  another process watches it; standing by")
+                if not standby_printed:
+                    terminal.note(f"{run.run_id}  another process watches it; standing by")
                     sys.stderr.flush()
-                    told = True
-                time.sleep(STAND_BY_S)
+                    standby_printed = True
+                time.sleep(STANDBY_POLL_S)
     except KeyboardInterrupt:
-        found.store.release(found.run_id, watcher.me)
-        found.refresh()  # somebody should watch: this starts one in the background
-        terminal.note(f"\n{found.run_id} goes on; return with  cloudtrain watch {found.run_id}")
+        run.store.release(run.run_id, watcher.me)
+        run.refresh()  # starts a watcher in the background
+        terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain watch {run.run_id}")
         return INTERRUPTED
-    return tell_end(found, status, as_json=as_json)
+    return tell_end(run, status, as_json=as_json)

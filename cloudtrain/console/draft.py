@@ -76,11 +76,11 @@ class Draft:
     @classmethod
     def begun(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
         """Return the draft that one begins with in a folder: its name, and the script that `cloudtrain init` would take."""
-        from cloudtrain.cli.init import USUAL
+        from cloudtrain.cli.init import USUAL_SCRIPTS
         from cloudtrain.job.job import fit_name
 
         made = cls.blank(home, root, watched=watched)
-        script = next((name for name in USUAL if (root / name).is_file()), None)
+        script = next((name for name in USUAL_SCRIPTS if (root / name).is_file()), None)
         made.form.begin({"name": fit_name(root.name), "source": ".", **({"entrypoint": script} if script else {})})
         made.first = made.form.copy()
         return made

@@ -50,8 +50,8 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 # RUN of a command that only reads: left out, it is the newest
-run_or_newest = click.argument("run", required=False, shell_complete=complete_runs)
-run_named = click.argument("run", shell_complete=complete_runs)
+run_or_newest = click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_runs)
+run_named = click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
     "-t",

@@ -111,7 +111,7 @@ class Place:
                     with ui.element("div"):
                         ui.label(finding.what).classes("ct-found-what")
                         hint = f" ({finding.hint})" if finding.hint else ""
-                        ui.label(text.clean(f"{finding.said}{hint}")).classes("ct-dim ct-small")
+                        ui.label(text.clean(f"{finding.message}{hint}")).classes("ct-dim ct-small")
         except CloudtrainError as error:
             bad += 1
             with self.findings, ui.element("li"):
