@@ -1,8 +1,8 @@
-"""The history of all runs, in SQLite, and what it is asked."""
+"""Stores and queries the history of all runs in SQLite."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:
-    # what the module cloudtrain.history had, before it was a package
+    # Old imports from the former module cloudtrain.history.
     def __getattr__(name: str) -> object:
         from cloudtrain._moved import member
 

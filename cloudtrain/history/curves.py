@@ -1,7 +1,7 @@
-"""Curves of runs, as few points as can be drawn: read from the blocks that the history keeps beside every metric.
+"""Reads metric curves, downsampled to a given number of points.
 
-A block sums up the points of one metric in 1,024 numbered lines of one node, so a million points are a thousand rows.
-Where a block is not fine enough, the points themselves are read.
+The table `curves` holds one block for the points of one metric in 1,024 numbered log lines of one node: a million points
+are a thousand rows. Where blocks are too coarse, the points are read from the table `metrics`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from cloudtrain.history.database import Database
 from cloudtrain.history.migrations import BLOCK
 
-MOST = 1000  # points of a curve, unless another number is asked for
+MOST = 1000  # default number of points of a curve
 LOSSES = ("loss", "train_loss", "train/loss", "training_loss")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a drawn curve: the mean of `points` values and what they lie between; NaN where none is finite."""
+    """One point of a downsampled curve: mean, lowest and highest of `points` values; NaN where none is finite."""
 
     attempt: int
     step: int
@@ -28,12 +28,12 @@ class Point:
     lowest: float
     highest: float
     points: int = 1
-    at: str = field(default="", compare=False)  # when the last of them was emitted
+    at: str = field(default="", compare=False)  # time of the last value
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole curve in one row; `first` and `last` by time, `lowest` and `highest` among finite values (else NaN)."""
+    """Summary of one curve; `first` and `last` by time, `lowest` and `highest` among finite values (else NaN)."""
 
     name: str
     points: int
@@ -42,7 +42,7 @@ class Summary:
     lowest: float
     highest: float
     step: int  # of the last point
-    at: str  # when it was seen
+    at: str  # time of the last point
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class _Block:
 
 
 class Curves:
-    """The curves of all runs in one history; every method is one or two questions."""
+    """Queries for the curves of all runs in one history; every method runs one or two SQL queries."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def summary(self, run_id: str) -> list[Summary]:
-        """Return every curve of a run in one row each, in the order of their first points."""
+        """Return a summary of each curve of a run, in the order of their first points."""
         return self._summary("a.run_id = ?", run_id)
 
     def of_attempt(self, attempt_id: str) -> list[Summary]:
-        """Return every curve of one attempt in one row each."""
+        """Return a summary of each curve of one attempt."""
         return self._summary("a.attempt_id = ?", attempt_id)
 
     def newest(self, run_id: str) -> list[Summary]:
-        """Return the last point of every curve of a run's newest attempt; `points` and the like are of its last block.
+        """Return the last point of each curve of a run's newest attempt; the other fields describe the last block only.
 
-        How long the curves are does not matter: their names are found by leaps.
+        The time does not depend on the length of the curves: the query skips from one name to the next in the index.
         """
         names = (
             "WITH RECURSIVE newest(attempt_id) AS (SELECT attempt_id FROM attempts WHERE run_id = ? ORDER BY number DESC"
@@ -92,85 +92,86 @@ class Curves:
             " WHERE attempt_id = ? AND name = ? ORDER BY node DESC, block DESC LIMIT 1"
         )
         with self._database.read() as db:
-            rows = [db.execute(query, tuple(found)).fetchone() for found in db.execute(names, (run_id,)).fetchall()]
+            rows = [
+                db.execute(query, tuple(name_row)).fetchone() for name_row in db.execute(names, (run_id,)).fetchall()
+            ]
         return [
-            Summary(name, points, _number(first), _number(last), _number(lowest), _number(highest), step, at)
+            Summary(name, points, _to_float(first), _to_float(last), _to_float(lowest), _to_float(highest), step, at)
             for name, points, first, last, lowest, highest, step, at in rows
         ]
 
-    def heard(self, attempt_id: str, before: int) -> set[str]:
-        """Return the names of an attempt's metrics that have points numbered below `before`."""
+    def metric_names(self, attempt_id: str, before: int) -> set[str]:
+        """Return the names of an attempt's metrics that have points with a sequence number below `before`."""
         query = "SELECT DISTINCT name FROM curves WHERE attempt_id = ? AND block < ?"
         with self._database.read() as db:
             return {row[0] for row in db.execute(query, (attempt_id, before // BLOCK))}
 
     def first(self, attempt_id: str, since: int, before: int) -> tuple[int, str] | None:
-        """Return number and name of the first point of an attempt's node 0 that is numbered so, or None."""
+        """Return sequence number and name of node 0's first point with since <= number < before, or None."""
         query = "SELECT seq, name FROM metrics WHERE attempt_id = ? AND node = 0 AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1"
         with self._database.read() as db:
             row = db.execute(query, (attempt_id, since, before)).fetchone()
         return (row[0], row[1]) if row else None
 
-    def _summary(self, where: str, name_of: str) -> list[Summary]:
+    def _summary(self, condition: str, owner_id: str) -> list[Summary]:
         query = (
             "SELECT c.name, c.points, c.first_value, c.last_value, c.lowest, c.highest, c.last_step, c.last_at"
-            f" FROM curves c JOIN attempts a USING (attempt_id) WHERE {where}"
+            f" FROM curves c JOIN attempts a USING (attempt_id) WHERE {condition}"
             " ORDER BY a.number, c.node, c.block, c.name"
         )
-        found: dict[str, Summary] = {}
+        summaries: dict[str, Summary] = {}
         with self._database.read() as db:
-            for name, points, first, last, lowest, highest, step, at in db.execute(query, (name_of,)):
-                before = found.get(name)
-                found[name] = Summary(
+            for name, points, first, last, lowest, highest, step, at in db.execute(query, (owner_id,)):
+                earlier = summaries.get(name)
+                summaries[name] = Summary(
                     name,
-                    points + (before.points if before else 0),
-                    before.first if before else _number(first),
-                    _number(last),
-                    _least(min, before.lowest if before else None, lowest),
-                    _least(max, before.highest if before else None, highest),
+                    points + (earlier.points if earlier else 0),
+                    earlier.first if earlier else _to_float(first),
+                    _to_float(last),
+                    _extreme(min, earlier.lowest if earlier else None, lowest),
+                    _extreme(max, earlier.highest if earlier else None, highest),
                     step,
                     at,
                 )
-        return list(found.values())
+        return list(summaries.values())
 
     def last(self, run_ids: Sequence[str], names: Sequence[str] = LOSSES) -> dict[str, Summary]:
-        """Return the last point of the first of these metrics that a run has, by run id; the points before it do not
-        matter to how long that takes."""
-        known = ", ".join("?" for _ in names)
-        some = (  # in one question which runs have any: most of a long history's have none, or none of these
+        """Return run id -> last point of the first of `names` that the run has; fast for long curves too."""
+        placeholders = ", ".join("?" for _ in names)
+        runs_query = (  # one query for the runs that have such a metric: in a long history most have none
             "SELECT DISTINCT a.run_id FROM json_each(?) AS wanted JOIN attempts a ON a.run_id = wanted.value WHERE EXISTS"
-            f" (SELECT 1 FROM curves c WHERE c.attempt_id = a.attempt_id AND c.name IN ({known}))"
+            f" (SELECT 1 FROM curves c WHERE c.attempt_id = a.attempt_id AND c.name IN ({placeholders}))"
         )
         query = (
             "SELECT c.name, c.last_value, c.last_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id)"
             " WHERE a.run_id = ? AND c.name = ? ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT 1"
         )
-        found = {}
+        last_points = {}
         with self._database.read() as db:
-            for (run_id,) in db.execute(some, (json.dumps(list(run_ids)), *names)).fetchall():
+            for (run_id,) in db.execute(runs_query, (json.dumps(list(run_ids)), *names)).fetchall():
                 for name in names:
                     if row := db.execute(query, (run_id, name)).fetchone():
-                        value = _number(row[1])
-                        found[run_id] = Summary(name, 1, value, value, value, value, row[2], row[3])
+                        value = _to_float(row[1])
+                        last_points[run_id] = Summary(name, 1, value, value, value, value, row[2], row[3])
                         break
-        return found
+        return last_points
 
     def points(self, run_id: str, name: str, most: int = MOST) -> list[Point]:
-        """Return a curve in at most `most` points (a few more where attempts meet), each with its lowest and highest
-        value; the first one's step is the curve's first, that of every other one the last of those it stands for."""
+        """Return a curve in at most `most` points (a few more where a new attempt begins), each with its lowest and
+        highest value. The first point has the step of the curve's first value, every other one that of its last."""
         blocks = self._blocks(run_id, name)
         count = sum(block.points for block in blocks)
         if count <= 2 * most or len(blocks) <= most // 8:  # blocks alone would be too coarse
-            points = list(_thinned(self._raw(blocks, name), most))
+            points = list(_downsample(self._single_points(blocks, name), most))
         else:
-            points = list(_thinned((_point(block) for block in blocks), most))
+            points = list(_downsample((_block_point(block) for block in blocks), most))
         if len(points) > 1 and points[0].points > 1:
             points[0] = replace(points[0], step=blocks[0].first_step)
         return points
 
     def tail(self, run_id: str, name: str, most: int) -> list[float]:
-        """Return the end of a curve in about `most` values, the oldest first: means of neighbours where it is longer than
-        that, and of blocks where it is far longer."""
+        """Return the end of a curve in about `most` values, the oldest first. A longer curve is averaged over neighbours,
+        a much longer one over blocks."""
         query = (
             "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
             " c.last_step, c.first_step FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND"
@@ -179,9 +180,9 @@ class Curves:
         with self._database.read() as db:
             blocks = [_Block(*row) for row in db.execute(query, (run_id, name, most))][::-1]
         if len(blocks) < most // 2 or sum(block.points for block in blocks) <= 4 * most:
-            points: Iterable[Point] = _thinned(self._raw(blocks, name), most)
+            points: Iterable[Point] = _downsample(self._single_points(blocks, name), most)
         else:
-            points = map(_point, blocks)
+            points = map(_block_point, blocks)
         return [point.value for point in points if math.isfinite(point.value)][-most:]
 
     def _blocks(self, run_id: str, name: str) -> list[_Block]:
@@ -193,8 +194,8 @@ class Curves:
         with self._database.read() as db:
             return [_Block(*row) for row in db.execute(query, (run_id, name))]
 
-    def _raw(self, blocks: Sequence[_Block], name: str) -> Iterator[Point]:
-        """Yield the points of some blocks, one by one."""
+    def _single_points(self, blocks: Sequence[_Block], name: str) -> Iterator[Point]:
+        """Yield the single points of some blocks."""
         query = (
             "SELECT step, value, at FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ? AND name = ?"
             " ORDER BY seq"
@@ -203,41 +204,41 @@ class Curves:
             for block in blocks:
                 first = block.block * BLOCK
                 for step, value, at in db.execute(query, (block.attempt_id, block.node, first, first + BLOCK, name)):
-                    number = _number(value)
+                    number = _to_float(value)
                     finite = number if math.isfinite(number) else math.nan
                     yield Point(block.attempt, step, finite, finite, finite, 1, at)
 
 
 def share(value: float, low: float, high: float) -> float:
-    """Return where a value stands between two others, 0 to 1 (0 where they are equal); finite numbers of any size."""
-    if math.isinf(high - low):  # the distance is no number any more, half of it is
+    """Return the position of a value between two others, 0 to 1 (0 where they are equal); finite numbers of any size."""
+    if math.isinf(high - low):  # the difference overflows, half of it does not
         value, low, high = value / 2, low / 2, high / 2
     return (value - low) / (high - low) if high > low else 0.0
 
 
-def _point(block: _Block) -> Point:
+def _block_point(block: _Block) -> Point:
     mean = block.total / block.finite if block.finite else math.nan
-    lowest, highest = _number(block.lowest), _number(block.highest)
+    lowest, highest = _to_float(block.lowest), _to_float(block.highest)
     return Point(block.attempt, block.step, mean, lowest, highest, block.points, block.at)
 
 
-def _thinned(points: Iterable[Point], most: int) -> Iterator[Point]:
-    """Yield neighbours of one attempt as one point, so that at most about `most` are left."""
-    every = list(points)
-    size = math.ceil(len(every) / max(most, 1))
+def _downsample(points: Iterable[Point], most: int) -> Iterator[Point]:
+    """Merge neighbouring points of one attempt until about `most` are left."""
+    all_points = list(points)
+    size = math.ceil(len(all_points) / max(most, 1))
     if size <= 1:
-        yield from every
+        yield from all_points
         return
     start = 0
-    while start < len(every):
+    while start < len(all_points):
         end = start + 1
-        while end < len(every) and end - start < size and every[end].attempt == every[start].attempt:
+        while end < len(all_points) and end - start < size and all_points[end].attempt == all_points[start].attempt:
             end += 1
-        yield _merged(every[start:end])
+        yield _merge(all_points[start:end])
         start = end
 
 
-def _merged(points: Sequence[Point]) -> Point:
+def _merge(points: Sequence[Point]) -> Point:
     finite = [point for point in points if math.isfinite(point.value)]
     weight = sum(point.points for point in finite)
     return Point(
@@ -251,11 +252,11 @@ def _merged(points: Sequence[Point]) -> Point:
     )
 
 
-def _least(choose: Callable[[list[float]], float], one: float | None, other: float | None) -> float:
-    """Return the least (or whatever `choose` chooses) of what is known of two values."""
-    known = [value for value in (one, other) if value is not None and not math.isnan(value)]
-    return choose(known) if known else math.nan
+def _extreme(choose: Callable[[list[float]], float], first: float | None, second: float | None) -> float:
+    """Return min or max (`choose`) of two values, either of which may be missing; NaN where both are."""
+    numbers = [value for value in (first, second) if value is not None and not math.isnan(value)]
+    return choose(numbers) if numbers else math.nan
 
 
-def _number(value: float | None) -> float:
+def _to_float(value: float | None) -> float:
     return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""The SQLite file below the home: opened safely by many processes, brought to the newest schema, moved aside when damaged."""
+"""Opens the SQLite history: safe for many processes, migrates the schema, moves a damaged file aside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from cloudtrain.errors import StoreError
 from cloudtrain.history.migrations import MIGRATIONS
 
-BUSY_S = 60.0  # how long a writer waits for another one
+BUSY_S = 60.0  # how long a writer waits for another writer
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         "nfs",
@@ -41,40 +41,40 @@ _HINTS = {
 
 
 class Database:
-    """A connection to `<home>/history.sqlite3`, opened on first use; one object for one process and thread."""
+    """A connection to `<home>/history.sqlite3`, opened on first use. Each process and thread needs its own object."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.path = home / "history.sqlite3"
-        self.warnings: list[str] = []  # what a person should be told, such as a damaged file that was moved aside
+        self.warnings: list[str] = []  # for the user, such as a damaged file that was moved aside
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
-        _HERE.add(self)
+        _OPEN.add(self)
 
     def __del__(self) -> None:
-        # sqlite3's own connections are cycles of references: they stay open until Python looks for these. A Ctrl-C that
-        # falls in here goes no further, whatever is done: Python would only print it, with a traceback.
+        # sqlite3's connections are in reference cycles: without this they stay open until the garbage collector runs.
+        # Python cannot raise a Ctrl-C from here, it would only print a traceback.
         with suppress(KeyboardInterrupt):
             self.close()
 
     def close(self) -> None:
-        """Close the connection; the next use opens another one. One that another thread uses, or another process, stays."""
+        """Close the connection; the next use opens a new one. A connection of another thread or process stays open."""
         if self._connection is not None and self._pid == os.getpid():
-            with suppress(sqlite3.ProgrammingError):  # another thread's
+            with suppress(sqlite3.ProgrammingError):  # it belongs to another thread
                 if not self._connection.in_transaction:
                     self._connection.close()
                     self._connection = None
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection for reading; raises StoreError."""
-        with self._mapped():
+        """Yield the connection for reading; raises StoreError."""
+        with self._translated_errors():
             yield self.open()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection inside one transaction, which is undone when the block raises; raises StoreError."""
-        with self._mapped():
+        """Yield the connection inside one transaction, which is rolled back when the block raises; raises StoreError."""
+        with self._translated_errors():
             db = self.open()
             try:
                 db.execute("BEGIN IMMEDIATE")
@@ -86,8 +86,8 @@ class Database:
                 raise
 
     @contextmanager
-    def _mapped(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours, in this one place."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Turn SQLite's errors into StoreError."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -97,7 +97,7 @@ class Database:
 
     def open(self) -> sqlite3.Connection:
         """Return the connection of this process."""
-        if self._connection is None or self._pid != os.getpid():  # a connection must not cross a fork
+        if self._connection is None or self._pid != os.getpid():  # a connection must not survive a fork
             try:
                 self._connection = self._connect()
             except sqlite3.DatabaseError as error:
@@ -113,7 +113,7 @@ class Database:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             ignore = self.home / ".gitignore"
             if not self.path.exists() and not ignore.exists():
-                ignore.write_text("*\n")  # a home inside a source is no part of it: neither git's nor ours
+                ignore.write_text("*\n")  # a home inside a source folder belongs neither to git nor to the bundle
         except OSError as error:
             raise StoreError(
                 f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"
@@ -121,7 +121,7 @@ class Database:
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
         try:
             self._prepare(db, locked)
-        except BaseException:  # Ctrl-C in the middle of a migration must not leave its transaction open
+        except BaseException:  # Ctrl-C during a migration must not leave its transaction open
             db.close()
             raise
         return db
@@ -135,10 +135,10 @@ class Database:
                 f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {len(MIGRATIONS)})",
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
             )
-        # WAL needs shared memory, which network file systems do not give (https://sqlite.org/wal.html, read 2026-11-20).
+        # WAL needs shared memory, which network file systems lack (https://sqlite.org/wal.html, read 2026-11-20).
         to_wal = not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
         if to_wal or version < len(MIGRATIONS):
-            # Under a lock of our own: SQLite refuses a change of the journal mode at once when another process is busy.
+            # Under our own lock: SQLite does not wait for a busy process when it changes the journal mode.
             with nullcontext() if locked else self._lock():
                 if to_wal:
                     db.execute("PRAGMA journal_mode = WAL")
@@ -146,13 +146,13 @@ class Database:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold what is not SQLite's to guard: making the file, and moving it aside."""
+        """Lock out other processes while the file is created or moved aside, which SQLite does not guard."""
         with (self.home / "history.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _move_aside(self, error: Exception) -> None:
-        """Keep a damaged file under another name and make room for a new one."""
+        """Rename a damaged file, so that a new one can be created."""
         with self._lock():
             try:
                 self._connect(locked=True).close()
@@ -167,21 +167,21 @@ class Database:
             self.warnings.append(f"the history was damaged ({error}); it was kept as {aside} and a new one was begun")
 
 
-_HERE: weakref.WeakSet[Database] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for found in list(_HERE):
-        found.close()
+    for database in list(_OPEN):
+        database.close()
 
 
-# A connection that is open across a fork corrupts the file: the child takes the parent's locks for its own
+# A connection that is open across a fork corrupts the file: the child drops the parent's locks
 # (https://sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_, read 2026-11-22).
 os.register_at_fork(before=_close_all)
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Apply the migrations that are missing, each with its number in one transaction."""
+    """Apply the missing migrations, each one and its version number in one transaction."""
     for number, statements in enumerate(MIGRATIONS, start=1):
         db.execute("BEGIN IMMEDIATE")
         if db.execute("PRAGMA user_version").fetchone()[0] < number:  # another process may have been first
@@ -192,18 +192,18 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def on_network(folder: Path) -> bool:
-    """Return whether a folder lies on a network file system; False where the system does not say."""
+    """Return whether a folder is on a network file system; False where /proc/mounts is missing."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
         real = os.path.realpath(folder)
     except OSError:
         return False
-    best, kind = "", ""
+    longest, kind = "", ""
     for line in mounts:
         point, name = line.split(" ", 3)[1:3]
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, name
+        if inside and len(point) >= len(longest):
+            longest, kind = point, name
     return kind in NETWORK_FILE_SYSTEMS
 
 

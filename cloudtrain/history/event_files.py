@@ -1,7 +1,7 @@
-"""Metrics that a script left in files of other tools: TensorBoard's event files, and the folders of an offline W&B run.
+"""Reads metrics from TensorBoard event files and offline W&B runs, without either package.
 
-Both formats are read here, a few fields of each, so that neither package is needed. A file is read on from where it was
-left; a record that is still being written waits for the next look. Files of another form are passed over.
+A file is read incrementally: the next read continues where the last one stopped, and a record that is only half written
+waits for it. Files of another format are skipped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-FIRST_SEQ = 1 << 62  # numbers of such points: behind those of any log, the same whenever a file is read again
+FIRST_SEQ = 1 << 62  # sequence numbers of these points: above those of any log, the same whenever a file is read again
 MOST_RECORDS = 1 << 20  # of one file
 MOST_BYTES = 64 << 20  # of one record
 FILES = 200
 _BLOCK = 32 << 10  # of a W&B file, which is a LevelDB log
-_BEGUN = re.compile(  # seconds since 1970, and which one it is of its process; W&B tells a day and a time
+_CREATED = re.compile(  # seconds since 1970 and the writer's number in its process; W&B: date and time
     r"tfevents\.(\d{1,10})(?:\..*?(\d{1,9})(?:\.v2)?)?$|offline-run-(\d{8}_\d{6})"
 )
 _WANDB = b":W&B\xe1\xbe"
 
 
 class Point(NamedTuple):
-    """One number out of a file; `seq` tells it from all others of its attempt."""
+    """One metric value of a file; `seq` is unique in its attempt."""
 
     seq: int
     at: str
@@ -39,100 +39,104 @@ class Point(NamedTuple):
     value: float
 
 
-class Place(NamedTuple):
-    """A file's place among the others: what its points' numbers begin with, and what stands before its tags."""
+class Slot(NamedTuple):
+    """A file's slot: the first sequence number of its points, and the prefix of its tags."""
 
     seq: int
     prefix: str = ""
 
 
-def files(outputs: Path, since: float) -> list[Path]:
-    """Return the files below a folder that were written since a moment (seconds since 1970), at most FILES."""
+def list_files(outputs: Path, since: float) -> list[Path]:
+    """List event files below a folder that changed since a time (seconds since 1970), at most FILES."""
     if not outputs.is_dir():
         return []
-    found = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
+    paths = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
     return sorted(
-        (path for path in found if _touched(path) >= since),
-        key=lambda path: order(path.relative_to(outputs).as_posix()),
+        (path for path in paths if _modified_at(path) >= since),
+        key=lambda path: sort_key(path.relative_to(outputs).as_posix()),
     )[:FILES]
 
 
-def _touched(path: Path) -> float:
-    """Return when a file was written last; before all time for what is none, or is gone since it was found."""
+def _modified_at(path: Path) -> float:
+    """Return the modification time of a file; -1 where it is no regular file or is gone."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return -1.0
-    return found.st_mtime if stat.S_ISREG(found.st_mode) else -1.0
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else -1.0
 
 
-def is_one(name: str) -> bool:
-    """Return whether a name below a run's outputs is that of such a file."""
+def is_event_file(name: str) -> bool:
+    """Return whether a path below a run's outputs is a TensorBoard or W&B file."""
     return re.search(r"(^|/)(events\.out\.tfevents\.[^/]+|offline-run-[^/]+/run-[^/]+\.wandb)$", name) is not None
 
 
-def order(name: str) -> tuple[int, int, str]:
-    """Return the key by which files, named from the outputs on, stand in the order in which they were begun."""
-    found = _BEGUN.search(name)
-    if found is None:
+def sort_key(name: str) -> tuple[int, int, str]:
+    """Return a key that sorts files, named relative to the outputs, by the time when they were created."""
+    match = _CREATED.search(name)
+    if match is None:
         return 0, 0, name
-    if found[3]:
+    if match[3]:
         try:
-            return int(datetime.strptime(found[3] + "+0000", "%Y%m%d_%H%M%S%z").timestamp()), 0, name
+            return int(datetime.strptime(match[3] + "+0000", "%Y%m%d_%H%M%S%z").timestamp()), 0, name
         except ValueError:
             return 0, 0, name
-    return int(found[1]), int(found[2] or 0), name
+    return int(match[1]), int(match[2] or 0), name
 
 
-class Folders:
-    """The folders in which one attempt wrote event files, asked for in the order of their files.
+class TagPrefixes:
+    """Tag prefixes for the folders in which one attempt wrote event files.
 
-    The first keeps its tags; those of a later one get its name, as TensorBoard shows it. So a folder that appears later
-    changes no name that is in use.
+    Tags of the first folder have no prefix, those of a later one get its name, as in TensorBoard. So a new folder changes
+    no name that is in use.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._assigned: dict[str, str] = {}
 
     def prefix(self, name: str) -> str:
-        """Return what stands before the tags of a file, which has its name from the outputs on."""
+        """Return the prefix for the tags of a file, which is named relative to the outputs."""
         if name.endswith(".wandb"):
             return ""
         folder = name.rpartition("/")[0]
-        if folder not in self._known:
-            self._known[folder] = _prefix(folder, self._known)
-        return self._known[folder]
+        if folder not in self._assigned:
+            self._assigned[folder] = _unique_prefix(folder, self._assigned)
+        return self._assigned[folder]
 
     def keep(self, name: str, prefix: str) -> None:
-        """Give a file's folder the prefix that it had before, unless another folder has it."""
-        if not name.endswith(".wandb") and prefix not in self._known.values():
-            self._known.setdefault(name.rpartition("/")[0], prefix)
+        """Restore the prefix that a file's folder had before, unless another folder has it."""
+        if not name.endswith(".wandb") and prefix not in self._assigned.values():
+            self._assigned.setdefault(name.rpartition("/")[0], prefix)
 
 
-class Places:
-    """The places of one attempt's files, found one after another: a place that was given is never another one."""
+class SlotTable:
+    """The slots of one attempt's files; a slot that was assigned never changes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Place] = {}
+        self._assigned: dict[str, Slot] = {}
         self._taken: set[int] = set()
-        self._folders = Folders()
+        self._folders = TagPrefixes()
 
-    def of(
-        self, names: Iterable[str], told: Callable[[str, int], str | None] = lambda name, seq: None
-    ) -> dict[str, Place]:
-        """Return the place of every file, by its name from the outputs on, in the order of their beginnings; new ones get
-        theirs in that order too. `told` is asked with what prefix a file was read before, if it was."""
-        named = sorted(names, key=order)
-        new = {name: FIRST_SEQ + (self._slot(name) << 20) for name in named if name not in self._known}
+    def assign(
+        self, names: Iterable[str], find_prefix: Callable[[str, int], str | None] = lambda name, seq: None
+    ) -> dict[str, Slot]:
+        """Return file name -> slot, sorted by the time when the files were created; new files get theirs in this order.
+
+        Args:
+            names: Files, relative to the outputs.
+            find_prefix: Returns the prefix with which a file was read before, None where it was not.
+        """
+        named = sorted(names, key=sort_key)
+        new = {name: FIRST_SEQ + (self._slot(name) << 20) for name in named if name not in self._assigned}
         for name, seq in new.items():
-            if (prefix := told(name, seq)) is not None:
+            if (prefix := find_prefix(name, seq)) is not None:
                 self._folders.keep(name, prefix)
         for name, seq in new.items():
-            self._known[name] = Place(seq, self._folders.prefix(name))
-        return {name: self._known[name] for name in named}
+            self._assigned[name] = Slot(seq, self._folders.prefix(name))
+        return {name: self._assigned[name] for name in named}
 
     def _slot(self, name: str) -> int:
-        began, number, _ = order(name)
+        began, number, _ = sort_key(name)
         slot = began % (1 << 32) << 10 | (number % 32) << 5 | zlib.crc32(name.encode("utf-8", "surrogateescape")) % 32
         while slot in self._taken:
             slot = (slot + 1) % (1 << 42)
@@ -140,51 +144,51 @@ class Places:
         return slot
 
 
-def places(names: Iterable[str]) -> dict[str, Place]:
-    """Return the place of every file of an attempt where none was given before."""
-    return Places().of(names)
+def assign_slots(names: Iterable[str]) -> dict[str, Slot]:
+    """Return file name -> slot for files of an attempt that has no slots yet."""
+    return SlotTable().assign(names)
 
 
-def _prefix(folder: str, known: dict[str, str]) -> str:
-    """Return what tells a folder from the ones before it: its path from where it and the first one part."""
-    if not known:
+def _unique_prefix(folder: str, prefixes: dict[str, str]) -> str:
+    """Return a unique prefix for a folder: its path relative to what it shares with the first folder."""
+    if not prefixes:
         return ""
-    first = next((name for name, prefix in known.items() if not prefix), next(iter(known)))
+    first = next((name for name, prefix in prefixes.items() if not prefix), next(iter(prefixes)))
     shared = posixpath.commonpath([first or ".", folder or "."]) if first and folder else ""
-    prefix = _written(f"{posixpath.relpath(folder or '.', shared or '.')}/")
-    if prefix in known.values():
-        prefix = _written(f"{folder or '.'}/")
-    while prefix in known.values():  # the same folder, said at greater length
+    prefix = _storable(f"{posixpath.relpath(folder or '.', shared or '.')}/")
+    if prefix in prefixes.values():
+        prefix = _storable(f"{folder or '.'}/")
+    while prefix in prefixes.values():  # the same folder as a longer path
         prefix = f"./{prefix}"
     return prefix
 
 
-def _written(name: str) -> str:
-    """Return the name of a file as the history can hold it, whatever its bytes are."""
+def _storable(name: str) -> str:
+    """Return a file name that SQLite can store, whatever its bytes are."""
     return name.encode("utf-8", "replace").decode()
 
 
-def read_whole(name: str, data: bytes, place: Place) -> list[Point]:
-    """Return the points of a file that was read elsewhere, with the numbers that Reader gives them, under plain tags."""
-    return Reader(Path(name), place._replace(prefix="")).take(data)
+def read_points(name: str, data: bytes, slot: Slot) -> list[Point]:
+    """Parse the bytes of a whole file; sequence numbers as in Reader, tags without prefix."""
+    return Reader(Path(name), slot._replace(prefix="")).parse(data)
 
 
-def former_prefix(path: Path, seq: int, kept: tuple[int, str]) -> str | None:
-    """Return what stood before the tags of a file when it was read before, from the number and name that one of its points
-    was kept under; None where that cannot be told. Blocking."""
-    number, name = kept
-    tags = [
-        point.name for point in Reader(path, Place(seq)).read() if point.seq == number and name.endswith(point.name)
-    ]
+def former_prefix(path: Path, seq: int, stored_point: tuple[int, str]) -> str | None:
+    """Return the tag prefix with which a file was read before, None where it cannot be derived. Blocking.
+
+    `stored_point` is sequence number and name of one of its points in the history.
+    """
+    number, name = stored_point
+    tags = [point.name for point in Reader(path, Slot(seq)).read() if point.seq == number and name.endswith(point.name)]
     prefix = name.removesuffix(max(tags, key=len)) if tags else name
     return prefix if tags and (not prefix or prefix.endswith("/")) else None
 
 
 class Reader:
-    """Reads one file, again and again: `read` returns what is new. Blocking; a damaged file ends where it is damaged."""
+    """Reads one file incrementally: `read` returns new points. Blocking; stops at the first damaged record."""
 
-    def __init__(self, path: Path, place: Place) -> None:
-        self._path, self._place = path, place
+    def __init__(self, path: Path, slot: Slot) -> None:
+        self._path, self._slot = path, slot
         self._records, self._offset, self._broken = 0, 0, False
 
     def read(self) -> list[Point]:
@@ -197,27 +201,27 @@ class Reader:
         except OSError:
             self._broken = True
             return []
-        return self.take(data)
+        return self.parse(data)
 
-    def take(self, data: bytes) -> list[Point]:
-        """Return the points of the bytes that follow what was taken before; a record that ends behind them waits."""
-        found: list[Point] = []
+    def parse(self, data: bytes) -> list[Point]:
+        """Parse the bytes that follow those of the last call; an incomplete record waits for the next call."""
+        points: list[Point] = []
         wandb = self._path.name.endswith(".wandb")
         try:
-            for record, end in (_logged if wandb else _framed)(data, self._offset):
+            for record, end in (_wandb_records if wandb else _tensorboard_records)(data, self._offset):
                 self._offset = end
                 self._records += 1
                 if self._records >= MOST_RECORDS:
                     raise ValueError("too many records")
-                for at, step, name, value in (_history if wandb else _scalars)(record):
-                    found.append(Point(self._place.seq + self._records, at, step, self._place.prefix + name, value))
+                for at, step, name, value in (_wandb_points if wandb else _tensorboard_points)(record):
+                    points.append(Point(self._slot.seq + self._records, at, step, self._slot.prefix + name, value))
         except (ValueError, struct.error, IndexError, RecursionError, OverflowError):
             self._broken = True
-        return found
+        return points
 
 
-def _framed(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield TensorBoard's records (length, check sum, bytes, check sum) with the offset behind each."""
+def _tensorboard_records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
+    """Yield TensorBoard records (length, checksum, bytes, checksum) with the offset after each."""
     at = 0
     while at + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, at)
@@ -229,26 +233,26 @@ def _framed(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
         at += 16 + size
 
 
-def _scalars(record: bytes) -> Iterator[tuple[str, int, str, float]]:
+def _tensorboard_points(record: bytes) -> Iterator[tuple[str, int, str, float]]:
     at, step, summary = 0.0, 0, b""
-    for number, value in _fields(record):
+    for number, value in _proto_fields(record):
         if number == 1 and isinstance(value, bytes):
             (at,) = struct.unpack("<d", value)
         elif number == 2 and isinstance(value, int):
             step = value
         elif number == 5 and isinstance(value, bytes):
             summary = value
-    for number, value in _fields(summary):
+    for number, value in _proto_fields(summary):
         if number == 1 and isinstance(value, bytes):
-            name, scalar = _scalar(value)
+            name, scalar = _scalar_summary(value)
             if name and scalar is not None:
-                yield _moment(at), step, name, scalar
+                yield _iso_time(at), step, name, scalar
 
 
-def _scalar(message: bytes) -> tuple[str, float | None]:
-    """Return name and value of a summary; TensorFlow 2 writes its numbers as tensors."""
+def _scalar_summary(message: bytes) -> tuple[str, float | None]:
+    """Return tag and value of a summary; TensorFlow 2 writes scalars as tensors."""
     name, scalar = "", None
-    for number, value in _fields(message):
+    for number, value in _proto_fields(message):
         if not isinstance(value, bytes):
             continue
         if number == 1:
@@ -256,15 +260,15 @@ def _scalar(message: bytes) -> tuple[str, float | None]:
         elif number == 2:
             (scalar,) = struct.unpack("<f", value)
         elif number == 8:
-            tensor = dict(_fields(value))
+            tensor = dict(_proto_fields(value))
             content = tensor.get(4) or tensor.get(5)
             if tensor.get(1) == 1 and isinstance(content, bytes) and len(content) == 4:  # one float32
                 (scalar,) = struct.unpack("<f", content)
     return name, scalar
 
 
-def _logged(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the records of a W&B file, whose pieces stand in blocks, with the offset behind each."""
+def _wandb_records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the records of a W&B file (LevelDB log format) with the offset after each."""
     at = 0
     if offset == 0:
         if len(data) < 7:
@@ -287,45 +291,45 @@ def _logged(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
             return
         whole = data[at + 7 : at + 7 + size] if kind in (1, 2) else whole + data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or its last piece
+        if kind in (1, 4):  # a whole record, or its last fragment
             yield whole, offset + at
 
 
-def _history(record: bytes) -> Iterator[tuple[str, int, str, float]]:
-    """Yield the numbers of a row that was logged to W&B; those of its own begin with an underscore."""
-    for number, value in _fields(record):
+def _wandb_points(record: bytes) -> Iterator[tuple[str, int, str, float]]:
+    """Yield the numbers of a W&B history row; names with an underscore are W&B's own."""
+    for number, value in _proto_fields(record):
         if number != 2 or not isinstance(value, bytes):
             continue
         row: dict[str, float] = {}
         step = 0
-        for inner, item in _fields(value):
+        for inner, item in _proto_fields(value):
             if inner == 1 and isinstance(item, bytes):
-                row.update(_item(item))
+                row.update(_wandb_item(item))
             elif inner == 2 and isinstance(item, bytes):
-                step = next((found for key, found in _fields(item) if key == 1 and isinstance(found, int)), 0)
-        moment = _moment(row.get("_timestamp", 0.0))
+                step = next((value for key, value in _proto_fields(item) if key == 1 and isinstance(value, int)), 0)
+        moment = _iso_time(row.get("_timestamp", 0.0))
         step = int(row.get("_step", step))
-        yield from ((moment, step, name, found) for name, found in row.items() if not name.startswith("_"))
+        yield from ((moment, step, name, value) for name, value in row.items() if not name.startswith("_"))
 
 
-def _item(message: bytes) -> Iterator[tuple[str, float]]:
+def _wandb_item(message: bytes) -> Iterator[tuple[str, float]]:
     key, nested, text = "", list[str](), ""
-    for number, value in _fields(message):
+    for number, value in _proto_fields(message):
         if isinstance(value, bytes):
-            word = value.decode("utf-8", "replace")
+            decoded = value.decode("utf-8", "replace")
             if number == 1:
-                key = word
+                key = decoded
             elif number == 2:
-                nested.append(word)
+                nested.append(decoded)
             elif number == 16:
-                text = word
+                text = decoded
     parsed = json.loads(text or "null")
     if isinstance(parsed, int | float) and not isinstance(parsed, bool):
         yield key or ".".join(nested), float(parsed)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of a protocol buffer's fields; fixed-size ones as their bytes."""
+def _proto_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield (number, value) of a protocol buffer's fields; fixed-size fields as bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -358,7 +362,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
             raise ValueError("no number")
 
 
-def _moment(seconds: float) -> str:
+def _iso_time(seconds: float) -> str:
     if not math.isfinite(seconds) or not 0 <= seconds < 4e9:
         seconds = 0.0
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""The schema of the history, step by step; a released step is never edited, a new one is added behind it."""
+"""Schema migrations of the history. Never edit a released step: append a new one."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ _FIRST = (
     "CREATE TABLE leases (run_id TEXT PRIMARY KEY, owner TEXT NOT NULL, expires_at REAL NOT NULL)",
 )
 
-# What `ls` asks for at every start, and `ls --state` and `--name`: without these it reads every run there ever was.
+# For `ls`, `ls --state` and `ls --name`: without these indexes they read every run.
 _SECOND = (
     "CREATE INDEX runs_by_state ON runs (state, created_at DESC, run_id DESC)",
     "CREATE INDEX runs_by_name ON runs (name, created_at DESC, run_id DESC)",
 )
 
-# Where each run came from (cloudtrain.source.provenance), beside `runs`: lists of runs need not read the patches.
+# Where each run came from (cloudtrain.source.provenance). A table of its own: a list of runs need not read the patches.
 _THIRD = ("CREATE TABLE provenance (run_id TEXT PRIMARY KEY REFERENCES runs, data TEXT NOT NULL) WITHOUT ROWID",)
 
-# Curves in blocks of BLOCK numbered lines, kept up by a trigger, so that a curve of a million points is drawn from a
-# thousand rows. Not a number and infinity count as points and are no part of what a block says of its values.
+# Curves in blocks of BLOCK numbered log lines, updated by a trigger: a curve of a million points is a thousand rows.
+# NaN and infinity count as points, but not in a block's total, lowest and highest.
 BLOCK = 1024
 _FINITE = "(new.value IS NOT NULL AND new.value > -9e999 AND new.value < 9e999)"
 _FOURTH = (
@@ -107,7 +107,7 @@ _FOURTH = (
     """UPDATE curves SET (last_value, last_step, last_at) =
         (SELECT value, step, at FROM metrics m WHERE m.attempt_id = curves.attempt_id AND m.node = curves.node
             AND m.seq = last_seq AND m.name = curves.name)""",
-    # Two statements and no upsert: inside a trigger the outer statement's OR IGNORE decides about conflicts.
+    # Two statements instead of an upsert: inside a trigger the outer statement's OR IGNORE decides about conflicts.
     f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
         INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.node, new.seq / {BLOCK}, 0, 0, 0, NULL, NULL,
                new.value, NULL, new.step, new.step, -1, '');
@@ -124,17 +124,17 @@ _FOURTH = (
     END""",
 )
 
-# What was said to people: a second watcher does not say it again.
+# Notifications that were sent: a second watcher does not send them again.
 _FIFTH = ("CREATE TABLE notices (attempt_id TEXT, event TEXT, at TEXT NOT NULL, PRIMARY KEY (attempt_id, event))",)
 
-# What the platform bills, in seconds of all nodes together.
+# Billed seconds, of all nodes together.
 _SIXTH = ("ALTER TABLE runs ADD COLUMN billable_s INTEGER", "ALTER TABLE attempts ADD COLUMN billable_s INTEGER")
 
-# Which container image each node ran, as its platform told: JSON, node -> NAME@sha256:...
+# Container image that each node ran, as the platform reported it: JSON, node -> NAME@sha256:...
 _SEVENTH = ("ALTER TABLE attempts ADD COLUMN images TEXT",)
 
-# A submission whose answer was lost: since when nobody knows what came of it, how often it was tried, and when last.
-# `event` is what ended an attempt where its state does not say it (Status.event).
+# A submission whose answer was lost: since when its outcome is unknown, how often it was tried, and when last.
+# `event` is what ended an attempt, where its state does not tell (Status.event).
 _EIGHTH = (
     "ALTER TABLE attempts ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE attempts ADD COLUMN tried_at TEXT",

@@ -1,4 +1,4 @@
-"""The rows of the history as they are read: a run, an attempt, a point of a curve."""
+"""Records of the history: a run, an attempt, a metric point."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class RunRecord:
 
     @property
     def attached(self) -> str | None:
-        """Where a run that was submitted elsewhere is read from, None for one of this store's own."""
+        """URI from which an attached run (submitted elsewhere) is read; None for a run submitted from this store."""
         return self.identity.removeprefix(ATTACHED) if self.identity.startswith(ATTACHED) else None
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A row of `attempts`; `handle` is None between intent and acceptance.
+    """A row of `attempts`. `handle` is None until the platform accepts the attempt.
 
-    `owner` is the process that submits it; empty where its submission ended without an answer.
+    `owner` is the process that submits it; empty where the submission ended without an answer.
     """
 
     attempt_id: str
@@ -58,17 +58,15 @@ class AttemptRecord:
     cursor: str | None
     created_at: str
     status: Status
-    images: Mapping[
-        int, str
-    ]  # node -> the container image that it ran (cloudtrain.backends.images.exact), where that was told
-    tries: int = 0  # submissions and questions about them that had no answer
-    tried_at: str | None = None  # the last of them
-    unanswered_since: str | None = None  # None where it is known what came of the submission
+    images: Mapping[int, str]  # node -> container image (backends.images.exact), where the platform reported it
+    tries: int = 0  # submissions, and lookups of them, that got no answer
+    tried_at: str | None = None  # time of the last one
+    unanswered_since: str | None = None  # None where the outcome of the submission is known
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One point of a curve."""
+    """One point of a metric."""
 
     attempt: int
     node: int
@@ -84,20 +82,18 @@ def _status(row: sqlite3.Row) -> Status:
     return Status(_STATES[row["state"]], *(row[name] for name in names))
 
 
-def run_of(row: sqlite3.Row) -> RunRecord:
-    """Return a row that RUNS asks for."""
-    # By position: asking ten thousand rows for seventeen names each took a quarter of the time of a list.
+def run_from_row(row: sqlite3.Row) -> RunRecord:
+    """Convert a row of the query RUNS."""
+    # By position: looking up seventeen names took a quarter of the time of listing ten thousand runs.
     (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code, reason,
      started_at, ended_at, url, billable_s) = row  # fmt: skip
     status = Status(_STATES[state], exit_code, reason, started_at, ended_at, url, billable_s)
-    known, asked = acked_at is not None, cancel_at is not None
-    return RunRecord(
-        run_id, name, backend, target, key, parent, identity, _Late(job), created_at, known, asked, status
-    )  # fmt: skip
+    return RunRecord(run_id, name, backend, target, key, parent, identity, _LazyMapping(job), created_at,
+                     acked_at is not None, cancel_at is not None, status)  # fmt: skip
 
 
-def attempt_of(row: sqlite3.Row) -> AttemptRecord:
-    """Return a row that ATTEMPTS asks for."""
+def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
+    """Convert a row of the query ATTEMPTS."""
     return AttemptRecord(
         attempt_id=row["attempt_id"],
         run_id=row["run_id"],
@@ -115,13 +111,13 @@ def attempt_of(row: sqlite3.Row) -> AttemptRecord:
     )
 
 
-def marks(items: Sequence[object]) -> str:
-    """Return as many question marks for a query."""
+def placeholders(items: Sequence[object]) -> str:
+    """Return SQL placeholders for as many values: `?, ?, ?`."""
     return ", ".join("?" for _ in items)
 
 
-class _Late(Mapping[str, Any]):
-    """JSON of a mapping that is parsed when something is asked of it: a list of runs asks nothing of their jobs."""
+class _LazyMapping(Mapping[str, Any]):
+    """A mapping that parses its JSON on first access: a list of runs reads no job."""
 
     def __init__(self, text: str) -> None:
         self._text = text

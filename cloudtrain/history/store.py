@@ -1,7 +1,7 @@
-"""The history of all runs: one SQLite file that many processes read and write at once.
+"""Writes the history of all runs: one SQLite file that many processes read and write at once.
 
-Only submitter, run and watch write. Every public method is one transaction. Times are UTC, ISO 8601. A corrupt file is
-moved aside, never deleted; a file of a newer cloudtrain is refused.
+Every public method is one transaction. Times are UTC, ISO 8601. A corrupt file is moved aside, never deleted; a file of
+a newer cloudtrain is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from cloudtrain.backends.api import ATTACHED, Plan
 from cloudtrain.events import FINAL, Event, State, Status
 from cloudtrain.history.queries import History
-from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_of, marks
+from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, placeholders
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
@@ -23,12 +23,12 @@ _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
 
 def now() -> str:
-    """Return this moment as the store writes it."""
+    """Return the current time as the store writes it: UTC, ISO 8601 with microseconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Store(History):
-    """The history below a home folder, read and written; opened on first use, one object for one process and thread."""
+    """The history below a home folder, read and write. Opened on first use; each process and thread needs its own object."""
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ class Store(History):
         parent: str | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Write down the wish to submit a run's first attempt, before anything is sent; False when the run exists."""
+        """Store the intent to submit a run's first attempt, before anything is sent; False when the run exists."""
         with self.database.write() as db:
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, state)"
@@ -65,9 +65,9 @@ class Store(History):
             return bool(added) and self._add_attempt(db, plan, owner)
 
     def next_attempt(self, plan: Plan, *, owner: Process, resume: bool = False) -> bool:
-        """Write down the wish to start attempt N+1; False when another process was first (compare and swap).
+        """Store the intent to start attempt N+1; False when another process was first (compare and swap).
 
-        A run that a person asked to cancel gets no further attempt, unless a person asks to `resume` it.
+        A run that the user cancelled gets no further attempt, unless the user asks to `resume` it.
         """
         with self.database.write() as db:
             newest, state = db.execute(
@@ -93,7 +93,7 @@ class Store(History):
         )
 
     def attach(self, plan: Plan, handle: str, created_at: str, uri: str, provenance: Mapping[str, Any]) -> None:
-        """Write down an attempt of a run that was submitted elsewhere; what is known of it stays."""
+        """Add an attempt of an attached run (submitted elsewhere); existing rows stay."""
         run_id, job = plan.run_id, json.dumps(plan.job)
         with self.database.write() as db:
             about = (plan.job.get("name", ""), plan.backend, plan.target, ATTACHED + uri, job)
@@ -111,13 +111,13 @@ class Store(History):
                  ATTACHED + uri),
             )  # fmt: skip
 
-    def tell(self, attempt_id: str, status: Status) -> None:
-        """Write how an attempt of an attached run stands: who runs it knows better than what was heard before."""
+    def overwrite_status(self, attempt_id: str, status: Status) -> None:
+        """Set the status of an attached run's attempt, even over a final one: its own watcher decides, not this history."""
         with self.database.write() as db:
             db.execute(
                 "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = ?, ended_at = ?, url = ?,"
                 " billable_s = ? WHERE attempt_id = ?",
-                (*_columns(status), attempt_id),
+                (*_status_columns(status), attempt_id),
             )
             newest = "SELECT attempt_id FROM attempts a WHERE a.run_id = runs.run_id ORDER BY number DESC LIMIT 1"
             db.execute(
@@ -128,7 +128,7 @@ class Store(History):
             )  # fmt: skip
 
     def claim(self, attempt_id: str, *, of: str, by: Process | str) -> bool:
-        """Take over an intent whose owner is gone, or give it back to it; False when somebody else was first."""
+        """Change the owner of an intent from `of` to `by`; False when another process was first."""
         with self.database.write() as db:
             changed = db.execute(
                 "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(by), attempt_id, of)
@@ -136,10 +136,10 @@ class Store(History):
             return bool(changed.rowcount)
 
     def accept(self, attempt_id: str, handle: str) -> None:
-        """Write down that the platform has accepted an attempt."""
+        """Store the handle of an attempt that the platform has accepted."""
         with self.database.write() as db:
             db.execute(
-                f"UPDATE runs SET reason = '' WHERE {_OF_ATTEMPT} AND state NOT IN ({marks(_FINAL)})",
+                f"UPDATE runs SET reason = '' WHERE {_OF_ATTEMPT} AND state NOT IN ({placeholders(_FINAL)})",
                 (attempt_id, *_FINAL),
             )
             db.execute(
@@ -147,8 +147,8 @@ class Store(History):
                 (handle, attempt_id),
             )
 
-    def unanswered(self, attempt_id: str, reason: str, *, owner: str = "") -> None:
-        """Write down that nobody knows what came of a submission, and since when; `owner` is who may go on with it."""
+    def record_unanswered(self, attempt_id: str, reason: str, *, owner: str = "") -> None:
+        """Record that the outcome of a submission is unknown; `owner` is the process that may continue it."""
         moment = now()
         with self.database.write() as db:
             db.execute(
@@ -157,24 +157,24 @@ class Store(History):
                 (moment, moment, owner, reason, attempt_id),
             )
             db.execute(
-                f"UPDATE runs SET reason = ? WHERE {_OF_ATTEMPT} AND state NOT IN ({marks(_FINAL)})",
+                f"UPDATE runs SET reason = ? WHERE {_OF_ATTEMPT} AND state NOT IN ({placeholders(_FINAL)})",
                 (reason, attempt_id, *_FINAL),
             )
 
     def acknowledge(self, run_id: str) -> None:
-        """Write down that the person was told the run's id: a later equal submit is a new run."""
+        """Record that the user has seen the run's id: a later equal submit is a new run."""
         with self.database.write() as db:
             db.execute("UPDATE runs SET acked_at = coalesce(acked_at, ?) WHERE run_id = ?", (now(), run_id))
 
     def unsettled(self) -> list[AttemptRecord]:
-        """Return the attempts that were wished for and whose submit was never seen to its end."""
-        query = (  # two questions, each with an index of its own: joined by OR they would read every attempt
-            ATTEMPTS + f" WHERE handle IS NULL AND state NOT IN ({marks(_FINAL)})"
+        """Return attempts with an open intent, and those whose run id the user has not seen."""
+        query = (  # two queries, each with its own index: joined by OR they would read every attempt
+            ATTEMPTS + f" WHERE handle IS NULL AND state NOT IN ({placeholders(_FINAL)})"
             f" UNION {ATTEMPTS} WHERE number = 1 AND run_id IN (SELECT run_id FROM runs WHERE acked_at IS NULL)"
             " ORDER BY created_at"
         )
         with self.database.read() as db:
-            return [attempt_of(row) for row in db.execute(query, _FINAL)]
+            return [attempt_from_row(row) for row in db.execute(query, _FINAL)]
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Store(History):
         events: Iterable[Event] = (),
         metrics: Iterable[tuple[Event, int, str, float]] = (),
     ) -> None:
-        """Write what was seen of an attempt, all or nothing; seeing the same lines again changes nothing."""
+        """Write status, log cursor, events and metrics of an attempt in one transaction; idempotent."""
         with self.database.write() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)",
@@ -200,39 +200,39 @@ class Store(History):
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))
             if status is not None:
-                # A final state is history: nothing that is seen later rewrites it.
+                # A final state is never overwritten.
                 db.execute(
                     "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(?, started_at),"
                     " ended_at = ?, url = coalesce(?, url), billable_s = coalesce(?, billable_s), event = ?"
-                    f" WHERE attempt_id = ? AND state NOT IN ({marks(_FINAL)})",
-                    (*_columns(status), status.event, attempt_id, *_FINAL),
+                    f" WHERE attempt_id = ? AND state NOT IN ({placeholders(_FINAL)})",
+                    (*_status_columns(status), status.event, attempt_id, *_FINAL),
                 )
 
     def keep_images(self, attempt_id: str, images: Mapping[int, str]) -> None:
-        """Write which container image each node of an attempt runs; what is known of other nodes stays."""
+        """Store which container image each node of an attempt runs; other nodes keep theirs."""
         with self.database.write() as db:
-            known = db.execute("SELECT images FROM attempts WHERE attempt_id = ?", (attempt_id,)).fetchone()[0]
-            found = json.loads(known or "{}") | {str(node): image for node, image in images.items()}
-            db.execute("UPDATE attempts SET images = ? WHERE attempt_id = ?", (json.dumps(found), attempt_id))
+            stored = db.execute("SELECT images FROM attempts WHERE attempt_id = ?", (attempt_id,)).fetchone()[0]
+            merged = json.loads(stored or "{}") | {str(node): image for node, image in images.items()}
+            db.execute("UPDATE attempts SET images = ? WHERE attempt_id = ?", (json.dumps(merged), attempt_id))
 
     def set_status(self, run_id: str, status: Status) -> None:
-        """Write a run's own state; a final state is never rewritten."""
+        """Set a run's status; a final state is never overwritten."""
         with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(started_at, ?), ended_at = ?,"
                 " url = coalesce(?, url), billable_s = coalesce(?, billable_s)"
-                f" WHERE run_id = ? AND state NOT IN ({marks(_FINAL)})",
-                (*_columns(status), run_id, *_FINAL),
+                f" WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})",
+                (*_status_columns(status), run_id, *_FINAL),
             )
 
     def claim_notice(self, attempt_id: str, event: str) -> bool:
-        """Take it upon this process to tell people of an event; False when another one has done so."""
+        """Claim the notification of an event for this process; False when another process has claimed it."""
         with self.database.write() as db:
             row = (attempt_id, event, now())
             return bool(db.execute("INSERT OR IGNORE INTO notices VALUES (?, ?, ?)", row).rowcount)
 
     def request_cancel(self, run_id: str) -> None:
-        """Write down that the run is to be cancelled, before that is acted on; who cancels it knows its id."""
+        """Record the request to cancel a run, before it is carried out; this acknowledges the run's id too."""
         with self.database.write() as db:
             db.execute(
                 "UPDATE runs SET cancel_at = coalesce(cancel_at, ?), acked_at = coalesce(acked_at, ?) WHERE run_id = ?",
@@ -240,11 +240,11 @@ class Store(History):
             )
 
     def lease(self, run_id: str, owner: Process, ttl_s: float) -> bool:
-        """Take or renew the right to watch a run; False while another living process holds it."""
+        """Take or renew the lease to watch a run; False while another living process holds it."""
         moment = datetime.now(UTC).timestamp()
         with self.database.write() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-            if row and row[0] != str(owner) and _held(row[0], row[1], moment):
+            if row and row[0] != str(owner) and _lease_valid(row[0], row[1], moment):
                 return False
             db.execute(
                 "INSERT OR REPLACE INTO leases (run_id, owner, expires_at) VALUES (?, ?, ?)",
@@ -253,7 +253,7 @@ class Store(History):
             return True
 
     def release(self, run_id: str, owner: Process) -> None:
-        """Give the right to watch back; nothing happens when somebody else holds it."""
+        """Release the lease to watch a run, if this process holds it."""
         with self.database.write() as db:
             db.execute("DELETE FROM leases WHERE run_id = ? AND owner = ?", (run_id, str(owner)))
 
@@ -261,14 +261,14 @@ class Store(History):
         """Return whether a living process watches the run."""
         with self.database.read() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-        return bool(row) and _held(row[0], row[1], datetime.now(UTC).timestamp())
+        return bool(row) and _lease_valid(row[0], row[1], datetime.now(UTC).timestamp())
 
 
-def _held(owner: str, expires_at: float, moment: float) -> bool:
+def _lease_valid(owner: str, expires_at: float, moment: float) -> bool:
     process = Process.parse(owner)
     return expires_at > moment and not (process and process.alive is False)
 
 
-def _columns(status: Status) -> tuple[Any, ...]:
+def _status_columns(status: Status) -> tuple[Any, ...]:
     times = (status.started_at, status.ended_at)
     return (status.state.value, status.exit_code, status.reason, *times, status.url, status.billable_s)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Home and URI -> name -> bytes that this process has read: a run that goes on is looked at every few seconds.
 _KNOWN: dict[tuple[str, str], dict[str, int]] = {}
-_FOLDERS: dict[tuple[str, str], dict[str, event_files.Folders]] = {}  # of their event files, by attempt
+_FOLDERS: dict[tuple[str, str], dict[str, event_files.TagPrefixes]] = {}  # of their event files, by attempt
 
 
 def attach(uri: str, home: Path | None = None) -> Run:
@@ -78,17 +78,19 @@ def _bring_tools(store: Store, shared: SharedRun, run_id: str) -> None:
     All attempts write into the same folder: a point belongs to the one that was the newest when it was written.
     """
     attempts = store.attempts(run_id)
-    heard = {attempt.attempt_id: store.curves.heard(attempt.attempt_id, event_files.FIRST_SEQ) for attempt in attempts}
+    heard = {
+        attempt.attempt_id: store.curves.metric_names(attempt.attempt_id, event_files.FIRST_SEQ) for attempt in attempts
+    }
     known = _KNOWN.setdefault((str(store.home), shared.uri), {})
     folders = _FOLDERS.setdefault((str(store.home), shared.uri), {})
     for name, place, data in shared.tools(known):
         rows: dict[str, list[tuple[Event, int, str, float]]] = {}
         prefix: str | None = None
-        for point in event_files.read_whole(name, data, place):
+        for point in event_files.read_points(name, data, place):
             begun = [attempt.attempt_id for attempt in attempts if attempt.created_at <= point.at]
             attempt_id = begun[-1] if begun else attempts[0].attempt_id
             if prefix is None:
-                prefix = folders.setdefault(attempt_id, event_files.Folders()).prefix(name)
+                prefix = folders.setdefault(attempt_id, event_files.TagPrefixes()).prefix(name)
             event = Event(attempt_id, 0, point.seq, point.at, "metric")
             found = events.rows(event, [(point.step, prefix + point.name, point.value)])
             rows.setdefault(attempt_id, []).extend(row for row in found if row[2] not in heard[attempt_id])

@@ -129,7 +129,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             if handle is None and (run.cancel_requested or (first and old)) and isinstance(backend, HasRemains):
                 backend.discard(attempt.attempt_id)
         except BackendError as error:
-            store.unanswered(attempt.attempt_id, _not_known(backend.name, attempt, error), owner=attempt.owner)
+            store.record_unanswered(attempt.attempt_id, _not_known(backend.name, attempt, error), owner=attempt.owner)
             raise
         except BaseException:
             store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
@@ -204,7 +204,7 @@ def _refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
 
 def _unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
     attempt = next(found for found in store.attempts(plan.run_id) if found.number == plan.attempt)
-    store.unanswered(plan.attempt_id, _not_known(plan.backend, attempt, error))
+    store.record_unanswered(plan.attempt_id, _not_known(plan.backend, attempt, error))
     return Unknown(error)
 
 

@@ -62,7 +62,7 @@ class Watcher:
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
         self._readers: dict[tuple[str, Path], event_files.Reader] = {}
-        self._places: dict[str, event_files.Places] = {}  # of an attempt's files: a curve keeps its name
+        self._places: dict[str, event_files.SlotTable] = {}  # of an attempt's files: a curve keeps its name
         self._files_at = 0.0
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._asked: tuple[str, Backend] | None = None  # a client that is kept costs a look next to nothing
@@ -143,7 +143,7 @@ class Watcher:
             if status.state.final:
                 self._judge(attempt, status, backend)
             if status != attempt.status:
-                self.store.tell(attempt.attempt_id, status)
+                self.store.overwrite_status(attempt.attempt_id, status)
 
     def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
         assert attempt.handle is not None
@@ -173,19 +173,19 @@ class Watcher:
         since = datetime.fromisoformat(attempt.created_at).timestamp()
         output = str(attempt.plan.job.get("output") or "")
         bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
-        places = self._places.setdefault(attempt.attempt_id, event_files.Places())
+        places = self._places.setdefault(attempt.attempt_id, event_files.SlotTable())
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
-            names = {path.relative_to(outputs).as_posix(): path for path in event_files.files(outputs, since)}
+            names = {path.relative_to(outputs).as_posix(): path for path in event_files.list_files(outputs, since)}
 
             def told(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
                 kept = self.store.curves.first(attempt.attempt_id, seq, seq + event_files.MOST_RECORDS)
                 return event_files.former_prefix(names[name], seq, kept) if kept else None
 
-            for name, place in places.of(names, told).items():
+            for name, place in places.assign(names, told).items():
                 path = names[name]
                 reader = self._readers.setdefault((attempt.attempt_id, path), event_files.Reader(path, place))
                 while points := reader.read():
-                    heard = self.store.curves.heard(attempt.attempt_id, event_files.FIRST_SEQ)
+                    heard = self.store.curves.metric_names(attempt.attempt_id, event_files.FIRST_SEQ)
                     rows = []
                     for point in points:
                         event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")

@@ -33,5 +33,5 @@ def stored(store: Store, folder: Path, name: str, entry: Entry) -> str:
     told = {name: entry.end[name] for name in ("by", "failed_rank") if entry.end[name] is not None}
     store.record(plan.attempt_id, events=[Event(plan.attempt_id, 0, 0, AT, "result", told)] if told else [])
     status = Status(State[entry.end["state"]], entry.end["exit_code"], entry.end["reason"] or "", AT, AT)
-    store.tell(plan.attempt_id, status)
+    store.overwrite_status(plan.attempt_id, status)
     return run_id

@@ -36,24 +36,24 @@ def write(store: Store, points, attempt="r-a1", name="loss", node=0):
 
 
 def facts(store: Store, run_id="r"):
-    """Return what the blocks say, and the same from the points themselves."""
-    told = {row.name: row for row in store.curves.summary(run_id)}
+    """Return the summaries from the blocks, and the points themselves."""
+    summaries = {row.name: row for row in store.curves.summary(run_id)}
     points = {}
     for row in store.metrics(run_id):
         points.setdefault(row.name, []).append(row)
-    return told, points
+    return summaries, points
 
 
-def same(one, other):
-    return one == other or (math.isnan(one) and math.isnan(other))
+def same(first, second):
+    return first == second or (math.isnan(first) and math.isnan(second))
 
 
 def check(store: Store):
-    told, points = facts(store)
-    assert told.keys() == points.keys()
+    summaries, points = facts(store)
+    assert summaries.keys() == points.keys()
     for name, rows in points.items():
         finite = [row.value for row in rows if math.isfinite(row.value)] or [math.nan]
-        row = told[name]
+        row = summaries[name]
         assert row.points == len(rows)
         assert same(row.first, rows[0].value) and same(row.last, rows[-1].value)
         assert same(row.lowest, min(finite)) and same(row.highest, max(finite))
@@ -136,9 +136,9 @@ def test_the_last_loss_of_many_runs(store):
     assert store.intend(plan("s"), identity="i", owner=Process.here())
     write(store, [(1, 10, 2.0)], name="train/loss")
     write(store, [(2, 20, math.nan)], attempt="s-a1")
-    found = store.curves.last(["r", "s", "none"])
-    assert (found["r"].name, found["r"].last, found["r"].step) == ("train/loss", 2.0, 10)
-    assert math.isnan(found["s"].last) and "none" not in found
+    last = store.curves.last(["r", "s", "none"])
+    assert (last["r"].name, last["r"].last, last["r"].step) == ("train/loss", 2.0, 10)
+    assert math.isnan(last["s"].last) and "none" not in last
 
 
 def test_drawing_a_curve_reads_its_blocks_and_not_the_metrics(store):

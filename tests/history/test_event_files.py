@@ -28,7 +28,7 @@ run.finish()
 
 
 def read(path, name="x"):
-    return event_files.Reader(path, event_files.places([name])[name]).read()
+    return event_files.Reader(path, event_files.assign_slots([name])[name]).read()
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def test_a_file_that_grows_is_read_on_and_a_damaged_one_ends_there(board, tmp_pa
     data = board.read_bytes()
     copy = tmp_path / board.name
     copy.write_bytes(b"")
-    reader = event_files.Reader(copy, event_files.places(["x"])["x"])
-    found = []
+    reader = event_files.Reader(copy, event_files.assign_slots(["x"])["x"])
+    points = []
     for end in (0, 5, 100, 101, 333, len(data) - 1, len(data)):
         copy.write_bytes(data[:end])
-        found += reader.read()
-    assert found == read(board)
+        points += reader.read()
+    assert points == read(board)
     for at in range(0, len(data), 7):
         copy.write_bytes(data[:at] + b"\xff\xfe" + data[at + 2 :])
         assert len(read(copy)) <= 40  # whatever it holds, it is read to an end
@@ -78,7 +78,7 @@ def test_wandb_offline(tmp_path):
     subprocess.run(
         [sys.executable, "-c", WANDB, str(tmp_path)], env=env, check=True, timeout=WAIT_S, capture_output=True
     )
-    (path,) = event_files.files(tmp_path, 0)
+    (path,) = event_files.list_files(tmp_path, 0)
     assert path.stat().st_size > 2 * 32768, "its records go over the edges of blocks"
     points = read(path)
     loss = [point for point in points if point.name == "wloss"]
@@ -99,21 +99,21 @@ def test_files_in_the_outputs_of_a_local_run_are_its_metrics(board, tmp_path, ce
     )
     run = Submitter("local").submit({"source": str(source), "entrypoint": "train.py", "name": "x"})
     assert run.wait(WAIT_S).exit_code == 0
-    told = {row.name: row for row in run.store.curves.summary(run.run_id)}
-    assert (told["train/loss"].points, told["train/loss"].step) == (20, 190) and told["loss"].points == 1
+    summaries = {row.name: row for row in run.store.curves.summary(run.run_id)}
+    assert (summaries["train/loss"].points, summaries["train/loss"].step) == (20, 190) and summaries["loss"].points == 1
 
 
 def test_folders_of_one_tag_are_told_apart_and_the_first_keeps_its_names():
     def prefixes(*names):
-        return [place.prefix for place in event_files.places(names).values()]
+        return [place.prefix for place in event_files.assign_slots(names).values()]
 
     tail = "/events.out.tfevents.17000000"
     keras = [f"tb/train{tail}01.host.7.0.v2", f"tb/validation{tail}09.host.7.1.v2"]
     assert prefixes(*reversed(keras)) == ["", "validation/"]
     scalars = [f"runs/x{tail}01.host.7.{n}" for n in (0, 9)] + [f"runs/x/loss_{n}{tail}01.host.7.{n}" for n in (10, 11)]
-    assert [event_files.places(scalars)[name].prefix for name in scalars] == ["", "", "loss_10/", "loss_11/"]
+    assert [event_files.assign_slots(scalars)[name].prefix for name in scalars] == ["", "", "loss_10/", "loss_11/"]
     for some in (scalars[:1], scalars[:2], scalars[:3]):  # what appears later changes nothing
-        assert event_files.places(some).items() <= event_files.places(scalars).items()
+        assert event_files.assign_slots(some).items() <= event_files.assign_slots(scalars).items()
     odd = [f"a/t{tail}01", f"a/v{tail}02", f"a/t/v{tail}03", f"b{tail}04", tail[1:] + "05"]
     assert prefixes(*odd) == ["", "v/", "a/t/v/", "b/", "./"]
     for three, last in (
@@ -134,18 +134,18 @@ def test_files_of_one_folder_are_numbered_in_the_order_in_which_they_were_begun(
     base = "tb/events.out.tfevents.17000000"
     names = [f"{base}{second:02d}.host.7.{number}" for number, second in enumerate((0, 1, 1, 1, 2, 9, 10, 11))]
     names += [f"{base}20.host.{process}.0" for process in range(40)]  # every rank of a node, in one second
-    found = [event_files.places(reversed(names))[name].seq for name in names]
-    assert found[:8] == sorted(found[:8]) and max(found[:8]) < min(found[8:])
-    assert len(set(found)) == len(names) and all(
-        event_files.FIRST_SEQ <= seq < 2**63 - event_files.MOST_RECORDS for seq in found
+    numbers = [event_files.assign_slots(reversed(names))[name].seq for name in names]
+    assert numbers[:8] == sorted(numbers[:8]) and max(numbers[:8]) < min(numbers[8:])
+    assert len(set(numbers)) == len(names) and all(
+        event_files.FIRST_SEQ <= seq < 2**63 - event_files.MOST_RECORDS for seq in numbers
     )
     wandb = [
         f"wandb/offline-run-2026112{day}_101500-{word}/run-{word}.wandb" for day, word in ((1, "z"), (2, "b"), (3, "a"))
     ]
-    assert list(event_files.places(reversed(wandb))) == wandb
+    assert list(event_files.assign_slots(reversed(wandb))) == wandb
     assert (
         len(
-            event_files.places(
+            event_files.assign_slots(
                 ["events.out.tfevents.x", "events.out.tfevents.9999999999", "offline-run-99999999_000000-a/run-a.wandb"]
             )
         )
@@ -172,8 +172,8 @@ def test_a_writer_that_is_opened_again_has_its_points_in_order_and_once(tmp_path
     run = Submitter("local").submit({"source": str(source), "entrypoint": "train.py", "name": "x"})
     assert run.wait(WAIT_S).exit_code == 0
     for _ in range(2):
-        told = {row.name: row for row in run.store.curves.summary(run.run_id)}
-        assert {name: (row.points, row.first, row.last, row.step) for name, row in told.items()} == {
+        summaries = {row.name: row for row in run.store.curves.summary(run.run_id)}
+        assert {name: (row.points, row.first, row.last, row.step) for name, row in summaries.items()} == {
             "epoch_loss": (6, 10, 5, 5),
             "validation/epoch_loss": (6, -10, -5, 5),
         }

@@ -325,7 +325,7 @@ def test_ctrl_c_while_a_dropped_store_is_closed_prints_nothing(home, monkeypatch
     closed: list[bool] = []
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    found = database.Database(home)
-    found._connection, found._pid = Closing(), os.getpid()
-    del found
+    damaged = database.Database(home)
+    damaged._connection, damaged._pid = Closing(), os.getpid()
+    del damaged
     assert (closed, printed) == ([], [])  # it was interrupted, and Python had nothing to say of it

@@ -109,11 +109,13 @@ class SharedRun:
             words[node] = f"{node}/{start}@{offset}"
             yield LogLine(at, node, rank, seq, text, ",".join(words.values()))
 
-    def tools(self, known: Mapping[str, int]) -> Iterator[tuple[str, event_files.Place, bytes]]:
+    def tools(self, known: Mapping[str, int]) -> Iterator[tuple[str, event_files.Slot, bytes]]:
         """Yield name, place and bytes of the files of TensorBoard and W&B in the outputs whose size is not known yet."""
         left = MOST_TOOLS
-        names = {name: size for name, size in self.files.sizes("outputs").items() if event_files.is_one(name)}
-        for name, place in event_files.places(sorted(names, key=event_files.order)[: event_files.FILES]).items():
+        names = {name: size for name, size in self.files.sizes("outputs").items() if event_files.is_event_file(name)}
+        for name, place in event_files.assign_slots(
+            sorted(names, key=event_files.sort_key)[: event_files.FILES]
+        ).items():
             size = names[name]
             left -= size
             if known.get(name) != size and size <= event_files.MOST_BYTES and left >= 0:
