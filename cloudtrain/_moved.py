@@ -23,9 +23,10 @@ backends.kubernetes: client<kubeapi fetch_pod<requests.podfetch jobs<kubejobs ku
 backends.kubernetes: logs<kubelogs options<kubernetesoptions pod<requests.podstart request<requests.kubernetes
 backends.kubernetes: rules<requests.kubernetesrules status<kubestatus store<kubestore volumes<kubeclaims
 backends.local: bytecode
-backends.sagemaker: docker<engine doctor<awsaccount ecr huggingface<huggingfaceestimator
-backends.sagemaker: images<requests.huggingfaceimages limits<requests.sagemakerlimits local<backends.sagemaker_local
-backends.sagemaker: local_job<localmode local_request<requests.sagemakerlocal local_store<localstore logs<cloudwatch
+backends.sagemaker: docker<engine doctor<awsaccount ecr
+backends.sagemaker: huggingface_estimator<huggingfaceestimator images<requests.huggingfaceimages
+backends.sagemaker: limits<requests.sagemakerlimits local<backends.sagemaker_local
+backends.sagemaker: local_job<localmode local_request<requests.sagemakerlocal local_s3<localstore logs<cloudwatch
 backends.sagemaker: options<sagemakeroptions request<requests.sagemaker status<trainingjobs toolkit<requests.toolkit
 backends.slurm: client<batch options<slurmoptions request<requests.slurm status<jobfolder
 backends.ssh: doctor<inspection options<sshoptions

@@ -1,4 +1,4 @@
-"""Training jobs of SageMaker, and their local mode."""
+"""The backends `sagemaker` (training jobs on AWS) and `sagemaker-local` (the same jobs in Docker on this machine)."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Training jobs of SageMaker. The handle is the job's ARN.
+"""The backend `sagemaker`: submits, finds, cancels and fetches SageMaker training jobs. The handle is the job's ARN.
 
-What is sent is what `plan` printed: through the `HuggingFace` estimator of sagemaker<3, or through boto3 alone, which all
-other questions use anyway (that SDK takes seconds to import). Nothing runs here while the job does.
+It sends exactly the request that `plan` printed, through the `HuggingFace` estimator of sagemaker<3 or through boto3 alone.
+All other calls use boto3, because that SDK takes seconds to import. No local process runs while the job runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-LATE_S = 120.0  # after its end a job's last lines may still be on their way to CloudWatch
-DRAIN_S = 30.0  # how long they are waited for
-LOOK_S = 5.0  # between two looks at a log that is followed
+LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
+DRAIN_S = 30.0  # how long `logs` waits for these late lines
+LOOK_S = 5.0  # between two requests for a log that is followed
 
 
 class SagemakerBackend:
@@ -50,10 +50,10 @@ class SagemakerBackend:
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self.given, self.workdir = dict(options), workdir
+        self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
         self.look_s = LOOK_S
-        if options.get("endpoint"):  # a simulator, near and without quotas
+        if options.get("endpoint"):  # a simulator: fast and without quotas
             self.poll_s, self.look_s = 0.5, 0.2
 
     @classmethod
@@ -66,187 +66,187 @@ class SagemakerBackend:
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
-        made = request.create_training_job(job, run_id, attempt, bundle.sha256, self.given, about)
-        problems = list(made.problems)
-        if self.given.get("entry") == "toolkit":
-            problems += toolkit.problems((file.path for file in bundle.files), f"options.{self.name}.entry")
+        built = request.build_request(job, run_id, attempt, bundle.sha256, self._options, about)
+        problems = list(built.problems)
+        if self._options.get("entry") == "toolkit":
+            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{self.name}.entry")
         if problems:
             raise BadJob(problems)
         return Plan(
             backend=self.name,
             run_id=run_id,
             attempt=attempt,
-            request=made.request,
+            request=built.request,
             bundle=bundle.to_dict(),
-            manifest=made.manifest.to_dict(),
+            manifest=built.manifest.to_dict(),
             job=job.to_dict(),
             retries="platform",
-            price=made.price,
-            notes=made.notes,
+            price=built.price,
+            notes=built.notes,
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()
         self._upload(plan, bundle)
-        request = json.loads(json.dumps(plan.request))  # plain data, whatever the plan holds it in
+        request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         try:
-            if self._client() == "sdk":
-                from cloudtrain.backends.sagemaker.huggingface import create
+            if self._choose_client() == "sdk":
+                from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
-                return create(self.aws, request)
+                return submit(self.aws, request)
             return str(self.aws.ask("sagemaker", "create_training_job", **request)["TrainingJobArn"])
         except AwsError as error:
             if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
-                return self._accepted_after_all(plan.attempt_id, request, error)
+                return self._find_after_error(plan.attempt_id, request, error)
             raise
 
-    def _accepted_after_all(self, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
-        """Return the ARN of the job that a try without an answer has made; else raises what stands then.
+    def _find_after_error(self, attempt_id: str, request: Mapping[str, Any], error: AwsError) -> str:
+        """Return the ARN of the job that a lost or repeated request created; raises AwsError where there is none.
 
-        A refusal is one only where no earlier try of the same request has made the job.
+        An error is a refusal only if no earlier try of the same request has created the job.
         """
         try:
-            found = self._describe(attempt_id)
-        except BackendError as silence:
-            said = f"{error.message}, and whether SageMaker has the job could not be asked: {silence.message}"
-            raise AwsUnreachable(said, silence.hint, error.code) from None
-        if found is None and error.code == "ResourceInUse":
+            job = self._describe(attempt_id)
+        except BackendError as lookup_error:
+            message = f"{error.message}, and whether SageMaker has the job could not be asked: {lookup_error.message}"
+            raise AwsUnreachable(message, lookup_error.hint, error.code) from None
+        if job is None and error.code == "ResourceInUse":
             raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not tell of it yet", "", error.code)
-        if found is None:
+        if job is None:
             raise error
-        if found.get("HyperParameters") != request["HyperParameters"]:
-            said = f"there is a training job {attempt_id} already, and it is another one"
-            raise AwsError(said, "submit again: the run gets another name") from None
-        return str(found["TrainingJobArn"])
+        if job.get("HyperParameters") != request["HyperParameters"]:
+            message = f"there is a training job {attempt_id} already, and it is another one"
+            raise AwsError(message, "submit again: the run gets another name") from None
+        return str(job["TrainingJobArn"])
 
-    def _client(self) -> str:
-        asked = self.given.get("client") or "auto"
-        here = find_spec("sagemaker") is not None
-        if asked == "sdk" and not here:
+    def _choose_client(self) -> str:
+        choice = self._options.get("client") or "auto"
+        installed = find_spec("sagemaker") is not None
+        if choice == "sdk" and not installed:
             raise MissingExtra("options.sagemaker.client: sdk", self.name)
-        return "sdk" if asked == "sdk" or (asked == "auto" and here) else "boto3"
+        return "sdk" if choice == "sdk" or (choice == "auto" and installed) else "boto3"
 
     def _check_account(self) -> None:
-        pinned = self.given.get("account")
+        pinned = self._options.get("account")
         if pinned and (account := self.aws.account()) != pinned:
-            said = f"the credentials are those of account {account}, the target is pinned to {pinned}"
-            raise BackendError(said, "choose another profile, or change options.sagemaker.account")
+            message = f"the credentials are those of account {account}, the target is pinned to {pinned}"
+            raise BackendError(message, "choose another profile, or change options.sagemaker.account")
 
     def _upload(self, plan: Plan, bundle: Bundle) -> None:
-        """Put the bundle where the plan reads it, unless it is there; one request."""
+        """Upload the bundle to the S3 URI of the plan, unless it exists there; one request."""
         from cloudtrain.backends import s3
 
-        place = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
-        bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        name = prefix + request.OBJECT
-        mark = self.workdir.parent / "sagemaker" / "uploaded" / bucket / bundle.sha256
+        folder_uri = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
+        bucket, _, prefix = folder_uri.removeprefix("s3://").partition("/")
+        key = prefix + request.OBJECT
+        marker = self.workdir.parent / "sagemaker" / "uploaded" / bucket / bundle.sha256
         try:
-            if mark.exists() and s3.there(self.aws, bucket, name):  # ours, of an earlier submit
+            if marker.exists() and s3.there(self.aws, bucket, key):  # uploaded by an earlier submit from this machine
                 return
-            key = self.given.get("kms_key")
-            more = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key} if key else {}
-            s3.put_once(self.aws, bundle.path, bucket, name, self.look_s, **more)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            kms_key = self._options.get("kms_key")
+            encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+            s3.put_once(self.aws, bundle.path, bucket, key, self.look_s, **encryption)
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
         except OSError as error:
             raise BackendError(f"{error.filename} cannot be used: {error.strerror}", "free some disk space") from None
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def find(self, attempt_id: str) -> str | None:
-        found = self._describe(attempt_id)
-        if found is None:
-            self._check_account()  # another account's answer would not be about this job
-        return str(found["TrainingJobArn"]) if found else None
+        job = self._describe(attempt_id)
+        if job is None:
+            self._check_account()  # in another account "not found" would mean nothing
+        return str(job["TrainingJobArn"]) if job else None
 
     def status(self, handle: str) -> Status:
-        found = self._job(handle)
-        if found is None:
+        job = self._job(handle)
+        if job is None:
             return Status(State.LOST, None, f"SageMaker knows no training job {handle.rpartition('/')[2]}")
-        return status.status_of(found)
+        return status.parse_status(job)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         name = handle.rpartition("/")[2]
-        known: list[logs.Place] | None = None
+        positions: list[logs.Position] | None = None
         drain_until: float | None = None
         while True:
-            found = self._job(handle)
-            nodes = int(found["ResourceConfig"].get("InstanceCount") or 1) if found else 0
-            known = logs.places(after, nodes) if known is None else known
-            final = found is None or status.status_of(found).state.final
-            began = found is not None and status.seconds_since_start(found) is not None
-            late = final and found is not None and began and (status.seconds_since_end(found) or LATE_S) < LATE_S
-            yield from logs.read(self.aws, name, known, over=final and not late)
+            job = self._job(handle)
+            nodes = int(job["ResourceConfig"].get("InstanceCount") or 1) if job else 0
+            positions = logs.parse_cursor(after, nodes) if positions is None else positions
+            final = job is None or status.parse_status(job).state.final
+            started = job is not None and status.seconds_since_start(job) is not None
+            late = final and job is not None and started and (status.seconds_since_end(job) or LATE_S) < LATE_S
+            yield from logs.read_lines(self.aws, name, positions, over=final and not late)
             if not final and not follow:
                 return
-            if final and (not late or all(place.ended for place in known)):
+            if final and (not late or all(position.ended for position in positions)):
                 return
             if final:
                 drain_until = drain_until or time.monotonic() + DRAIN_S
                 if time.monotonic() > drain_until:
-                    yield from logs.read(self.aws, name, known, over=True)
+                    yield from logs.read_lines(self.aws, name, positions, over=True)
                     return
             time.sleep(self.look_s)
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return the image that a job names by its digest, or by a tag of ECR: then with the digest behind that tag now.
+        """Return node -> the container image with its digest; {} where the digest is not known.
 
-        SageMaker itself tells no digest. A watcher asks when it sees the job begin to run, soon after the image was
-        pulled; of a tag that is asked for more than an hour after the job's start nothing is said, nor of a job without one.
+        SageMaker reports no digest. For an ECR tag this returns the digest that the tag stands for now, and only within
+        an hour of the job's start: later the tag may stand for another image. A watcher calls it when the job starts.
         """
-        found = self._job(handle)
-        if found is None:
+        job = self._job(handle)
+        if job is None:
             return {}
-        name = str(found["AlgorithmSpecification"].get("TrainingImage") or "")
-        if not images.stands(name, status.seconds_since_start(found)):
+        name = str(job["AlgorithmSpecification"].get("TrainingImage") or "")
+        if not images.stands(name, status.seconds_since_start(job)):
             return {}
-        image = ecr.exact(self.aws, name)
-        return dict.fromkeys(range(int(found["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}
+        image = ecr.resolve_digest(self.aws, name)
+        return dict.fromkeys(range(int(job["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}
 
     def labels(self, handle: str) -> dict[str, str]:
-        """Return a job's tags, those that every job of ours has left out."""
-        found: dict[str, str] = {}
-        more: dict[str, str] = {}
+        """Return a job's tags without those that cloudtrain adds to every job."""
+        labels: dict[str, str] = {}
+        token: dict[str, str] = {}
         while True:
-            page = self.aws.ask("sagemaker", "list_tags", ResourceArn=handle, **more)
-            found |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
+            page = self.aws.ask("sagemaker", "list_tags", ResourceArn=handle, **token)
+            labels |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
             if not page.get("NextToken"):
-                return found
-            more = {"NextToken": page["NextToken"]}
+                return labels
+            token = {"NextToken": page["NextToken"]}
 
     def cancel(self, handle: str) -> None:
         try:
             self.aws.ask("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])
         except AwsError as error:
             if error.code == "ValidationException":
-                return  # it has ended already, or never was
+                return  # the job has ended, or does not exist
             hint = "until it has ended it is billed: cancel again, or stop it in the console"
             raise type(error)(f"SageMaker has not confirmed the end: {error.message}", hint, error.code) from None
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends import s3
 
-        found = self._job(handle)
-        if found is None:
+        job = self._job(handle)
+        if job is None:
             raise BackendError(f"SageMaker knows no training job {handle.rpartition('/')[2]}")
         into.mkdir(parents=True, exist_ok=True)
-        output = f"{found['OutputDataConfig']['S3OutputPath']}/{found['TrainingJobName']}/output"
+        output = f"{job['OutputDataConfig']['S3OutputPath']}/{job['TrainingJobName']}/output"
         for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
             if name in what:
                 s3.unpack(self.aws, f"{output}/{archive}", into / name)
-        place = (found.get("CheckpointConfig") or {}).get("S3Uri")
-        if "checkpoints" in what and place:
-            s3.bring(self.aws, f"{place}/", into / "checkpoints")
+        checkpoints_uri = (job.get("CheckpointConfig") or {}).get("S3Uri")
+        if "checkpoints" in what and checkpoints_uri:
+            s3.bring(self.aws, f"{checkpoints_uri}/", into / "checkpoints")
         return into
 
     def check(self) -> list[Problem]:
         from cloudtrain.backends.sagemaker import doctor
 
-        return doctor.check(self.aws, self.given)
+        return doctor.check(self.aws, self._options)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
-        """Region, account, profile, bucket and role, as far as they can be found out."""
+        """Return region, account, profile, bucket and role, as far as the account's settings show them."""
         from cloudtrain.backends.sagemaker import doctor
 
         try:
@@ -255,27 +255,27 @@ class SagemakerBackend:
             return {}
 
     def _job(self, handle: str) -> Mapping[str, Any] | None:
-        """Return what is known of a handle's job, None when there is no such job in this account and region."""
+        """Return DescribeTrainingJob's answer for a handle, None if this account and region have no such job."""
         arn = status.ARN.fullmatch(handle)
         if arn is None:
             return None
-        found = self._describe(arn["name"])
-        return found if found and found["TrainingJobArn"] == handle else None
+        job = self._describe(arn["name"])
+        return job if job and job["TrainingJobArn"] == handle else None
 
     def _describe(self, name: str) -> Mapping[str, Any] | None:
         try:
             return dict(self.aws.ask("sagemaker", "describe_training_job", TrainingJobName=name))
         except AwsError as error:
-            # "Requested resource not found": the same code stands for requests that are wrong in other ways.
+            # "Requested resource not found" comes as ValidationException, the code of every malformed request too.
             if error.code == "ResourceNotFound" or (error.code == "ValidationException" and "not found" in str(error)):
                 return None
             raise
 
 
 def estimator(plan: Plan) -> Any:
-    """Return the HuggingFace estimator of a plan, for those who go on to `.deploy()`; needs the extra `sagemaker`."""
-    from cloudtrain.backends.sagemaker.huggingface import estimator as made
+    """Return the HuggingFace estimator of a plan, for example to call `.deploy()`; needs the extra `sagemaker`."""
+    from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator
 
     options = (plan.job.get("options") or {}).get("sagemaker") or {}
     aws = Aws("sagemaker", options.get("region"), options.get("profile"), options.get("endpoint"))
-    return made(aws, json.loads(json.dumps(plan.request)))
+    return build_estimator(aws, json.loads(json.dumps(plan.request)))

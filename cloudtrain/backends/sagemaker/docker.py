@@ -1,6 +1,6 @@
-"""A container engine through its command line, `docker`: hosts of an attempt as containers in a network of their own.
+"""Run Docker commands for `sagemaker-local`: a network and containers for the hosts of an attempt.
 
-All that is made for an attempt bears its folder as a label, so that it can be found and removed by whoever comes later.
+The label of every container and network is the attempt's folder, so that any later process can find and remove them.
 """
 
 from __future__ import annotations
@@ -20,146 +20,149 @@ from cloudtrain.errors import BackendError
 
 PROGRAM = "docker"
 LABEL = "cloudtrain.attempt"
-ASK_S = 120.0  # how long one question may take; a busy machine's engine is slow to remove what was large
+ASK_S = 120.0  # time limit of one command; a busy engine removes large containers slowly
 INSTALL = "install Docker (Debian: docker.io) and start its engine; docs/sagemaker.md"
 
 
 class EngineError(BackendError):
-    """The engine refused, or there is none."""
+    """A Docker command failed, or Docker is not installed."""
 
 
-def ask(*words: str) -> str:
-    """Run a command of the engine and return what it printed; blocking. Raises EngineError."""
+def call(*arguments: str) -> str:
+    """Run a docker command and return its stdout; blocking. Raises EngineError."""
     try:
         done = subprocess.run(
-            [PROGRAM, *words], capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL, check=False
+            [PROGRAM, *arguments], capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL, check=False
         )
     except FileNotFoundError:
         raise EngineError("there is no docker on this machine", INSTALL) from None
     except subprocess.TimeoutExpired:
-        raise EngineError(f"docker {words[0]} has not answered for {ASK_S:.0f} s") from None
+        raise EngineError(f"docker {arguments[0]} has not answered for {ASK_S:.0f} s") from None
     if done.returncode == 0:
         return done.stdout
-    said = (done.stderr.strip() or done.stdout.strip() or str(done.returncode)).splitlines()[-1]
-    if "daemon" in said and ("connect" in said or "running" in said):
+    message = (done.stderr.strip() or done.stdout.strip() or str(done.returncode)).splitlines()[-1]
+    if "daemon" in message and ("connect" in message or "running" in message):
         raise EngineError("Docker's engine does not answer", f"start it: {INSTALL}")
-    if "permission denied" in said:
+    if "permission denied" in message:
         raise EngineError("this user may not use Docker's engine", "add the user to the group docker")
-    raise EngineError(f"docker {words[0]} failed: {said.removeprefix('Error response from daemon: ')}")
+    raise EngineError(f"docker {arguments[0]} failed: {message.removeprefix('Error response from daemon: ')}")
 
 
-def missing(image: str) -> str:
-    """Return why an image cannot be run, "" when it is here; raises EngineError where there is no engine."""
-    ask("version", "--format", "{{.Server.Version}}")
+def why_unavailable(image: str) -> str:
+    """Return why an image cannot be run, "" if it is on this machine; raises EngineError without a running engine."""
+    call("version", "--format", "{{.Server.Version}}")
     if not shutil.which(PROGRAM):
         return "there is no docker"
     try:
-        ask("image", "inspect", "--format", "{{.Id}}", image)
+        call("image", "inspect", "--format", "{{.Id}}", image)
     except EngineError:
         return f"the image {image} is not on this machine"
     return ""
 
 
-def image(named: str) -> str:
-    """Return the image that a name stands for on this machine, "" where that cannot be found out; blocking."""
+def image_digest(image_name: str) -> str:
+    """Return the digest or id of the image that a name stands for on this machine, "" if unknown; blocking."""
     try:
-        found = json.loads(ask("image", "inspect", "--format", "{{json .}}", named))
+        inspected = json.loads(call("image", "inspect", "--format", "{{json .}}", image_name))
     except (EngineError, ValueError):
         return ""
-    return identity(named, found) if isinstance(found, dict) else ""
+    return digest_of(image_name, inspected) if isinstance(inspected, dict) else ""
 
 
-def identity(named: str, found: Mapping[str, Any]) -> str:
-    """Return the digest that an inspected image has in its name's own registry, else in another, else its id here.
+def digest_of(image_name: str, inspected: Mapping[str, Any]) -> str:
+    """Return an inspected image as NAME@sha256:..., or its local id if it was never pushed.
 
-    One that was built here and never pushed has an id alone. Of several digests the one that the name itself says is taken.
+    It prefers the digest that the name itself has, then one of the same repository, then any other.
     """
-    wanted = images.reference(named)
-    known = [said for said in map(str, found.get("RepoDigests") or ()) if images.exact(said)]
-    own = [said for said in known if images.reference(said)[:2] == wanted[:2]]
-    asked = [said for said in own if images.reference(said).digest == wanted.digest]
-    return images.exact(next(iter([*asked, *own, *known]), str(found.get("Id") or "")))
+    reference = images.reference(image_name)
+    digests = [digest for digest in map(str, inspected.get("RepoDigests") or ()) if images.exact(digest)]
+    same_repository = [digest for digest in digests if images.reference(digest)[:2] == reference[:2]]
+    same_digest = [digest for digest in same_repository if images.reference(digest).digest == reference.digest]
+    return images.exact(next(iter([*same_digest, *same_repository, *digests]), str(inspected.get("Id") or "")))
 
 
-def name(folder: Path, attempt_id: str) -> str:
-    """Return the name of an attempt's network and the beginning of its containers': two homes may have the same run."""
+def network_name(folder: Path, attempt_id: str) -> str:
+    """Return the name of an attempt's network, the prefix of its containers' names.
+
+    It has a hash of the folder: two CLOUDTRAIN_HOMEs may have runs of the same name.
+    """
     return f"{attempt_id}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
-def containers(folder: Path) -> list[str]:
-    """Return the ids of an attempt's containers, whatever they do."""
-    return ask("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={folder}").split()
+def list_containers(folder: Path) -> list[str]:
+    """Return the ids of an attempt's containers, running or not."""
+    return call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={folder}").split()
 
 
-def connect(folder: Path, attempt_id: str) -> str:
-    """Make an attempt's network and return its name."""
-    made = name(folder, attempt_id)
-    ask("network", "create", "--label", f"{LABEL}={folder}", made)
-    return made
+def create_network(folder: Path, attempt_id: str) -> str:
+    """Create an attempt's network and return its name."""
+    network = network_name(folder, attempt_id)
+    call("network", "create", "--label", f"{LABEL}={folder}", network)
+    return network
 
 
-def command(
+def container_command(
     folder: Path,
     attempt_id: str,
     host: str,
     request: Mapping[str, Any],
-    mounts: Sequence[tuple[str, str, bool]],  # source, target, whether it may be written
+    mounts: Sequence[tuple[str, str, bool]],  # source, target, writable
 ) -> list[str]:
     """Return the command that runs a host's container in the foreground."""
     specification = request["AlgorithmSpecification"]
-    # Without a command of ours SageMaker gives the image's own one argument, `train`.
-    words = [*specification.get("ContainerEntrypoint", ()), *specification.get("ContainerArguments", ())]
-    network = name(folder, attempt_id)
-    made = [PROGRAM, "run", "--pull", "never", "--name", f"{network}-{host}", "--label", f"{LABEL}={folder}"]
-    made += ["--network", network, "--hostname", host, "--network-alias", host, "--log-driver", "none"]
-    made += ["--shm-size", "1g", "--stop-signal", "SIGTERM"]
+    # Without ContainerEntrypoint SageMaker runs the image's own command with the argument `train`.
+    entrypoint = [*specification.get("ContainerEntrypoint", ()), *specification.get("ContainerArguments", ())]
+    network = network_name(folder, attempt_id)
+    command_line = [PROGRAM, "run", "--pull", "never", "--name", f"{network}-{host}", "--label", f"{LABEL}={folder}"]
+    command_line += ["--network", network, "--hostname", host, "--network-alias", host, "--log-driver", "none"]
+    command_line += ["--shm-size", "1g", "--stop-signal", "SIGTERM"]
     if request["ResourceConfig"]["InstanceType"] == "local_gpu":
-        made += ["--gpus", "all"]
+        command_line += ["--gpus", "all"]
     for variable, value in {"TRAINING_JOB_NAME": attempt_id, **request.get("Environment", {})}.items():
-        made += ["--env", f"{variable}={value}"]
+        command_line += ["--env", f"{variable}={value}"]
     for source, target, writable in mounts:
-        made += ["--mount", _mount(source, target, writable)]
-    if not words:
-        return [*made, specification["TrainingImage"], "train"]
-    return [*made, "--entrypoint", words[0], specification["TrainingImage"], *words[1:]]
+        command_line += ["--mount", _mount(source, target, writable)]
+    if not entrypoint:
+        return [*command_line, specification["TrainingImage"], "train"]
+    return [*command_line, "--entrypoint", entrypoint[0], specification["TrainingImage"], *entrypoint[1:]]
 
 
-def send(container: str, number: str) -> bool:
-    """Send a signal to a container's first process; False where it does not run, not yet or no more."""
+def send_signal(container: str, number: str) -> bool:
+    """Send a signal to a container's first process; False if the container is not running."""
     try:
-        ask("kill", "--signal", number, container)
+        call("kill", "--signal", number, container)
     except EngineError:
         return False
     return True
 
 
 def exit_code(container: str) -> tuple[int | None, str]:
-    """Return a container's exit code and what the engine says of its start; None for one that is not there."""
+    """Return a container's exit code and Docker's error about its start; None for a container that does not exist."""
     try:
-        state = json.loads(ask("inspect", "--type", "container", "--format", "{{json .State}}", container))
+        state = json.loads(call("inspect", "--type", "container", "--format", "{{json .State}}", container))
     except EngineError:
         return None, ""
     return int(state["ExitCode"]), str(state.get("Error") or "")
 
 
-def remove(folder: Path) -> None:
-    """Remove all that was made for an attempt; blocking. Raises EngineError."""
-    if left := containers(folder):
+def remove_all(folder: Path) -> None:
+    """Remove an attempt's containers and network; blocking. Raises EngineError."""
+    if remaining := list_containers(folder):
         try:
-            ask("rm", "--force", "--volumes", *left)
+            call("rm", "--force", "--volumes", *remaining)
         except EngineError:
-            if containers(folder):
+            if list_containers(folder):
                 raise
-    for network in ask("network", "ls", "--quiet", "--filter", f"label={LABEL}={folder}").split():
+    for network in call("network", "ls", "--quiet", "--filter", f"label={LABEL}={folder}").split():
         try:
-            ask("network", "rm", network)
+            call("network", "rm", network)
         except EngineError:
-            if network in ask("network", "ls", "--quiet"):
+            if network in call("network", "ls", "--quiet"):
                 raise
 
 
 def _mount(source: str, target: str, writable: bool) -> str:
-    """Return a bind mount as docker reads it: comma-separated values, quoted where a path holds a comma."""
+    """Return the value of docker's `--mount`: comma-separated, quoted where a path has a comma."""
     fields = ["type=bind", f"source={source}", f"target={target}", *([] if writable else ["readonly"])]
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(fields)

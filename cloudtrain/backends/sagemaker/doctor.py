@@ -1,4 +1,4 @@
-"""What can be found out about an AWS account: what stands in the way of SageMaker, and what a target needs."""
+"""Check an AWS account for SageMaker (`cloudtrain doctor`) and discover options for a target (`cloudtrain init`)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SERVICE = "sagemaker.amazonaws.com"
 
 
 def check(aws: Aws, options: Mapping[str, Any]) -> list[Problem]:
-    """Return what stands in the way of submitting from here; blocking."""
+    """Return the problems that would stop a submission from this machine; blocking."""
     try:
         region, account = aws.region, aws.account()
     except CloudtrainError as error:
         return [Problem(error.message, "", error.hint)]
     problems = []
     if options.get("account") not in (None, account):
-        said = f"the credentials are those of account {account}, not {options['account']}"
-        problems.append(Problem(said, "options.sagemaker.account", "choose another profile"))
+        message = f"the credentials are those of account {account}, not {options['account']}"
+        problems.append(Problem(message, "options.sagemaker.account", "choose another profile"))
     if options.get("client") == "sdk" and find_spec("sagemaker") is None:
-        said = "the SageMaker SDK is not installed"
-        problems.append(Problem(said, "options.sagemaker.client", "pip install 'cloudtrain[sagemaker]', or boto3"))
+        message = "the SageMaker SDK is not installed"
+        problems.append(Problem(message, "options.sagemaker.client", "pip install 'cloudtrain[sagemaker]', or boto3"))
     if not options.get("bucket"):
         hint = f"usually sagemaker-{region}-{account}"
         problems.append(Problem("no bucket is named", "options.sagemaker.bucket", hint))
@@ -35,24 +35,24 @@ def check(aws: Aws, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def discover(profile: str | None) -> dict[str, Any]:
-    """Return the options that an account's own settings say; raises CloudtrainError where it does not answer."""
+    """Return the options that the account's settings show; raises CloudtrainError where AWS does not answer."""
     aws = Aws("sagemaker", None, profile, None)
     if find_spec("boto3") is None or aws.session.get_credentials() is None:
         return {}
-    found: dict[str, Any] = {"region": aws.region, "account": aws.account()}
+    options: dict[str, Any] = {"region": aws.region, "account": aws.account()}
     if profile:
-        found["profile"] = profile
-    bucket = f"sagemaker-{found['region']}-{found['account']}"  # the SDK's own default
+        options["profile"] = profile
+    bucket = f"sagemaker-{options['region']}-{options['account']}"  # the SDK's own default
     if not _bucket(aws, bucket):
-        found["bucket"] = bucket
+        options["bucket"] = bucket
     try:
         roles = aws.ask("iam", "list_roles", MaxItems=1000)["Roles"]
     except AwsError:
-        return found
+        return options
     trusted = [role["Arn"] for role in roles if SERVICE in str(role.get("AssumeRolePolicyDocument"))]
     if trusted:
-        found["role"] = min(trusted, key=lambda arn: ("Execution" not in arn, arn))
-    return found
+        options["role"] = min(trusted, key=lambda arn: ("Execution" not in arn, arn))
+    return options
 
 
 def _bucket(aws: Aws, name: str) -> list[Problem]:
@@ -60,8 +60,8 @@ def _bucket(aws: Aws, name: str) -> list[Problem]:
         aws.ask("s3", "head_bucket", Bucket=name)
     except AwsError as error:
         missing = error.code in ("404", "NoSuchBucket")
-        said = f"there is no bucket {name}" if missing else error.message
-        return [Problem(said, "options.sagemaker.bucket", "make it, or name another" if missing else error.hint)]
+        message = f"there is no bucket {name}" if missing else error.message
+        return [Problem(message, "options.sagemaker.bucket", "make it, or name another" if missing else error.hint)]
     return []
 
 
@@ -70,15 +70,15 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
 
     path = "options.sagemaker.role"
     if not role or not re.fullmatch(ROLE, role):
-        said = f"{role!r} is no ARN of a role" if role else "no role is named"
-        return [Problem(said, path, "docs/sagemaker.md says what it needs")]
+        message = f"{role!r} is no ARN of a role" if role else "no role is named"
+        return [Problem(message, path, "docs/sagemaker.md says what it needs")]
     try:
-        found = aws.ask("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
+        details = aws.ask("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
     except AwsError as error:
         if error.code == "NoSuchEntity":
             return [Problem(f"there is no role {role}", path)]
-        return []  # who may submit need not be allowed to read roles
-    if SERVICE not in str(found.get("AssumeRolePolicyDocument")):
-        said = f"SageMaker may not take the role {role}: {SERVICE} is not in its trust policy"
-        return [Problem(said, path, "docs/sagemaker.md")]
+        return []  # a user may submit without the permission to read roles
+    if SERVICE not in str(details.get("AssumeRolePolicyDocument")):
+        message = f"SageMaker may not take the role {role}: {SERVICE} is not in its trust policy"
+        return [Problem(message, path, "docs/sagemaker.md")]
     return []

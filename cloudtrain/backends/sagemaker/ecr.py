@@ -1,4 +1,4 @@
-"""ECR, AWS's registry of container images: which image a tag stands for now."""
+"""Resolve the digest of an image tag in ECR, AWS's container registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudtrain.backends.aws import Aws, AwsError
 
 _REGISTRY = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?", re.ASCII)
 _GONE = {"RepositoryNotFoundException", "ImageNotFoundException"}
-# What those say who pull an image. Without them ECR may answer with another manifest that it made of the tag's own.
+# What container runtimes accept when they pull. Without it ECR may convert the manifest, which changes the digest.
 _MANIFESTS = [
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -18,13 +18,14 @@ _MANIFESTS = [
 ]
 
 
-def exact(aws: Aws, name: str) -> str:
-    """Return an image's name with the digest that its tag stands for now, one with a digest as it is; blocking.
+def resolve_digest(aws: Aws, name: str) -> str:
+    """Return an image's name with the digest that its tag stands for now; blocking.
 
-    "" where nobody can be asked: another registry, another region, no such tag. Raises AwsError where it is denied.
+    A name with a digest is returned as it is. Returns "" for another registry or region and for a tag that does not
+    exist. Raises AwsError where access is denied.
     """
-    asked = images.reference(name)
-    registry = _REGISTRY.fullmatch(asked.registry)
+    reference = images.reference(name)
+    registry = _REGISTRY.fullmatch(reference.registry)
     if "@" in name or registry is None or registry["region"] != aws.region:
         return images.exact(name)
     try:
@@ -32,8 +33,8 @@ def exact(aws: Aws, name: str) -> str:
             "ecr",
             "batch_get_image",
             registryId=registry["account"],
-            repositoryName=asked.name,
-            imageIds=[{"imageTag": asked.tag}],
+            repositoryName=reference.name,
+            imageIds=[{"imageTag": reference.tag}],
             acceptedMediaTypes=_MANIFESTS,
         )
     except AwsError as error:

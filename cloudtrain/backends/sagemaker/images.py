@@ -1,7 +1,7 @@
-"""Hugging Face's training images on SageMaker: what a user's own script runs in where no image is named.
+"""The default container image on SageMaker: Hugging Face's newest training image, for jobs with a script but no `image`.
 
-Copied 2026-11-21 from the table of sagemaker 2.257.7 (image_uri_config/huggingface.json), which a test compares. They are
-for GPUs only, and that SDK's table is no longer extended: `image:` names a newer one.
+Copied 2026-11-21 from sagemaker 2.257.7 (image_uri_config/huggingface.json); a test compares both. These images are for
+GPUs only, and that SDK adds no newer ones: set `image` for a newer one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ REGISTRIES = dict.fromkeys(_IN_MOST.split(), _MOST) | {
 _SUFFIXES = {"cn": "amazonaws.com.cn", "us-iso": "c2s.ic.gov", "us-isob": "sc2s.sgov.gov"}
 
 
-def image(region: str) -> str | None:
-    """Return the newest image's address in a region, None where the table has none."""
+def default_image(region: str) -> str | None:
+    """Return the URI of Hugging Face's newest training image in a region, None if the region has none."""
     account = REGISTRIES.get(region)
     if account is None:
         return None

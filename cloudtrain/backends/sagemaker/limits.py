@@ -1,7 +1,7 @@
-"""What CreateTrainingJob takes, checked before anything is uploaded and named by its field in the job file.
+"""Check a CreateTrainingJob request against SageMaker's limits before anything is uploaded.
 
-The figures are those of botocore 1.44.5's service model (neither botocore nor the SDK checks maxima and patterns), which
-a test compares; those that stand in AWS's documents only are marked.
+Each problem names its field in the job file. The limits come from botocore 1.44.5's service model; a test compares them.
+Neither botocore nor the SDK checks maxima and patterns. Limits from AWS's documentation only are marked "documents".
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ URI = r"(https|s3)://([^/]+)/?(.*)"
 BUCKET = r"(?!\d+\.\d+\.\d+\.\d+/)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # documents
 
 
-def problems(request: Mapping[str, Any], job: Job) -> list[Problem]:
-    """Return everything in a request that SageMaker would refuse, by the field of the job file that brought it there."""
+def find_problems(request: Mapping[str, Any], job: Job) -> list[Problem]:
+    """Return everything in a request that SageMaker would refuse, each with its field in the job file."""
     return [
-        *_text(request["TrainingJobName"], "name", 63, NAME),
-        *_account(request),
-        *_tags(request["Tags"]),
-        *_channels(request["InputDataConfig"]),
-        *_metrics(request["AlgorithmSpecification"]["MetricDefinitions"]),
-        *_container(request, job),
-        *_times(request["StoppingCondition"], job),
+        *_check_text(request["TrainingJobName"], "name", 63, NAME),
+        *_check_account(request),
+        *_check_tags(request["Tags"]),
+        *_check_channels(request["InputDataConfig"]),
+        *_check_metrics(request["AlgorithmSpecification"]["MetricDefinitions"]),
+        *_check_container(request, job),
+        *_check_times(request["StoppingCondition"], job),
     ]
 
 
-def _text(value: str, path: str, longest: int, pattern: str = "") -> Iterator[Problem]:
+def _check_text(value: str, path: str, longest: int, pattern: str = "") -> Iterator[Problem]:
     if len(value) > longest:
         yield Problem(f"has {len(value):,} characters, SageMaker takes {longest:,}", path)
     elif pattern and value and not re.fullmatch(pattern, value, re.DOTALL):
         yield Problem(f"is not what SageMaker takes: {value[:80]!r}", path, f"it must match {pattern}")
 
 
-def _account(request: Mapping[str, Any]) -> Iterator[Problem]:
-    yield from _text(request["RoleArn"], "options.sagemaker.role", 2048, ROLE)
+def _check_account(request: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _check_text(request["RoleArn"], "options.sagemaker.role", 2048, ROLE)
     bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
     if bucket and not re.fullmatch(BUCKET, bucket):
         yield Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker.bucket")
-    yield from _text(request["OutputDataConfig"].get("KmsKeyId", ""), "options.sagemaker.kms_key", MAX_KEY, KEY)
+    yield from _check_text(request["OutputDataConfig"].get("KmsKeyId", ""), "options.sagemaker.kms_key", MAX_KEY, KEY)
     key = request["ResourceConfig"].get("VolumeKmsKeyId", "")
-    yield from _text(key, "options.sagemaker.volume_kms_key", MAX_KEY, KEY)
+    yield from _check_text(key, "options.sagemaker.volume_kms_key", MAX_KEY, KEY)
     network = request.get("VpcConfig") or {}
     for name, path, most in (("Subnets", "subnets", MAX_SUBNETS), ("SecurityGroupIds", "security_groups", MAX_GROUPS)):
         values = network.get(name, [])
         if len(values) > most:
             yield Problem(f"are {len(values)}, SageMaker takes {most}", f"options.sagemaker.{path}")
         for value in values:
-            yield from _text(value, f"options.sagemaker.{path}", 32, NETWORK)
+            yield from _check_text(value, f"options.sagemaker.{path}", 32, NETWORK)
 
 
-def _tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
+def _check_tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
     if len(tags) > MAX_TAGS:
         yield Problem(f"are {len(tags)} with our own, SageMaker takes {MAX_TAGS}", "labels")
     for tag in tags:
@@ -78,50 +78,50 @@ def _tags(tags: list[Mapping[str, str]]) -> Iterator[Problem]:
             yield Problem("has an empty name", "labels")
         if tag["Key"].lower().startswith("aws:"):
             yield Problem("begins with aws:, which is AWS's own", path)
-        yield from _text(tag["Key"], path, MAX_TAG_KEY)
-        yield from _text(tag["Value"], path, MAX_TAG_VALUE)
-        odd = sorted({letter for letter in tag["Key"] + tag["Value"] if not _taggable(letter)})
+        yield from _check_text(tag["Key"], path, MAX_TAG_KEY)
+        yield from _check_text(tag["Value"], path, MAX_TAG_VALUE)
+        odd = sorted({letter for letter in tag["Key"] + tag["Value"] if not _is_allowed_in_tag(letter)})
         if odd:
-            said = f"holds what a tag cannot: {' '.join(map(repr, odd[:5]))}"
-            yield Problem(said, path, "letters, digits, spaces and _.:/=+-@")
+            message = f"holds what a tag cannot: {' '.join(map(repr, odd[:5]))}"
+            yield Problem(message, path, "letters, digits, spaces and _.:/=+-@")
 
 
-def _taggable(letter: str) -> bool:
+def _is_allowed_in_tag(letter: str) -> bool:
     return letter in "_.:/=+-@" or unicodedata.category(letter)[0] in "LZN"
 
 
-def _channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
+def _check_channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
     if len(channels) > MAX_CHANNELS:
         yield Problem(f"are {len(channels) - 1}, SageMaker takes {MAX_CHANNELS - 1} beside the source's own", "inputs")
     for channel in channels[:-1]:
         path = f"inputs.{channel['ChannelName']}"
-        yield from _text(channel["ChannelName"], path, MAX_CHANNEL_NAME)
-        yield from _text(channel["DataSource"]["S3DataSource"]["S3Uri"], f"{path}.uri", MAX_URI, URI)
+        yield from _check_text(channel["ChannelName"], path, MAX_CHANNEL_NAME)
+        yield from _check_text(channel["DataSource"]["S3DataSource"]["S3Uri"], f"{path}.uri", MAX_URI, URI)
 
 
-def _metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:
+def _check_metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:
     if len(metrics) > MAX_METRICS:
         yield Problem(f"are {len(metrics)} with those of our own events, SageMaker takes {MAX_METRICS}", "metrics")
     for metric in metrics:
-        yield from _text(metric["Name"], f"metrics.{metric['Name'][:40]}", MAX_METRIC_NAME, ".+")
-        yield from _text(metric["Regex"], f"metrics.{metric['Name'][:40]}", MAX_REGEX)
+        yield from _check_text(metric["Name"], f"metrics.{metric['Name'][:40]}", MAX_METRIC_NAME, ".+")
+        yield from _check_text(metric["Regex"], f"metrics.{metric['Name'][:40]}", MAX_REGEX)
 
 
-def _container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+def _check_container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     hyperparameters = request["HyperParameters"]
     if len(hyperparameters) > MAX_HYPERPARAMETERS or any(len(text) > MAX_VALUE for text in hyperparameters.values()):
         yield Problem("are too long together for SageMaker", "hyperparameters", "move long values into a file")
-    yield from _text(
+    yield from _check_text(
         request["AlgorithmSpecification"]["TrainingImage"],
         "image" if job.image else "options.sagemaker.image",
         MAX_IMAGE,
         r"\S*",
     )
-    for word in request["AlgorithmSpecification"].get("ContainerEntrypoint", ()):
-        yield from _text(word, "options.sagemaker.python", MAX_ARGUMENT, ".*")
-    stored = (job.output or "").startswith("s3://")  # another place is refused as such
+    for argument in request["AlgorithmSpecification"].get("ContainerEntrypoint", ()):
+        yield from _check_text(argument, "options.sagemaker.python", MAX_ARGUMENT, ".*")
+    output_is_s3 = (job.output or "").startswith("s3://")  # `request.py` refuses any other output
     output = request["OutputDataConfig"]["S3OutputPath"]
-    yield from _text(output, "output", MAX_URI - len("/checkpoints"), URI if stored else "")
+    yield from _check_text(output, "output", MAX_URI - len("/checkpoints"), URI if output_is_s3 else "")
     disk_gb = request["ResourceConfig"]["VolumeSizeInGB"]
     if disk_gb > MAX_DISK_GB:
         yield Problem(f"is {disk_gb:,}, SageMaker takes {MAX_DISK_GB:,}", "resources.disk_gb")
@@ -130,7 +130,7 @@ def _container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
         yield Problem(f"is {retries + 1}, SageMaker takes {MAX_RETRIES + 1}", "retry.max_attempts")
 
 
-def _times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
+def _check_times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
     longest_s = stopping["MaxRuntimeInSeconds"]
     if longest_s > MAX_RUNTIME_S:
         yield Problem(f"is {job.limits.max_runtime}, SageMaker runs a job for 28 days at most", "limits.max_runtime")
@@ -138,5 +138,5 @@ def _times(stopping: Mapping[str, int], job: Job) -> Iterator[Problem]:
     if wait_s is not None and wait_s > MAX_RUNTIME_S:
         yield Problem("is longer than 28 days", "options.sagemaker.max_wait")
     elif wait_s is not None and wait_s < longest_s <= MAX_RUNTIME_S:
-        said = f"is shorter than the job may run: {longest_s} s with what is added to limits.max_runtime"
-        yield Problem(said, "options.sagemaker.max_wait", "waiting for capacity counts too")
+        message = f"is shorter than the job may run: {longest_s} s with what is added to limits.max_runtime"
+        yield Problem(message, "options.sagemaker.max_wait", "waiting for capacity counts too")

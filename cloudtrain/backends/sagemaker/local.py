@@ -1,7 +1,7 @@
-"""SageMaker's local mode: the same training job in real containers of this machine, by Docker, without AWS.
+"""The backend `sagemaker-local`: SageMaker's local mode, the same training job in Docker containers on this machine.
 
-The handle is the attempt's folder. A detached process keeps the containers (local_job.py); every question is answered
-from the files that it keeps.
+The handle is the attempt's folder. A detached process (local_job.py) starts and supervises the containers. All methods
+read the files that this process writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images, s3
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_store, toolkit
+from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3, toolkit
 from cloudtrain.backends.sagemaker.request import OBJECT
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
 from cloudtrain.events import LogLine, State, Status
@@ -49,7 +49,7 @@ class SagemakerLocalBackend:
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self.given, self.workdir = dict(options), workdir
+        self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
 
     @classmethod
@@ -60,38 +60,40 @@ class SagemakerLocalBackend:
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
-        made = local_request.create_training_job(job, run_id, attempt, bundle.sha256, self.given, self.workdir, about)
-        problems = list(made.problems)
-        if self.given.get("entry") == "toolkit":
-            problems += toolkit.problems((file.path for file in bundle.files), f"options.{self.name}.entry")
+        built = local_request.build_request(job, run_id, attempt, bundle.sha256, self._options, self.workdir, about)
+        problems = list(built.problems)
+        if self._options.get("entry") == "toolkit":
+            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{self.name}.entry")
         if problems:
             raise BadJob(problems)
         return Plan(
             backend=self.name,
             run_id=run_id,
             attempt=attempt,
-            request=made.request,
+            request=built.request,
             bundle=bundle.to_dict(),
-            manifest=made.manifest.to_dict(),
+            manifest=built.manifest.to_dict(),
             job=job.to_dict(),
-            notes=made.notes,
+            notes=built.notes,
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         folder = self.workdir / plan.run_id / f"a{plan.attempt}"
         if not (folder / "started").exists():
             image = str(plan.request["AlgorithmSpecification"]["TrainingImage"])
-            if why := docker.missing(image):
-                raise BackendError(why, _hint(image))
-        if local_store.asked(plan.request):
-            self.aws.session  # noqa: B018 - no boto3, no such profile: said here rather than by the keeper
+            if why := docker.why_unavailable(image):
+                raise BackendError(why, _image_hint(image))
+        if local_s3.uses_s3(plan.request):
+            self.aws.session  # noqa: B018 - no boto3, no such profile: raised here rather than in the detached process
         try:
-            (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)  # the keeper's own empty working folder
+            (folder / "source").mkdir(
+                parents=True, exist_ok=True, mode=0o700
+            )  # the detached process's empty working folder
             if not self._upload(plan, bundle):
-                _lend(bundle.path, folder / "code" / OBJECT)
-            if local_store.asked(plan.request):
-                where = {name: self.given.get(name) for name in ("region", "profile", "endpoint")}
-                files.write(folder / "store.json", json.dumps(where).encode())
+                _link_bundle(bundle.path, folder / "code" / OBJECT)
+            if local_s3.uses_s3(plan.request):
+                s3_options = {name: self._options.get(name) for name in ("region", "profile", "endpoint")}
+                files.write(folder / "store.json", json.dumps(s3_options).encode())
             files.write(folder / "request.json", json.dumps(plan.request).encode())
         except OSError as error:
             raise BackendError(f"{folder} cannot be prepared: {error.strerror}", "free some disk space") from None
@@ -100,7 +102,7 @@ class SagemakerLocalBackend:
         return str(folder)
 
     def _upload(self, plan: Plan, bundle: Bundle) -> bool:
-        """Put the bundle where the plan reads it, unless it is there; False where that is this machine."""
+        """Upload the bundle to the S3 URI of the plan, unless it exists there; False if the plan reads it from this machine."""
         source = plan.request["InputDataConfig"][-1]["DataSource"].get("S3DataSource")
         if source is None:
             return False
@@ -112,37 +114,37 @@ class SagemakerLocalBackend:
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        return str(folder) if _request(folder) and directory.begun(folder) else None
+        return str(folder) if _read_request(folder) and directory.begun(folder) else None
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
-        found = directory.node_status(folder) if _request(folder) else None
-        return found or Status(State.LOST, None, f"{folder} holds no attempt")
+        status = directory.node_status(folder) if _read_request(folder) else None
+        return status or Status(State.LOST, None, f"{folder} holds no attempt")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         folder = Path(handle)
-        logs = [folder / name / "log" for name in local_job.hosts(_request(folder) or {})]
+        logs = [folder / name / "log" for name in local_job.hosts(_read_request(folder) or {})]
         return node_logs.tail(logs, after=after, follow=follow, ended=lambda: self.status(handle).state.final)
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return which image the hosts were started from, as the engine told it just before."""
-        request, said = _request(Path(handle)), supervisor.read_status(Path(handle))
-        image = images.exact(str((said or {}).get("image") or ""))
+        """Return node -> the image with its digest, as Docker reported it just before the containers started."""
+        request, record = _read_request(Path(handle)), supervisor.read_status(Path(handle))
+        image = images.exact(str((record or {}).get("image") or ""))
         return dict.fromkeys(range(len(local_job.hosts(request))), image) if request and image else {}
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not _request(folder):
+        if not _read_request(folder):
             return
         status = self.status(handle)
         if not status.state.final:
             directory.stop(folder)
-        elif status.state is State.LOST:  # the process that kept the containers was killed: nobody else removes them
+        elif status.state is State.LOST:  # the supervising process was killed: nothing else removes the containers
             directory.reap(folder)
-            docker.remove(folder)
+            docker.remove_all(folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        request = _request(Path(handle))
+        request = _read_request(Path(handle))
         if request is None:
             raise BackendError(f"{handle} holds no attempt")
         run = local_request.run_folder(request)
@@ -153,36 +155,36 @@ class SagemakerLocalBackend:
         return into
 
     def check(self) -> list[Problem]:
-        image = str(self.given.get("image") or local_request.IMAGE)
+        image = str(self._options.get("image") or local_request.IMAGE)
         try:
-            why = docker.missing(image)
+            why = docker.why_unavailable(image)
         except CloudtrainError as error:
             return [Problem(error.message, "", error.hint)]
-        return [Problem(why, "options.sagemaker-local.image", _hint(image))] if why else []
+        return [Problem(why, "options.sagemaker-local.image", _image_hint(image))] if why else []
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
         return {}
 
 
-def _hint(image: str) -> str:
+def _image_hint(image: str) -> str:
     return "images/build.sh makes it" if image == local_request.IMAGE else f"docker pull {image}"
 
 
-def _lend(path: Path, into: Path) -> None:
-    """Link a bundle into an attempt's folder, so that it stays there when the bundle is cleared away; else copy it."""
+def _link_bundle(path: Path, into: Path) -> None:
+    """Hard-link or copy a bundle into an attempt's folder, so that it survives the removal of the stored bundle."""
     into.parent.mkdir(exist_ok=True)
     if into.exists():
         return
-    half = into.with_name(f".{into.name}.{os.getpid()}")
-    half.unlink(missing_ok=True)
+    partial = into.with_name(f".{into.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
     try:
-        os.link(path, half)
+        os.link(path, partial)
     except OSError:
-        shutil.copyfile(path, half)
-    half.replace(into)
+        shutil.copyfile(path, partial)
+    partial.replace(into)
 
 
-def _request(folder: Path) -> dict[str, Any] | None:
-    """Return what was asked for, None where nothing was."""
+def _read_request(folder: Path) -> dict[str, Any] | None:
+    """Return the attempt's request.json, None where there is none."""
     return agent.request(folder)

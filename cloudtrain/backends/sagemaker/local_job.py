@@ -1,11 +1,10 @@
-"""One training job in containers of this machine, as SageMaker's local mode runs it; a detached process for each attempt.
+"""Run one training job in Docker containers on this machine: the detached process of an attempt of `sagemaker-local`.
 
     python -m cloudtrain.backends.sagemaker.local_job FOLDER
 
-FOLDER holds request.json, and this process keeps there what a supervisor keeps (nodes/directory.py): status.json,
-`lock`, `cancel`;
-algo-<N>/log is what host N has printed, algo-<N>/ml its /opt/ml. status.json also says which `image` the hosts run. Before
-the last word every container is gone.
+FOLDER holds request.json. This process writes the same files as a node's supervisor (nodes/directory.py): status.json,
+`lock`, `cancel`. algo-<N>/log is the log of host N, algo-<N>/ml its /opt/ml. status.json also names the `image` of the
+hosts. All containers are removed before the final status is written.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.sagemaker import docker, local_store, status
+from cloudtrain.backends.sagemaker import docker, local_s3, status
 from cloudtrain.backends.sagemaker.local_request import run_folder
-from cloudtrain.backends.sagemaker.local_store import LocalStore
+from cloudtrain.backends.sagemaker.local_s3 import LocalS3
 from cloudtrain.backends.sagemaker.request import STOP_S
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import EXIT_REFUSED, State, Status
@@ -33,10 +32,10 @@ from cloudtrain.nodes import files
 from cloudtrain.nodes.process import boot_id, start_time
 
 BASE = "/opt/ml"
-LINGER_S = 20.0  # for the other hosts when one has ended badly
+LINGER_S = 20.0  # time for the other hosts to end after one has failed
 TICK_S = 0.05
-EXIT_OUTPUT = 74  # the launcher's word too: it ended well, its results are not where they should be
-_OURS = re.compile(rb"(\d+) (-?\d+ \d{4}-\d\d-\d\dT[\d:.]+Z .*)", re.DOTALL)
+EXIT_OUTPUT = 74  # the launcher's code too: training succeeded, the upload of its results failed
+_NUMBERED_LINE = re.compile(rb"(\d+) (-?\d+ \d{4}-\d\d-\d\dT[\d:.]+Z .*)", re.DOTALL)
 
 
 def hosts(request: Mapping[str, Any]) -> list[str]:
@@ -44,17 +43,17 @@ def hosts(request: Mapping[str, Any]) -> list[str]:
     return [f"algo-{number + 1}" for number in range(int(request["ResourceConfig"]["InstanceCount"]))]
 
 
-class Keeper:
-    """Starts an attempt's hosts, waits for their end, and removes them."""
+class LocalJob:
+    """Starts the containers of an attempt, waits for their end, and removes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.request = json.loads((folder / "request.json").read_text())
         self.attempt_id = str(self.request["TrainingJobName"])
-        self._asked = threading.Event()
+        self._stop_requested = threading.Event()
         self._hosts: list[_Host] = []
-        self._store = LocalStore(folder) if local_store.asked(self.request) else None
-        self._said: dict[str, Any] = {
+        self._s3 = LocalS3(folder) if local_s3.uses_s3(self.request) else None
+        self._status: dict[str, Any] = {
             "pid": os.getpid(),
             "start_ticks": start_time(os.getpid()),
             "boot_id": boot_id(),
@@ -66,171 +65,173 @@ class Keeper:
         }
 
     def run(self) -> None:
-        """Do all of it; blocking until the attempt has ended."""
-        signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
-        signal.signal(signal.SIGINT, lambda *_: self._asked.set())
-        self._say("STARTING")
+        """Run the attempt and write its status; blocking until it has ended."""
+        signal.signal(signal.SIGTERM, lambda *_: self._stop_requested.set())
+        signal.signal(signal.SIGINT, lambda *_: self._stop_requested.set())
+        self._write_status("STARTING")
         try:
-            status = self._attempt()
+            status = self._run_hosts()
         except BackendError as error:
             status = Status(State.FAILED, EXIT_REFUSED, error.message)
         except Exception as error:
             status = Status(State.LOST, None, f"the process that keeps the containers broke: {error!r}")
         try:
-            docker.remove(self.folder)
+            docker.remove_all(self.folder)
         except BackendError as error:
             print(error, file=sys.stderr)  # noqa: T201 - launcher.out
         for host in self._hosts:
             host.close()
-        if self._store is not None:
-            status = self._take(status)
-        self._say(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=_now())
+        if self._s3 is not None:
+            status = self._upload_results(status)
+        self._write_status(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=_now())
 
     @property
     def _cancelled(self) -> bool:
-        return self._asked.is_set() or (self.folder / "cancel").exists()
+        return self._stop_requested.is_set() or (self.folder / "cancel").exists()
 
-    def _attempt(self) -> Status:
-        docker.remove(self.folder)  # what a keeper that was killed has left
+    def _run_hosts(self) -> Status:
+        docker.remove_all(self.folder)  # containers of an earlier process that was killed
         names = hosts(self.request)
-        if self._store is not None:
-            self.request = self._store.bring(self.request, lambda: self._cancelled)
+        if self._s3 is not None:
+            self.request = self._s3.download_inputs(self.request, lambda: self._cancelled)
         if self._cancelled:
             return Status(State.CANCELLED)
-        self._said["image"] = docker.image(str(self.request["AlgorithmSpecification"]["TrainingImage"]))
-        docker.connect(self.folder, self.attempt_id)
+        self._status["image"] = docker.image_digest(str(self.request["AlgorithmSpecification"]["TrainingImage"]))
+        docker.create_network(self.folder, self.attempt_id)
         for name in names:
             self._hosts.append(_Host(self, name, names))
-        self._say("RUNNING")
-        over = self._watch()
+        self._write_status("RUNNING")
+        stopped_by = self._wait()
         ended = [host for host in self._hosts if host.code]
         failed = min(ended, key=lambda host: host.ended_at, default=None)
-        found: dict[str, Any] = {"TrainingJobStatus": "Completed"}
-        if over:
-            found = {"TrainingJobStatus": "Stopped", "SecondaryStatus": over}
+        description: dict[str, Any] = {"TrainingJobStatus": "Completed"}
+        if stopped_by:
+            description = {"TrainingJobStatus": "Stopped", "SecondaryStatus": stopped_by}
         elif failed is not None:
-            said = failed.failure()
-            reason = f"AlgorithmError: {said + ', ' if said else ''}exit code: {failed.code}"
-            found = {"TrainingJobStatus": "Failed", "FailureReason": reason}
-        return status.status_of(found)
+            message = failed.read_failure()
+            reason = f"AlgorithmError: {message + ', ' if message else ''}exit code: {failed.code}"
+            description = {"TrainingJobStatus": "Failed", "FailureReason": reason}
+        return status.parse_status(description)
 
-    def _take(self, status: Status) -> Status:
-        """Bring results to S3; without them a job that ended well has not succeeded."""
-        assert self._store is not None
+    def _upload_results(self, status: Status) -> Status:
+        """Upload results to S3; a job whose upload fails has failed."""
+        assert self._s3 is not None
         try:
             if self._hosts:
-                self._store.take(self.request, run_folder(self.request))
+                self._s3.upload_results(self.request, run_folder(self.request))
         except Exception as error:
-            said = f"the output is not complete: {error.message if isinstance(error, CloudtrainError) else repr(error)}"
+            message = (
+                f"the output is not complete: {error.message if isinstance(error, CloudtrainError) else repr(error)}"
+            )
             if status.state is State.SUCCEEDED:
-                return Status(State.FAILED, EXIT_OUTPUT, said)
-            return Status(status.state, status.exit_code, f"{status.reason}; {said}" if status.reason else said)
+                return Status(State.FAILED, EXIT_OUTPUT, message)
+            return Status(status.state, status.exit_code, f"{status.reason}; {message}" if status.reason else message)
         finally:
-            self._store.clear()
+            self._s3.remove_inputs()
         return status
 
-    def _watch(self) -> str:
-        """Wait until all hosts have ended; return how the job was stopped, "" where it ended by itself."""
+    def _wait(self) -> str:
+        """Wait until all hosts have ended; return SageMaker's status of a stopped job, "" if it ended by itself."""
         limit = time.monotonic() + float(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
-        over, patience = "", float("inf")
+        stopped_by, deadline = "", float("inf")
         while any(host.running for host in self._hosts):
             now = time.monotonic()
-            if not over and (self._cancelled or now >= limit):
-                over = "Stopped" if self._cancelled else "MaxRuntimeExceeded"
-                patience = now + STOP_S
-                self._say("STOPPING")
-            elif not over and patience == float("inf") and any(host.code for host in self._hosts):
-                patience = now + LINGER_S
-            elif now >= patience:
-                patience = now + LINGER_S
+            if not stopped_by and (self._cancelled or now >= limit):
+                stopped_by = "Stopped" if self._cancelled else "MaxRuntimeExceeded"
+                deadline = now + STOP_S
+                self._write_status("STOPPING")
+            elif not stopped_by and deadline == float("inf") and any(host.code for host in self._hosts):
+                deadline = now + LINGER_S
+            elif now >= deadline:
+                deadline = now + LINGER_S
                 for host in self._hosts:
-                    docker.send(host.container, "KILL")
-            if over:
+                    docker.send_signal(host.container, "KILL")
+            if stopped_by:
                 for host in self._hosts:
-                    host.ask()
+                    host.request_stop()
             time.sleep(TICK_S)
-        return over
+        return stopped_by
 
-    def _say(self, state: str, **fields: Any) -> None:
-        self._said |= {"state": state, "at": _now(), **fields}
-        files.write(self.folder / "status.json", json.dumps(self._said).encode())
+    def _write_status(self, state: str, **fields: Any) -> None:
+        self._status |= {"state": state, "at": _now(), **fields}
+        files.write(self.folder / "status.json", json.dumps(self._status).encode())
 
 
 class _Host:
-    """One container, from its start on."""
+    """A running or ended container of one host, and its log file."""
 
-    def __init__(self, keeper: Keeper, name: str, names: list[str]) -> None:
-        self.folder = keeper.folder / name
+    def __init__(self, job: LocalJob, name: str, names: list[str]) -> None:
+        self.folder = job.folder / name
         self.ended_at = float("inf")
         self.code: int | None = None
-        self._spoke = self._told = False
-        self.container = f"{docker.name(keeper.folder, keeper.attempt_id)}-{name}"
-        request = keeper.request
-        mounts = lay(self.folder / "ml", name, names, request)
+        self._has_printed = self._stop_sent = False
+        self.container = f"{docker.network_name(job.folder, job.attempt_id)}-{name}"
+        request = job.request
+        mounts = prepare_mounts(self.folder / "ml", name, names, request)
         self._log = (self.folder / "log").open("ab", buffering=0)
-        command = docker.command(keeper.folder, keeper.attempt_id, name, request, mounts)
+        command = docker.container_command(job.folder, job.attempt_id, name, request, mounts)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._copy_log, daemon=True)
         self._reader.start()
 
     @property
     def running(self) -> bool:
         if self.code is not None:
             return False
-        found = self._process.poll()
-        if found is None:
+        exit_status = self._process.poll()
+        if exit_status is None:
             return True
-        self._reader.join()  # what it printed is in the log before its end is known
+        self._reader.join()  # all output is in the log before the end is reported
         code, error = docker.exit_code(self.container)
-        self.code, self.ended_at = (found if code is None else code), time.monotonic()
-        if error and not self.failure():
+        self.code, self.ended_at = (exit_status if code is None else code), time.monotonic()
+        if error and not self.read_failure():
             (self.folder / "ml/output/failure").write_text(error)
         return False
 
-    def ask(self) -> None:
-        """Ask the launcher to leave, until it has heard.
+    def request_stop(self) -> None:
+        """Send SIGTERM to the launcher; repeated until its first line has come, then once.
 
-        Before its first line it may not be there, or listen: a first process that does not listen to a signal never
-        gets it. Afterwards once only, since a second request ends its patience.
+        Before its first line the launcher may not have installed its handler, and PID 1 never receives a signal
+        without one. A second SIGTERM after that would cut its grace period short.
         """
-        if self.running and not self._told:
-            spoke = self._spoke
-            self._told = docker.send(self.container, "TERM") and spoke
+        if self.running and not self._stop_sent:
+            has_printed = self._has_printed
+            self._stop_sent = docker.send_signal(self.container, "TERM") and has_printed
 
-    def failure(self) -> str:
-        """Return what the container left in /opt/ml/output/failure."""
+    def read_failure(self) -> str:
+        """Return the text that the container wrote to /opt/ml/output/failure, "" without one."""
         try:
             return (self.folder / "ml/output/failure").read_text(errors="replace")[:900]
         except OSError:
             return ""
 
     def close(self) -> None:
-        """Wait for the last line; the container is gone."""
+        """Wait for the last line of a removed container and close its log."""
         self._process.wait()
         self._reader.join()
         self._log.close()
 
-    def _read(self) -> None:
-        """Write lines as the launcher has numbered them; those of others get the numbers between."""
+    def _copy_log(self) -> None:
+        """Copy the container's output into the log, with the launcher's numbers; other lines get numbers in between."""
         assert self._process.stdout is not None
-        foreign = following = 0
+        unnumbered = next_seq = 0
         for line in self._process.stdout:
             text = line.rstrip(b"\n")
-            if found := _OURS.fullmatch(text):
-                seq, rest, self._spoke = int(found[1]) + foreign, found[2], True
+            if numbered := _NUMBERED_LINE.fullmatch(text):
+                seq, rest, self._has_printed = int(numbered[1]) + unnumbered, numbered[2], True
             else:
-                seq, rest, foreign = following, b"-1 %b %b" % (_now().encode(), text.rstrip(b"\r")), foreign + 1
-            following = seq + 1
+                seq, rest, unnumbered = next_seq, b"-1 %b %b" % (_now().encode(), text.rstrip(b"\r")), unnumbered + 1
+            next_seq = seq + 1
             try:
                 self._log.write(b"%d %b\n" % (seq, rest))
             except OSError:
-                continue  # a full disk: training goes on
+                continue  # a full disk must not stop the training
 
 
-def lay(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """Make what SageMaker lays below /opt/ml and return the mounts: source, target, whether it may be written."""
+def prepare_mounts(ml: Path, host: str, names: list[str], request: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Write the files that SageMaker puts below /opt/ml, and return the mounts: source, target, writable."""
     for inner in ("input/config", "input/data", "output"):
         (ml / inner).mkdir(parents=True, exist_ok=True)
     config = {
@@ -271,4 +272,4 @@ def _now() -> str:
 
 
 if __name__ == "__main__":
-    Keeper(Path(sys.argv[1])).run()
+    LocalJob(Path(sys.argv[1])).run()

@@ -1,7 +1,7 @@
-"""The log of a training job in CloudWatch: the streams of all nodes, as lines that come once and in order.
+"""Read a SageMaker training job's log from CloudWatch: the lines of all nodes, each once and in order.
 
-A node has one stream for every start of its container: `<job>/algo-<N>-<time>`. The launcher numbers its lines at the
-source, so that late and doubled ones are seen for what they are; what others print (an image's own words) has number -1.
+A node has one stream for every start of its container: `<job>/algo-<N>-<time>`. The launcher numbers its lines, so that
+the reader can sort late lines and drop repeated ones. Lines from other programs in the image have the number -1.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-GAP_MS = 60_000  # a missing line is not waited for when lines come that are this much younger
-_OURS = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
+GAP_MS = 60_000  # a missing line is given up once a line this much newer has come
+_NUMBERED_LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 _STREAM = re.compile(r".*/algo-(\d+)-(.+)")
 _FINAL = frozenset(state.value for state in State if state.final)
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far one node was read; its text is the node's part of a cursor."""
+class Position:
+    """How far one node's log was read; `str` of it is the node's part of a cursor."""
 
-    stream: int = 0  # of the node's streams, one for every start
-    at_ms: int = 0  # of the last event
-    foreign: int = 0  # lines of others that were read at that very time
-    seq: int = 0  # the next number in this stream
-    base: int = 0  # lines in the streams before: a node's numbers go on
-    ended: int = 0  # the launcher has said its last word
+    stream: int = 0  # index among the node's streams, one for every container start
+    at_ms: int = 0  # time of the last event that was read
+    unnumbered: int = 0  # lines without a number that were read with this same time
+    seq: int = 0  # number of the next line in this stream
+    base: int = 0  # number of lines in the earlier streams; a node's numbers continue
+    ended: int = 0  # 1: the launcher has printed its final state
 
     def __str__(self) -> str:
-        return f"{self.stream}.{self.at_ms}.{self.foreign}.{self.seq}.{self.base}.{self.ended}"
+        return f"{self.stream}.{self.at_ms}.{self.unnumbered}.{self.seq}.{self.base}.{self.ended}"
 
 
 class _Event(NamedTuple):
     at_ms: int
-    seq: int  # -1: not the launcher's
+    seq: int  # -1: not a line of the launcher
     rank: int
     at: str
     text: str
 
 
-def places(cursor: str | None, nodes: int) -> list[Place]:
-    """Return where to go on for every node; raises BadRequest for what is no cursor."""
+def parse_cursor(cursor: str | None, nodes: int) -> list[Position]:
+    """Return every node's position from a cursor; raises BadRequest for an invalid one."""
     try:
-        found = [Place(*map(int, part.split("."))) for part in cursor.split(",")] if cursor else []
+        positions = [Position(*map(int, part.split("."))) for part in cursor.split(",")] if cursor else []
     except (TypeError, ValueError):
         raise BadRequest(f"{cursor!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
-    return found + [Place()] * (nodes - len(found))
+    return positions + [Position()] * (nodes - len(positions))
 
 
-def read(aws: Aws, job: str, known: list[Place], *, over: bool) -> Iterator[LogLine]:
-    """Yield what is behind the places, by time, in order on each node, and move the places along; blocking.
+def read_lines(aws: Aws, job: str, positions: list[Position], *, over: bool) -> Iterator[LogLine]:
+    """Yield the lines after the positions, by time and in order on each node, and advance the positions; blocking.
 
-    `over`: nothing more will be written, so that a missing line is not waited for. Raises AwsError.
+    `over`: nothing more will be written, so a missing line is not waited for. Raises AwsError.
     """
-    streams = _streams(aws, job)
-    known += [Place()] * (max(streams, default=-1) + 1 - len(known))
-    words = [str(place) for place in known]
-    nodes = [_node(aws, names, node, known[node], over) for node, names in sorted(streams.items())]
+    streams = _list_streams(aws, job)
+    positions += [Position()] * (max(streams, default=-1) + 1 - len(positions))
+    cursor = [str(position) for position in positions]
+    nodes = [_read_node(aws, names, node, positions[node], over) for node, names in sorted(streams.items())]
     merged = nodes[0] if len(nodes) == 1 else heapq.merge(*nodes, key=itemgetter(1))
-    for node, at, event, place in merged:
-        known[node] = place
-        words[node] = str(place)
-        seq = event.seq + place.base if event.seq >= 0 else -1
-        yield LogLine(at, node, event.rank, seq, event.text, ",".join(words))
+    for node, at, event, position in merged:
+        positions[node] = position
+        cursor[node] = str(position)
+        seq = event.seq + position.base if event.seq >= 0 else -1
+        yield LogLine(at, node, event.rank, seq, event.text, ",".join(cursor))
 
 
-def _streams(aws: Aws, job: str) -> dict[int, list[str]]:
-    """Return the names of each node's streams, oldest first; none before the job has written anything."""
-    found: dict[int, list[tuple[int, str, str]]] = {}
+def _list_streams(aws: Aws, job: str) -> dict[int, list[str]]:
+    """Return node -> the names of its log streams, oldest first; {} before the job has written anything."""
+    streams: dict[int, list[tuple[int, str, str]]] = {}
     token: dict[str, str] = {}
     while True:
         try:
@@ -89,73 +89,73 @@ def _streams(aws: Aws, job: str) -> dict[int, list[str]]:
         for stream in page.get("logStreams", []):
             name = str(stream["logStreamName"])
             if parts := _STREAM.fullmatch(name):
-                found.setdefault(int(parts[1]) - 1, []).append((int(stream.get("creationTime") or 0), parts[2], name))
+                streams.setdefault(int(parts[1]) - 1, []).append((int(stream.get("creationTime") or 0), parts[2], name))
         if not page.get("nextToken"):
-            return {node: [name for _, _, name in sorted(names)] for node, names in found.items()}
+            return {node: [name for _, _, name in sorted(names)] for node, names in streams.items()}
         token = {"nextToken": page["nextToken"]}
 
 
-def _node(
-    aws: Aws, names: Sequence[str], node: int, place: Place, over: bool
-) -> Iterator[tuple[int, str, _Event, Place]]:
-    """Yield a node's lines with the place behind each."""
-    while place.stream < len(names):
-        last = place.stream == len(names) - 1
-        found = _events(aws, names[place.stream], place.at_ms)
-        for event, behind in _in_order(found, place, over or not last):
-            place = behind
-            yield node, event.at, event, place
+def _read_node(
+    aws: Aws, names: Sequence[str], node: int, position: Position, over: bool
+) -> Iterator[tuple[int, str, _Event, Position]]:
+    """Yield a node's lines, each with the position after it."""
+    while position.stream < len(names):
+        last = position.stream == len(names) - 1
+        log_events = _read_events(aws, names[position.stream], position.at_ms)
+        for event, advanced in _order_lines(log_events, position, over or not last):
+            position = advanced
+            yield node, event.at, event, position
         if last:
             return
-        place = Place(stream=place.stream + 1, base=place.base + place.seq)
+        position = Position(stream=position.stream + 1, base=position.base + position.seq)
 
 
-def _in_order(found: Iterable[_Event], place: Place, over: bool) -> Iterator[tuple[_Event, Place]]:
-    """Drop what was read before, and hold a line back while one before it is missing."""
+def _order_lines(log_events: Iterable[_Event], position: Position, over: bool) -> Iterator[tuple[_Event, Position]]:
+    """Drop lines that were read before, and hold a line back while an earlier one is missing."""
     held: dict[int, _Event] = {}
-    skip, skip_at = place.foreign, place.at_ms
+    skip, skip_at = position.unnumbered, position.at_ms
     newest = 0
 
-    def ready() -> Iterator[tuple[_Event, Place]]:
-        nonlocal place
-        while (event := held.pop(place.seq, None)) is not None:
-            place = _behind(place, event)
-            yield event, place
+    def ready() -> Iterator[tuple[_Event, Position]]:
+        nonlocal position
+        while (event := held.pop(position.seq, None)) is not None:
+            position = _advance(position, event)
+            yield event, position
 
-    for event in found:
+    for event in log_events:
         newest = max(newest, event.at_ms)
         if event.seq < 0:
             if event.at_ms == skip_at and skip:
                 skip -= 1
                 continue
-            place = _behind(place, event)
-            yield event, place
-        elif event.seq >= place.seq:
+            position = _advance(position, event)
+            yield event, position
+        elif event.seq >= position.seq:
             held.setdefault(event.seq, event)
             yield from ready()
             while held and newest - held[min(held)].at_ms >= GAP_MS:
-                place = replace(place, seq=min(held))
+                position = replace(position, seq=min(held))
                 yield from ready()
     while held and over:
-        place = replace(place, seq=min(held))
+        position = replace(position, seq=min(held))
         yield from ready()
 
 
-def _behind(place: Place, event: _Event) -> Place:
-    at_ms = max(place.at_ms, event.at_ms)
-    foreign = (place.foreign if at_ms == place.at_ms else 0) + (event.seq < 0 and event.at_ms == at_ms)
-    ended = place.ended or (event.seq >= 0 and event.rank == -1 and _is_last_word(event.text))
-    seq = event.seq + 1 if event.seq >= 0 else place.seq
-    return replace(place, at_ms=at_ms, foreign=foreign, seq=seq, ended=int(ended))
+def _advance(position: Position, event: _Event) -> Position:
+    at_ms = max(position.at_ms, event.at_ms)
+    unnumbered = (position.unnumbered if at_ms == position.at_ms else 0) + (event.seq < 0 and event.at_ms == at_ms)
+    ended = position.ended or (event.seq >= 0 and event.rank == -1 and _is_final_state(event.text))
+    seq = event.seq + 1 if event.seq >= 0 else position.seq
+    return replace(position, at_ms=at_ms, unnumbered=unnumbered, seq=seq, ended=int(ended))
 
 
-def _is_last_word(text: str) -> bool:
-    found = events.parse(text)
-    return found is not None and found[0] == "state" and found[1].get("state") in _FINAL
+def _is_final_state(text: str) -> bool:
+    event = events.parse(text)
+    return event is not None and event[0] == "state" and event[1].get("state") in _FINAL
 
 
-def _events(aws: Aws, stream: str, since_ms: int) -> Iterator[_Event]:
-    """Yield a stream's events from a time on, page by page: the same token again means that there is no more."""
+def _read_events(aws: Aws, stream: str, since_ms: int) -> Iterator[_Event]:
+    """Yield a stream's events from a time on, page by page. CloudWatch repeats the token on the last page."""
     token: dict[str, str] = {}
     while True:
         try:
@@ -172,16 +172,16 @@ def _events(aws: Aws, stream: str, since_ms: int) -> Iterator[_Event]:
             if error.code == "ResourceNotFoundException":
                 return
             raise
-        yield from map(_event, page.get("events", []))
-        following = page.get("nextForwardToken")
-        if not following or following == token.get("nextToken"):
+        yield from map(_parse_event, page.get("events", []))
+        next_token = page.get("nextForwardToken")
+        if not next_token or next_token == token.get("nextToken"):
             return
-        token = {"nextToken": following}
+        token = {"nextToken": next_token}
 
 
-def _event(raw: Any) -> _Event:
+def _parse_event(raw: Any) -> _Event:
     at_ms, message = int(raw["timestamp"]), str(raw["message"]).rstrip("\n")
-    if parts := _OURS.fullmatch(message):
+    if parts := _NUMBERED_LINE.fullmatch(message):
         return _Event(at_ms, int(parts[1]), int(parts[2]), parts[3], parts[4])
     at = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return _Event(at_ms, -1, -1, at, message)

@@ -1,11 +1,11 @@
-"""A job as a complete CreateTrainingJob request: pure data, shared by `sagemaker` and its local twin.
+"""Build the complete CreateTrainingJob request of a job: pure data; `sagemaker-local` shares its parts.
 
-    s3://<bucket>/<prefix>/code/<sha256>/source.tar.gz    bundles, by their digest; the channel `cloudtrain`
-    <output>/<run>/checkpoints/                           the run's, brought to /opt/ml/checkpoints at every start
+    s3://<bucket>/<prefix>/code/<sha256>/source.tar.gz    source bundles, by digest; the channel `cloudtrain`
+    <output>/<run>/checkpoints/                           of the run; SageMaker copies it to /opt/ml/checkpoints at every start
     <output>/<run>/<attempt>/output/model.tar.gz          /opt/ml/model of all nodes, and output.tar.gz: /opt/ml/output/data
 
-The container's command unpacks the channel and becomes launch.py: PID 1 is ours, so that SIGTERM, exit codes and argv work
-on any image with Python. The orders travel as hyperparameters, each in JSON's quotes, as the SDK's estimators write them.
+The container's command unpacks the channel and execs launch.py. The launcher is PID 1, so that SIGTERM, exit codes and argv
+work on any image with Python. The manifest travels as hyperparameters, each a JSON string as the SDK's estimators write them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 CHANNEL = "cloudtrain"
 OBJECT = "source.tar.gz"
-DISK_GB = 100  # where the job names none; SageMaker's own default, 30, does not hold a model and its checkpoints
-MARGIN_S = 900  # over max_runtime, which the launcher keeps itself: staging before, the last checkpoint behind it
-WAIT_S = 24 * 3600  # for spot capacity, where max_wait is not given
+DISK_GB = 100  # default of resources.disk_gb; SageMaker's default, 30, is too small for a model and its checkpoints
+MARGIN_S = 900  # added to max_runtime, which the launcher enforces: for downloads before and the last checkpoint after
+WAIT_S = 24 * 3600  # default wait for spot capacity (options.sagemaker.max_wait)
 STOP_S = 120  # SageMaker's time between SIGTERM and SIGKILL
-EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # of metric events, for SageMaker's own charts
-# Arguments of at most 256 characters each: Python without its warnings about tarfile's filters, and this program.
+EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # metrics of our events that SageMaker's charts show
+# The program of `python -W ignore -c`; SageMaker takes at most 256 characters for each argument.
 UNPACK = (
     "import os,sys,tarfile as t;b=os.environ.get('SAGEMAKER_BASE_DIR','/opt/ml');s=b+'/cloudtrain';"
     f"t.open(b+'/input/data/{CHANNEL}/{OBJECT}').extractall(s);os.chdir(s);"
@@ -41,8 +41,8 @@ UNPACK = (
 
 
 @dataclass(frozen=True)
-class Made:
-    """A request with what is to be said about it; `problems` come with a request that must not be sent."""
+class BuiltRequest:
+    """A request with its notes, problems and price; a request with problems must not be sent."""
 
     request: dict[str, Any]
     manifest: Manifest
@@ -51,39 +51,39 @@ class Made:
     price: dict[str, Any] | None
 
 
-def create_training_job(
+def build_request(
     job: Job,
     run_id: str,
     attempt: int,
     sha256: str,
     options: Mapping[str, Any],
     about: Mapping[str, Any] | None = None,
-) -> Made:
-    """Return the request for an attempt of a job; `options` is the backend's own model as a dictionary."""
-    machine, notes, problems = _machine(job)
+) -> BuiltRequest:
+    """Return the CreateTrainingJob request for an attempt of a job; `options` are those of the backend `sagemaker`."""
+    machine, notes, problems = _choose_machine(job)
     if machine and machine.accelerators and not job.resources.accelerators:
-        gpus = f"{machine.accelerator}:{machine.accelerators}"  # ranks and their number follow from what is there
+        gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
         job = job.replace(resources={**job.resources.model_dump(exclude_unset=True), "accelerators": gpus})
         notes.append(f"{machine.name} has {gpus.replace(':', ' x ')}: each node has {job.processes} ranks")
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"
     manifest = Manifest.of(job, run_id, attempt, about)
-    channels, inputs, wrong = _inputs(job, options)
-    problems += wrong
-    manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker brings the folders home itself
-    image, wrong = _image(job, machine, options)
-    problems += wrong + _missing(job, options)
-    code = channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")
-    metrics, said = _metrics(job)
-    notes += said
+    channels, inputs, found_problems = _build_channels(job, options)
+    problems += found_problems
+    manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker itself copies output and inputs
+    image, found_problems = _choose_image(job, machine, options)
+    problems += found_problems + _check_options(job, options)
+    code = s3_channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")
+    metrics, metric_notes = _metric_definitions(job)
+    notes += metric_notes
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
-        "HyperParameters": orders(manifest, options),
+        "HyperParameters": hyperparameters(manifest, options),
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
-            **command(options),
+            **container_command(options),
             "MetricDefinitions": metrics,
             "EnableSageMakerMetricsTimeSeries": True,
         },
@@ -100,8 +100,8 @@ def create_training_job(
         "ProfilerConfig": {"DisableProfiler": True},
         "Tags": _tags(job, manifest),
     }
-    _settings(request, job, machine, options)
-    problems += limits.problems(request, job)
+    _add_options(request, job, machine, options)
+    problems += limits.find_problems(request, job)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > STOP_S - 20:
         notes.append(f"SageMaker kills a job {STOP_S} s after it is asked to stop: limits.grace is longer")
@@ -111,25 +111,25 @@ def create_training_job(
     if price:
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
         notes.append(f"the price is for {job.num_nodes} x {machine.name if machine else ''} on demand in us-east-1")
-    return Made(request, manifest, tuple(notes), tuple(problems), price)
+    return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 
 
-def orders(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hyperparameters: the manifest's pieces, and what the toolkit reads where that starts the launcher."""
+def hyperparameters(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hyperparameters: the manifest's pieces, and the toolkit's own with `entry: toolkit`."""
     pieces = {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())}
     archive = f"/opt/ml/input/data/{CHANNEL}/{OBJECT}"
     return pieces | (toolkit.hyperparameters(archive) if options.get("entry") == "toolkit" else {})
 
 
-def command(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the container's command; empty where the image's own, the toolkit's, is to run."""
+def container_command(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the container's command that starts the launcher; {} with `entry: toolkit`, which keeps the image's command."""
     if options.get("entry") == "toolkit":
         return {}
     return {"ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK]}
 
 
-def _settings(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:
-    """Add what only some requests have."""
+def _add_options(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:
+    """Add the fields that depend on options: encryption, network, warm pools, EFA, spot, retries."""
     if options.get("kms_key"):
         request["OutputDataConfig"]["KmsKeyId"] = options["kms_key"]
     if options.get("volume_kms_key"):
@@ -150,89 +150,101 @@ def _settings(request: dict[str, Any], job: Job, machine: Machine | None, option
     stopping = request["StoppingCondition"]
     if job.resources.use_spot:
         request["EnableManagedSpotTraining"] = True
-        asked = options.get("max_wait")
-        wait_s = units.duration_s(asked) if asked else stopping["MaxRuntimeInSeconds"] + WAIT_S
-        stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not asked else wait_s
+        max_wait = options.get("max_wait")
+        wait_s = units.duration_s(max_wait) if max_wait else stopping["MaxRuntimeInSeconds"] + WAIT_S
+        stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
     if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:
         request["RetryStrategy"] = {"MaximumRetryAttempts": job.retry.max_attempts - 1}
 
 
-def _machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]:
-    """Return the machine type of a job, None where the catalogue does not know it, with notes and problems."""
-    table, asked = machines.load("sagemaker"), job.resources.instance_type
-    said = "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
-    if (asked or "").startswith("ml.trn") or (job.resources.accelerator or "").lower().startswith(("trn", "trainium")):
-        path = "resources.instance_type" if asked else "resources.accelerators"
-        return None, [], [Problem(said, path, "choose GPUs: L40S, A100, H100")]
-    if not asked:
-        found = machines.choose(table, job.resources)
-        return (found, [], []) if isinstance(found, Machine) else (None, [], [found])
-    if not asked.startswith("ml."):
-        hint = f"write ml.{asked}"
-        return None, [], [Problem(f"{asked!r} is no instance type of SageMaker", "resources.instance_type", hint)]
-    machine = machines.named(table, asked)
+def _choose_machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]:
+    """Return a job's machine type with notes and problems; None for a type that is not in the catalogue."""
+    table, instance_type = machines.load("sagemaker"), job.resources.instance_type
+    message = (
+        "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
+    )
+    if (instance_type or "").startswith("ml.trn") or (job.resources.accelerator or "").lower().startswith(
+        ("trn", "trainium")
+    ):
+        path = "resources.instance_type" if instance_type else "resources.accelerators"
+        return None, [], [Problem(message, path, "choose GPUs: L40S, A100, H100")]
+    if not instance_type:
+        choice = machines.choose(table, job.resources)
+        return (choice, [], []) if isinstance(choice, Machine) else (None, [], [choice])
+    if not instance_type.startswith("ml."):
+        hint = f"write ml.{instance_type}"
+        return (
+            None,
+            [],
+            [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
+        )
+    machine = machines.named(table, instance_type)
     if machine is None:
-        note = f"{asked} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
+        note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
         return None, [note], []
-    wanted = job.resources
-    right = machines.matches(wanted.accelerator, machine.accelerator) if wanted.accelerator else True
-    if wanted.accelerators and not (right and machine.accelerators == wanted.gpus):
-        has = f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
-        return machine, [], [Problem(f"{asked} has {has}, not {wanted.accelerators}", "resources.accelerators")]
+    resources = job.resources
+    same_accelerator = machines.matches(resources.accelerator, machine.accelerator) if resources.accelerator else True
+    if resources.accelerators and not (same_accelerator and machine.accelerators == resources.gpus):
+        offered = f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
+        return (
+            machine,
+            [],
+            [Problem(f"{instance_type} has {offered}, not {resources.accelerators}", "resources.accelerators")],
+        )
     return machine, [], []
 
 
-def _image(job: Job, machine: Machine | None, options: Mapping[str, Any]) -> tuple[str, list[Problem]]:
-    """Return the image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
-    if named := job.image or options.get("image"):
-        return str(named), []
+def _choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) -> tuple[str, list[Problem]]:
+    """Return the container image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
+    if image := job.image or options.get("image"):
+        return str(image), []
     if job.entrypoint is None:
-        said = "is not named, and the shared trainer needs one with its torch and transformers"
-        return "", [Problem(said, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
+        message = "is not named, and the shared trainer needs one with its torch and transformers"
+        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
     if machine is not None and not machine.accelerators:
-        said = "is not named, and Hugging Face's training images are for GPUs only"
-        return "", [Problem(said, "image", "name one with Python 3.9 or newer")]
-    found = images.image(options.get("region") or "")
-    if found is None:
-        where = options.get("region") or "no region (options.sagemaker.region)"
-        said = f"is not named, and there is no image of Hugging Face's in {where}"
-        return "", [Problem(said, "image", "name one")]
-    return found, []
+        message = "is not named, and Hugging Face's training images are for GPUs only"
+        return "", [Problem(message, "image", "name one with Python 3.9 or newer")]
+    default_image = images.default_image(options.get("region") or "")
+    if default_image is None:
+        region = options.get("region") or "no region (options.sagemaker.region)"
+        message = f"is not named, and there is no image of Hugging Face's in {region}"
+        return "", [Problem(message, "image", "name one")]
+    return default_image, []
 
 
-def _missing(job: Job, options: Mapping[str, Any]) -> list[Problem]:
-    """Return what the account's options lack, and what they exclude."""
-    found = []
+def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems of the options: missing ones, and combinations that exclude each other."""
+    problems = []
     for name, what in (("role", "the ARN of a role that SageMaker may take"), ("bucket", "a bucket for the source")):
         if not options.get(name):
             hint = "cloudtrain init -t sagemaker looks for one; docs/sagemaker.md"
-            found.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
+            problems.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
     spot = job.resources.use_spot
     if spot and options.get("keep_alive_s"):
-        said = "machines of a spot job cannot be kept warm"
-        found.append(Problem(said, "options.sagemaker.keep_alive_s", "leave it out, or resources.use_spot"))
+        message = "machines of a spot job cannot be kept warm"
+        problems.append(Problem(message, "options.sagemaker.keep_alive_s", "leave it out, or resources.use_spot"))
     if options.get("max_wait") and not spot:
-        said = "is for spot jobs only"
-        found.append(Problem(said, "options.sagemaker.max_wait", "set resources.use_spot: true"))
+        message = "is for spot jobs only"
+        problems.append(Problem(message, "options.sagemaker.max_wait", "set resources.use_spot: true"))
     if options.get("isolate"):
         if job.environment.requirements:
-            said = "cannot be installed without a network (options.sagemaker.isolate)"
-            found.append(Problem(said, "environment.requirements", "none, with everything in the image"))
+            message = "cannot be installed without a network (options.sagemaker.isolate)"
+            problems.append(Problem(message, "environment.requirements", "none, with everything in the image"))
         if job.secrets:
-            found.append(Problem("cannot be read without a network (options.sagemaker.isolate)", "secrets"))
+            problems.append(Problem("cannot be read without a network (options.sagemaker.isolate)", "secrets"))
     if job.output and not job.output.startswith("s3://"):
-        found.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
-    return found
+        problems.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
+    return problems
 
 
-def _inputs(
+def _build_channels(
     job: Job, options: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]], list[Problem]]:
-    """Return the channels, the launcher's own view of the inputs, and problems.
+    """Return the input channels, the inputs as the launcher's manifest describes them, and problems.
 
-    copy is a File channel and mount a FastFile one; what is streamed the script opens by its URI.
+    `copy` becomes a File channel and `mount` a FastFile channel. A script opens a `stream` input by its URI.
     """
-    channels, seen, problems = [], {}, []
+    channels, launcher_inputs, problems = [], {}, []
     shard = list(options.get("shard") or [])
     for name in shard:
         if name not in job.inputs:
@@ -240,49 +252,51 @@ def _inputs(
     for name, item in job.inputs.items():
         if item.mode == "stream":
             if options.get("isolate"):
-                said = "cannot be streamed without a network (options.sagemaker.isolate)"
-                problems.append(Problem(said, f"inputs.{name}.mode", "copy or mount"))
-            seen[name] = {"uri": item.uri, "mode": "stream"}
+                message = "cannot be streamed without a network (options.sagemaker.isolate)"
+                problems.append(Problem(message, f"inputs.{name}.mode", "copy or mount"))
+            launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
             continue
         if name.lower() == CHANNEL:
             problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
         if not item.uri.startswith("s3://"):
-            said = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
-            problems.append(Problem(said, f"inputs.{name}.uri", "stream: the script opens it itself"))
+            message = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
+            problems.append(Problem(message, f"inputs.{name}.uri", "stream: the script opens it itself"))
             continue
-        uri, file = prefix(item.uri)
+        uri, file = split_prefix(item.uri)
         mode = "FastFile" if item.mode == "mount" else None
-        channels.append(channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
-        seen[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
-    return channels, seen, problems
+        channels.append(s3_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
+        launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
+    return channels, launcher_inputs, problems
 
 
-def prefix(uri: str) -> tuple[str, str]:
-    """Return an input's S3Prefix, and the object's name where it is a single one: its last part has a dot."""
+def split_prefix(uri: str) -> tuple[str, str]:
+    """Return an input's S3Prefix, and the file's name if it is one file: its last part has a dot."""
     last = uri.rstrip("/").rpartition("/")[2]
     if not uri.endswith("/") and "." in last and uri.count("/") > 2:
         return uri, last
-    return uri.rstrip("/") + "/", ""  # without its slash it would take in what only begins like it: train2 beside train
+    return uri.rstrip("/") + "/", ""  # without the slash, train would match train2 too
 
 
-def channel(name: str, uri: str, mode: str | None = None, spread: str = "FullyReplicated") -> dict[str, Any]:
-    """Return a channel that reads from S3; `mode` None is that of the job, File."""
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": spread}
-    made: dict[str, Any] = {"DataSource": {"S3DataSource": source}, "ChannelName": name}
-    return made | ({"InputMode": mode} if mode else {})
+def s3_channel(name: str, uri: str, mode: str | None = None, distribution: str = "FullyReplicated") -> dict[str, Any]:
+    """Return a channel that reads from S3; `mode` None means the job's mode, File."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
+    channel: dict[str, Any] = {"DataSource": {"S3DataSource": source}, "ChannelName": name}
+    return channel | ({"InputMode": mode} if mode else {})
 
 
-def _metrics(job: Job) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the metric definitions for SageMaker's own charts, and notes on those it cannot have."""
-    made = [{"Name": name, "Regex": pattern} for name, pattern in job.metrics.items() if "(?P" not in pattern]
-    named = [name for name, pattern in job.metrics.items() if "(?P" in pattern]
-    notes = [f"metrics with named groups are heard here, not in SageMaker's charts: {', '.join(named)}"] * bool(named)
+def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the metric definitions for SageMaker's charts, and notes on metrics that they cannot show."""
+    definitions = [{"Name": name, "Regex": pattern} for name, pattern in job.metrics.items() if "(?P" not in pattern]
+    skipped = [name for name, pattern in job.metrics.items() if "(?P" in pattern]
+    notes = [f"metrics with named groups are heard here, not in SageMaker's charts: {', '.join(skipped)}"] * bool(
+        skipped
+    )
     for name in EMITTED:
         if name not in job.metrics:
-            made.append({"Name": name, "Regex": f'::cloudtrain::.*"{name}":([0-9.eE+-]+)'})
-    return made, notes
+            definitions.append({"Name": name, "Regex": f'::cloudtrain::.*"{name}":([0-9.eE+-]+)'})
+    return definitions, notes
 
 
 def _tags(job: Job, manifest: Manifest) -> list[dict[str, str]]:
-    found = {**job.labels, "cloudtrain:run": manifest.run_id, "cloudtrain:attempt": str(manifest.attempt)}
-    return [{"Key": name, "Value": text} for name, text in found.items()]
+    tags = {**job.labels, "cloudtrain:run": manifest.run_id, "cloudtrain:attempt": str(manifest.attempt)}
+    return [{"Key": name, "Value": text} for name, text in tags.items()]

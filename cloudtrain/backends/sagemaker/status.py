@@ -1,4 +1,4 @@
-"""What SageMaker says of a training job, as a Status."""
+"""Convert DescribeTrainingJob's answer into a Status: state, exit code, reason, times, console URL, billed seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ ARN = re.compile(
 VERDICT = re.compile(
     r"\s*\[cloudtrain (?P<state>[A-Z_]+) (?P<code>-?\d+|-) (?P<by>\w+)\]"
 )  # launcher/sagemaker_failure.py
-_CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
-_SHORT = re.compile(r"\w*Capacity\w*(Error|Exception)?\b[:.]?")  # the word before the colon of a FailureReason
+_EXIT_CODE = re.compile(r"[Ee]xit [Cc]ode:? (\d+)")
+_CAPACITY_ERROR = re.compile(
+    r"\w*Capacity\w*(Error|Exception)?\b[:.]?"
+)  # the error's name at the start of a FailureReason
 _QUEUED = {"Pending"}
 _RUNNING = {"Training", "Uploading"}
 _CONSOLES = {
@@ -24,13 +26,13 @@ _CONSOLES = {
     "aws-cn": "console.amazonaws.cn",
     "aws-us-gov": "console.amazonaws-us-gov.com",
 }
-_CAPACITY = "SageMaker had no such machines: {}; try again, another instance_type, region or use_spot"
+_CAPACITY_REASON = "SageMaker had no such machines: {}; try again, another instance_type, region or use_spot"
 
 
-def status_of(found: Mapping[str, Any]) -> Status:
-    """Return the state of a job as DescribeTrainingJob told it."""
-    primary, secondary = str(found["TrainingJobStatus"]), str(found.get("SecondaryStatus") or "")
-    said = str(found.get("FailureReason") or "").strip()
+def parse_status(job: Mapping[str, Any]) -> Status:
+    """Return the Status of a job from DescribeTrainingJob's answer."""
+    primary, secondary = str(job["TrainingJobStatus"]), str(job.get("SecondaryStatus") or "")
+    failure_reason = str(job.get("FailureReason") or "").strip()
     code: int | None = None
     reason = event = ""
     if primary == "InProgress":
@@ -42,85 +44,85 @@ def status_of(found: Mapping[str, Any]) -> Status:
     elif primary == "Completed":
         state, code = State.SUCCEEDED, 0
     elif primary == "Stopped":
-        state, reason = _stopped(found, secondary, said)
+        state, reason = _stopped(job, secondary, failure_reason)
     elif primary == "Failed":
-        state, code, reason = _failed(said)
-        event = "capacity" if _without_machines(said) else ""
+        state, code, reason = _failed(failure_reason)
+        event = "capacity" if _is_capacity_error(failure_reason) else ""
     else:
         state, reason = State.LOST, f"SageMaker calls the job {primary}"
-    began, ended = _time(found.get("TrainingStartTime")), _ended(found, state)
-    return Status(state, code, reason, began, ended, url(found), _billable_s(found), event)
+    started, ended = _format_time(job.get("TrainingStartTime")), _end_time(job, state)
+    return Status(state, code, reason, started, ended, console_url(job), _billable_s(job), event)
 
 
-def url(found: Mapping[str, Any]) -> str | None:
+def console_url(job: Mapping[str, Any]) -> str | None:
     """Return the address of a job in AWS's console."""
-    arn = ARN.fullmatch(str(found.get("TrainingJobArn")))
+    arn = ARN.fullmatch(str(job.get("TrainingJobArn")))
     if not arn:
         return None
     region = arn["region"]
     host = _CONSOLES.get(arn["partition"], _CONSOLES["aws"]).format(region=region)
-    return f"https://{host}/sagemaker/home?region={region}#/jobs/{found['TrainingJobName']}"
+    return f"https://{host}/sagemaker/home?region={region}#/jobs/{job['TrainingJobName']}"
 
 
-def seconds_since_end(found: Mapping[str, Any]) -> float | None:
+def seconds_since_end(job: Mapping[str, Any]) -> float | None:
     """Return how long ago a job ended, None while it runs."""
-    ended = found.get("TrainingEndTime")
+    ended = job.get("TrainingEndTime")
     return (datetime.now(UTC) - ended).total_seconds() if isinstance(ended, datetime) else None
 
 
-def seconds_since_start(found: Mapping[str, Any]) -> float | None:
-    """Return how long ago a job had its machines, None before that."""
-    began = found.get("TrainingStartTime")
-    return (datetime.now(UTC) - began).total_seconds() if isinstance(began, datetime) else None
+def seconds_since_start(job: Mapping[str, Any]) -> float | None:
+    """Return how long ago a job's training started, None before that."""
+    started = job.get("TrainingStartTime")
+    return (datetime.now(UTC) - started).total_seconds() if isinstance(started, datetime) else None
 
 
-def _stopped(found: Mapping[str, Any], secondary: str, said: str) -> tuple[State, str]:
-    """Stopped has many meanings: a limit, somebody's wish, or spot machines that never came back."""
-    seen = [str(change.get("Status")) for change in found.get("SecondaryStatusTransitions") or []]
-    if secondary == "MaxRuntimeExceeded" or "MaxRuntimeExceeded" in seen:
+def _stopped(job: Mapping[str, Any], secondary: str, failure_reason: str) -> tuple[State, str]:
+    """Return state and reason of a job with the status Stopped: a time limit, a cancellation, or lost spot machines."""
+    history = [str(change.get("Status")) for change in job.get("SecondaryStatusTransitions") or []]
+    if secondary == "MaxRuntimeExceeded" or "MaxRuntimeExceeded" in history:
         return State.TIMED_OUT, "SageMaker ended it: MaxRuntimeInSeconds was over"
-    if secondary == "MaxWaitTimeExceeded" or "MaxWaitTimeExceeded" in seen:
-        if "Interrupted" in seen:
+    if secondary == "MaxWaitTimeExceeded" or "MaxWaitTimeExceeded" in history:
+        if "Interrupted" in history:
             return State.PREEMPTED, "the spot machine was taken away, and max_wait was over before another came"
         return State.TIMED_OUT, "no spot machine came before max_wait was over"
-    # Stopping stands there only when somebody asked; SageMaker goes from Interrupted to Stopped when it gives up itself.
-    if seen and "Stopping" not in seen and "Interrupted" in seen[-2:]:
+    # A requested stop passes through Stopping. Without one SageMaker goes from Interrupted straight to Stopped.
+    if history and "Stopping" not in history and "Interrupted" in history[-2:]:
         return State.PREEMPTED, "the spot machine was taken away"
-    return State.CANCELLED, said or "stopped on request"
+    return State.CANCELLED, failure_reason or "stopped on request"
 
 
-def _failed(said: str) -> tuple[State, int | None, str]:
-    if verdict := VERDICT.search(said):
+def _failed(failure_reason: str) -> tuple[State, int | None, str]:
+    if verdict := VERDICT.search(failure_reason):
         code = None if verdict["code"] == "-" else int(verdict["code"])
         state = State[verdict["state"]] if verdict["state"] in State.__members__ else State.FAILED
-        reason = said[: verdict.start()].removeprefix("AlgorithmError: ").strip()
+        reason = failure_reason[: verdict.start()].removeprefix("AlgorithmError: ").strip()
         return state, code, reason
-    if _without_machines(said):
-        return State.FAILED, None, _CAPACITY.format(said.partition(": ")[2].strip() or said)
-    if said.startswith("InternalServerError"):
-        return State.LOST, None, said  # the platform's own fault
-    found = _CODE.search(said)
-    return State.FAILED, int(found[1]) if found else None, said
+    if _is_capacity_error(failure_reason):
+        return State.FAILED, None, _CAPACITY_REASON.format(failure_reason.partition(": ")[2].strip() or failure_reason)
+    if failure_reason.startswith("InternalServerError"):
+        return State.LOST, None, failure_reason  # an error on SageMaker's side
+    exit_code = _EXIT_CODE.search(failure_reason)
+    return State.FAILED, int(exit_code[1]) if exit_code else None, failure_reason
 
 
-def _without_machines(said: str) -> bool:
-    """Return whether a job failed because there were no machines: CapacityError, Insufficient(Instance)Capacity..."""
-    return bool(_SHORT.match(said)) and not VERDICT.search(said)
+def _is_capacity_error(failure_reason: str) -> bool:
+    """Return whether a job failed for insufficient capacity: CapacityError, Insufficient(Instance)Capacity..."""
+    return bool(_CAPACITY_ERROR.match(failure_reason)) and not VERDICT.search(failure_reason)
 
 
-def _billable_s(found: Mapping[str, Any]) -> int | None:
-    """Return what is billed: SageMaker counts the seconds of one machine, and bills each."""
-    seconds = found.get("BillableTimeInSeconds")
+def _billable_s(job: Mapping[str, Any]) -> int | None:
+    """Return the billed seconds of all machines; SageMaker reports those of one."""
+    seconds = job.get("BillableTimeInSeconds")
     if seconds is None:
         return None
-    return int(seconds) * int((found.get("ResourceConfig") or {}).get("InstanceCount") or 1)
+    return int(seconds) * int((job.get("ResourceConfig") or {}).get("InstanceCount") or 1)
 
 
-def _ended(found: Mapping[str, Any], state: State) -> str | None:
-    return _time(found.get("TrainingEndTime") or found.get("LastModifiedTime")) if state.final else None
+def _end_time(job: Mapping[str, Any], state: State) -> str | None:
+    return _format_time(job.get("TrainingEndTime") or job.get("LastModifiedTime")) if state.final else None
 
 
-def _time(moment: Any) -> str | None:
+def _format_time(moment: Any) -> str | None:
     if not isinstance(moment, datetime):
         return None
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,9 +1,9 @@
-"""Training jobs under the image's own sagemaker-training toolkit (`options.sagemaker.entry: toolkit`); pure data.
+"""Start jobs through the image's own sagemaker-training toolkit (`options.sagemaker.entry: toolkit`); pure data.
 
-The image's own command, `train`, stays the first process. It unpacks our channel and runs the launcher, which finds its
-orders where it always does: an argument of the user's never passes through the toolkit, so none can be changed by it.
-What it would do besides, to a source that holds certain files, is refused. Read in sagemaker-training 5.1.4, and seen in
-a container of the image that images/build.sh makes with TOOLKIT=1.
+The image's command, `train`, stays the first process. It unpacks the source channel and runs the launcher, which reads its
+manifest from the hyperparameters as always. The user's arguments never pass through the toolkit, so it cannot change them.
+The toolkit treats some files in a source specially; such a source is refused. Checked in the code of sagemaker-training
+5.1.4, and in a container of the image that images/build.sh builds with TOOLKIT=1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ REFUSED = {
 
 
 def hyperparameters(archive: str) -> dict[str, str]:
-    """Return what the toolkit reads: the launcher as the program, and where the source's archive lies in the container."""
+    """Return the toolkit's hyperparameters: the launcher as its program, and the source archive's path in the container."""
     return {"sagemaker_program": json.dumps(PROGRAM), "sagemaker_submit_directory": json.dumps(archive)}
 
 
-def problems(files: Iterable[str], path: str) -> list[Problem]:
-    """Return what the toolkit would do with a source of these files; `path` is the option's in the job file."""
-    found = set(files)
+def find_problems(files: Iterable[str], path: str) -> list[Problem]:
+    """Return a problem for each source file that the toolkit would treat specially; `path` is the option in the job file."""
+    names = set(files)
     hint = "entry: launcher, or keep the file in a folder (environment.requirements names it there)"
-    return [Problem(f"{name} in the source: {why}", path, hint) for name, why in REFUSED.items() if name in found]
+    return [Problem(f"{name} in the source: {why}", path, hint) for name, why in REFUSED.items() if name in names]

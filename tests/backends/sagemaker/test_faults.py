@@ -272,11 +272,11 @@ def ours(seq: int) -> str:
 
 
 def looked(recorded: Recorded, known: list, over: bool = False) -> list[str]:
-    return [line.text for line in logs.read(recorded, "job", known, over=over)]  # type: ignore[arg-type]
+    return [line.text for line in logs.read_lines(recorded, "job", known, over=over)]  # type: ignore[arg-type]
 
 
 def test_a_line_that_comes_late_is_neither_lost_nor_out_of_order() -> None:
-    known = logs.places(None, 1)
+    known = logs.parse_cursor(None, 1)
     recorded = Recorded([(100, ours(0)), (101, ours(1)), (103, ours(3))])
     assert looked(recorded, known) == ["text 0", "text 1"]
     recorded.looks = [[(100, ours(0)), (101, ours(1)), (102, ours(2)), (103, ours(3))]]
@@ -287,14 +287,14 @@ def test_a_line_that_comes_late_is_neither_lost_nor_out_of_order() -> None:
 def test_a_line_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
     late = 100 + logs.GAP_MS
     looks = [(100, ours(0)), (100, ours(2)), (late, ours(3))]
-    assert looked(Recorded(looks), logs.places(None, 1)) == ["text 0", "text 2", "text 3"]
+    assert looked(Recorded(looks), logs.parse_cursor(None, 1)) == ["text 0", "text 2", "text 3"]
     looks = [(100, ours(0)), (101, ours(2))]
-    assert looked(Recorded(looks), logs.places(None, 1)) == ["text 0"]
-    assert looked(Recorded(looks), logs.places(None, 1), over=True) == ["text 0", "text 2"]
+    assert looked(Recorded(looks), logs.parse_cursor(None, 1)) == ["text 0"]
+    assert looked(Recorded(looks), logs.parse_cursor(None, 1), over=True) == ["text 0", "text 2"]
 
 
 def test_words_of_the_image_itself_are_shown_once() -> None:
-    known = logs.places(None, 1)
+    known = logs.parse_cursor(None, 1)
     recorded = Recorded([(100, "exec failed"), (100, "exec failed"), (100, ours(0))])
     assert looked(recorded, known) == ["exec failed", "exec failed", "text 0"]
     recorded.looks[0].append((100, "more"))

@@ -93,7 +93,7 @@ def test_who_cannot_be_asked_is_not(bench: Bench) -> None:  # noqa: F811
         (f"{REGISTRY}/team/other:1", "", True),
     ):
         bench.simulator.calls.clear()
-        assert ecr.exact(bench.backend.aws, name) == exact, name
+        assert ecr.resolve_digest(bench.backend.aws, name) == exact, name
         assert bench.simulator.calls == ["ecr:BatchGetImage"] * asked, name
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import docker as docker_engine
-from cloudtrain.backends.sagemaker import local_job, local_store
+from cloudtrain.backends.sagemaker import local_job, local_s3
 from cloudtrain.backends.sagemaker.local import SagemakerLocalBackend
 from cloudtrain.backends.sagemaker.local_request import IMAGE
 from cloudtrain.errors import BackendError, BadJob
@@ -127,19 +127,19 @@ def stored(bench: Bench, simulator: Simulator) -> Bench:  # noqa: F811
     return bench
 
 
-def attempt(bench: Bench, run: str = "near", **changes) -> tuple[dict, local_store.LocalStore, Path]:
-    """Plan a job and return its request and its store, as the keeper finds them."""
+def attempt(bench: Bench, run: str = "near", **changes) -> tuple[dict, local_s3.LocalS3, Path]:
+    """Plan a job and return its request and its S3 access, as the supervising process finds them."""
     plan, _ = bench.plan(run=run, **{**S3_JOB, **changes})
     folder = bench.home / "runs" / run / "a1"
     folder.mkdir(parents=True)
-    where = {name: bench.backend.given.get(name) for name in ("region", "profile", "endpoint")}
+    where = {name: bench.backend._options.get(name) for name in ("region", "profile", "endpoint")}
     (folder / "store.json").write_text(json.dumps(where))
-    return json.loads(json.dumps(plan.request)), local_store.LocalStore(folder), folder
+    return json.loads(json.dumps(plan.request)), local_s3.LocalS3(folder), folder
 
 
 def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
     request, store, folder = attempt(stored)
-    here = store.bring(request, lambda: False)
+    here = store.download_inputs(request, lambda: False)
     assert not any("S3DataSource" in channel["DataSource"] for channel in here["InputDataConfig"])
     found = {
         str(path.relative_to(folder)): path.read_text() for path in (folder / "inputs").rglob("*") if path.is_file()
@@ -152,11 +152,11 @@ def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simula
     }
     (folder / "code").mkdir()
     (folder / "code" / "source.tar.gz").touch()
-    mounts = local_job.lay(tmp_path / "ml", "algo-1", ["algo-1"], here)
+    mounts = local_job.prepare_mounts(tmp_path / "ml", "algo-1", ["algo-1"], here)
     assert (f"{folder}/inputs/one", "/opt/ml/input/data/one", False) in mounts
     (folder.parent / "model" / "weights").write_text("w")
-    store.take(here, folder.parent)
-    store.clear()
+    store.upload_results(here, folder.parent)
+    store.remove_inputs()
     assert not (folder / "inputs").exists()
     body = simulator.call("s3", "get_object", Bucket=BUCKET, Key="out/near/near-a1/output/model.tar.gz")["Body"].read()
     with tarfile.open(fileobj=BytesIO(body)) as archive:
@@ -175,7 +175,7 @@ def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator
         assert stored.backend._upload(plan, bundle)
         assert bool(simulator.uploaded_bytes) == first, "unchanged source is not uploaded again"
     request, store, folder = attempt(stored, "other", inputs={}, output=None)
-    store.bring(request, lambda: False)
+    store.download_inputs(request, lambda: False)
     assert (folder / "inputs/cloudtrain/source.tar.gz").read_bytes() == Path(bundle.path).read_bytes()
     for wrong in ({"bucket": BUCKET}, {"bucket": "No_Name", "s3": True}):
         stored.backend = SagemakerLocalBackend(wrong, stored.home / "runs")
@@ -187,23 +187,23 @@ def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator
 def test_what_s3_refuses_is_a_sentence(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
     request, store, _ = attempt(stored, inputs={"x": f"s3://{BUCKET}/nothing"})
     with pytest.raises(BackendError, match=r"the input x does not exist: there is nothing at s3://training/nothing/"):
-        store.bring(request, lambda: False)
+        store.download_inputs(request, lambda: False)
     request, store, folder = attempt(
         stored, "other", inputs={"x": "s3://no-such-bucket/x"}, output="s3://no-such-bucket/y"
     )
     with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
-        store.bring(request, lambda: False)
+        store.download_inputs(request, lambda: False)
     (folder.parent / "model").mkdir()
     (folder.parent / "model" / "weights").write_text("w")
     with pytest.raises(BackendError, match="there is no bucket no-such-bucket"):
-        store.take(request, folder.parent)
+        store.upload_results(request, folder.parent)
     simulator.faults.append(Fault("GetObject", 403, "AccessDenied", times=9))
     request, store, _ = attempt(stored, "denied")
     with pytest.raises(BackendError, match="AWS denies s3:GetObject") as caught:
-        store.bring(request, lambda: False)
+        store.download_inputs(request, lambda: False)
     assert "docs/sagemaker.md" in caught.value.hint
     request, store, folder = attempt(stored, "cancelled")
-    assert store.bring(request, lambda: True) == request and not (folder / "inputs").exists()
+    assert store.download_inputs(request, lambda: True) == request and not (folder / "inputs").exists()
 
 
 def test_without_an_engine_it_says_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,8 @@ ONE, TWO, ID = (f"sha256:{letter * 64}" for letter in "abc")
 )
 def test_an_image_is_known_by_its_registrys_digest_else_by_its_id(named: str, digests, image) -> None:
     wanted = image if isinstance(image, str) else digests[image]
-    assert docker_engine.identity(named, {"Id": ID, "RepoDigests": digests}) == wanted
-    assert docker_engine.identity(named, {"Id": "abc"}) == ""
+    assert docker_engine.digest_of(named, {"Id": ID, "RepoDigests": digests}) == wanted
+    assert docker_engine.digest_of(named, {"Id": "abc"}) == ""
 
 
 # An engine's command line as far as an attempt asks: it knows the image, and its containers end well at once.
@@ -278,14 +278,14 @@ def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) ->
     code = bench.home / "runs" / "near" / "a1" / "code"
     code.mkdir(parents=True)
     (code / "source.tar.gz").touch()
-    mounts = local_job.lay(tmp_path / "ml", "algo-2", ["algo-1", "algo-2"], plan.request)
+    mounts = local_job.prepare_mounts(tmp_path / "ml", "algo-2", ["algo-1", "algo-2"], plan.request)
     config = json.loads((tmp_path / "ml/input/config/resourceconfig.json").read_text())
     assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
     assert set(json.loads((tmp_path / "ml/input/config/inputdataconfig.json").read_text())) == {"x", "cloudtrain"}
     kept = json.loads((tmp_path / "ml/input/config/hyperparameters.json").read_text())
     assert kept == plan.request["HyperParameters"]
     assert (f"{code}/source.tar.gz", "/opt/ml/input/data/cloudtrain/source.tar.gz", False) in mounts
-    command = docker_engine.command(tmp_path, "near-a1", "algo-2", plan.request, mounts)
+    command = docker_engine.container_command(tmp_path, "near-a1", "algo-2", plan.request, mounts)
     given = [command[n + 1] for n, word in enumerate(command) if word == "--mount"]
     assert f'type=bind,"source={tmp_path}/a,b",target=/opt/ml/input/data/x,readonly' in given
     assert f"type=bind,source={bench.home}/runs/near/checkpoints,target=/opt/ml/checkpoints" in given
@@ -300,7 +300,7 @@ def test_what_others_print_is_numbered_between_the_launchers_lines(tmp_path: Pat
     with log.open("ab", buffering=0) as file:
         host._log = file
         host._process = subprocess.Popen(["printf", "%s", text], stdout=subprocess.PIPE)
-        host._read()
+        host._copy_log()
         host._process.wait()
         host._process.stdout.close()
     lines = [line.split(" ", 3) for line in log.read_text().splitlines()]
@@ -328,7 +328,7 @@ def test_a_source_that_the_toolkit_would_install_is_refused(bench: Bench, name: 
 def docker() -> None:
     """Skip where there is no engine or image; fail where CLOUDTRAIN_REQUIRE names docker (make test-docker)."""
     try:
-        why = docker_engine.missing(IMAGE)
+        why = docker_engine.why_unavailable(IMAGE)
     except BackendError as error:
         why = str(error)
     if why and "docker" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
@@ -345,8 +345,8 @@ class TestSagemakerLocal(BackendContract):
         return lambda: SagemakerLocalBackend({}, home / "runs")
 
     def leftovers(self, handle: str) -> list[str]:
-        networks = docker_engine.ask("network", "ls", "--quiet", "--filter", f"label={docker_engine.LABEL}={handle}")
-        return [*docker_engine.containers(Path(handle)), *networks.split()]
+        networks = docker_engine.call("network", "ls", "--quiet", "--filter", f"label={docker_engine.LABEL}={handle}")
+        return [*docker_engine.list_containers(Path(handle)), *networks.split()]
 
 
 TOLD = [
@@ -369,7 +369,7 @@ TOLD = [
 def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are_kept(bench: Bench) -> None:
     """On two hosts of image-toolkit: its own `train` is the first process, and starts the launcher."""
     image = f"{IMAGE}-toolkit"
-    if why := docker_engine.missing(image):  # it is built where Python is the image's, 3.11
+    if why := docker_engine.why_unavailable(image):  # it is built where Python is the image's, 3.11
         assert "toolkit" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","), why
         pytest.skip(f"{why}: make image-toolkit")
     bench.backend = SagemakerLocalBackend({"entry": "toolkit", "image": image}, bench.home / "runs")
@@ -449,7 +449,7 @@ def test_cancelled_as_soon_as_it_was_submitted(bench: Bench) -> None:
         time.sleep(wait_s)
         bench.backend.cancel(handle)
         assert bench.final(handle).state is State.CANCELLED
-        assert docker_engine.containers(Path(handle)) == []
+        assert docker_engine.list_containers(Path(handle)) == []
 
 
 @pytest.mark.docker
@@ -508,9 +508,9 @@ def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be
     keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
     os.kill(keeper, signal.SIGKILL)
     assert bench.final(handle).state is State.LOST
-    assert docker_engine.containers(Path(handle)), "they run on: nobody has ended them"
+    assert docker_engine.list_containers(Path(handle)), "they run on: nobody has ended them"
     bench.backend.cancel(handle)
-    assert docker_engine.containers(Path(handle)) == []
+    assert docker_engine.list_containers(Path(handle)) == []
 
 
 @pytest.mark.docker

@@ -73,8 +73,8 @@ def job(**changes) -> Job:
     return Job.from_dict({**data, **changes})
 
 
-def made(changes: dict | None = None, options: dict | None = None) -> request.Made:
-    return request.create_training_job(job(**(changes or {})), "golden-run", 1, SHA, {**ACCOUNT, **(options or {})})
+def made(changes: dict | None = None, options: dict | None = None) -> request.BuiltRequest:
+    return request.build_request(job(**(changes or {})), "golden-run", 1, SHA, {**ACCOUNT, **(options or {})})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,7 +98,7 @@ def test_golden_request(name: str) -> None:
     assert text == path.read_text()
 
 
-def orders_of(found: request.Made):
+def orders_of(found: request.BuiltRequest):
     """Read the orders as the launcher does, from the file that SageMaker makes of the hyperparameters."""
     from launcher import manifest
 
@@ -258,9 +258,9 @@ def test_the_limits_are_those_of_the_service_model() -> None:
 
 
 def test_images_are_where_their_registries_are() -> None:
-    assert (images.image("us-east-1") or "").startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/")
-    assert "amazonaws.com.cn/" in (images.image("cn-north-1") or "")
-    assert images.image("mars-north-1") is None
+    assert (images.default_image("us-east-1") or "").startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/")
+    assert "amazonaws.com.cn/" in (images.default_image("cn-north-1") or "")
+    assert images.default_image("mars-north-1") is None
 
 
 def test_the_oracle_sees_what_is_wrong() -> None:

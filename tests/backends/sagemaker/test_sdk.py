@@ -99,7 +99,7 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
 @pytest.mark.timeout(1200)
 def test_the_table_of_images_is_the_sdks(sdk: Path) -> None:
     regions = sorted(images.REGISTRIES)
-    assert ask(sdk, "image", *regions) == {region: images.image(region) for region in regions}
+    assert ask(sdk, "image", *regions) == {region: images.default_image(region) for region in regions}
 
 
 @pytest.mark.timeout(1200)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cloudtrain.backends.sagemaker.status import ARN, seconds_since_end, status_of, url
+from cloudtrain.backends.sagemaker.status import ARN, console_url, parse_status, seconds_since_end
 from cloudtrain.events import State
 
 NAME = "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-a1"
@@ -66,15 +66,15 @@ def told(status: str, secondary: str = "", reason: str = "", *seen: str, **more)
     ],
 )
 def test_states(found: dict, state: State, code: int | None) -> None:
-    status = status_of(found)
+    status = parse_status(found)
     assert (status.state, status.exit_code) == (state, code)
     assert status.reason or state in (State.SUCCEEDED, State.FAILED, State.TIMED_OUT) or not state.final
 
 
 def test_the_reason_is_the_launchers_own() -> None:
     said = "AlgorithmError: rank 1 exited with code 41 [cloudtrain FAILED 41 script], exit code: 41"
-    assert status_of(told("Failed", "Failed", said)).reason == "rank 1 exited with code 41"
-    assert "another instance_type" in status_of(told("Failed", "Failed", "CapacityError: none")).reason
+    assert parse_status(told("Failed", "Failed", said)).reason == "rank 1 exited with code 41"
+    assert "another instance_type" in parse_status(told("Failed", "Failed", "CapacityError: none")).reason
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_reason_is_the_launchers_own() -> None:
     ],
 )
 def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
-    status = status_of(told("Failed", "Failed", said))
+    status = parse_status(told("Failed", "Failed", said))
     assert (status.state, status.event) == (State.FAILED, "capacity") and "no such machines" in status.reason
 
 
@@ -100,21 +100,21 @@ def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
     ],
 )
 def test_what_only_looks_like_it(said: str) -> None:
-    assert status_of(told("Failed", "Failed", said)).event == ""
+    assert parse_status(told("Failed", "Failed", said)).event == ""
 
 
 def test_what_is_billed_counts_every_machine() -> None:
     found = told("Completed", "Completed", BillableTimeInSeconds=90, ResourceConfig={"InstanceCount": 4})
-    assert status_of(found).billable_s == 360
-    assert status_of(told("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
-    assert status_of(told("InProgress", "Starting")).billable_s is None
+    assert parse_status(found).billable_s == 360
+    assert parse_status(told("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
+    assert parse_status(told("InProgress", "Starting")).billable_s is None
 
 
 def test_times_are_utc() -> None:
     moment = datetime(2026, 11, 21, 12, 0, 0, 500, tzinfo=timezone(timedelta(hours=2)))
-    status = status_of(told("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))
+    status = parse_status(told("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))
     assert status.started_at == status.ended_at == "2026-11-21T10:00:00.000500Z"
-    assert status_of(told("InProgress", "Training", TrainingStartTime=moment)).ended_at is None
+    assert parse_status(told("InProgress", "Training", TrainingStartTime=moment)).ended_at is None
     assert seconds_since_end(told("InProgress", "Training")) is None
     assert (seconds_since_end(told("Completed", TrainingEndTime=datetime.now(UTC))) or 0) < 100
 
@@ -130,5 +130,5 @@ def test_times_are_utc() -> None:
 def test_the_console_of_each_partition(partition: str, host: str) -> None:
     arn = NAME.replace("arn:aws:", f"arn:{partition}:")
     assert ARN.fullmatch(arn)
-    address = url({**told("Completed"), "TrainingJobArn": arn}) or ""
+    address = console_url({**told("Completed"), "TrainingJobArn": arn}) or ""
     assert host in address and address.endswith("#/jobs/tiny-a1")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 def requests(given: dict) -> dict:
     from cloudtrain.backends.aws import Aws
-    from cloudtrain.backends.sagemaker.huggingface import estimator, inputs
+    from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator, fit_inputs
 
     built = {}
 
@@ -27,9 +27,9 @@ def requests(given: dict) -> dict:
     for name, request in given.items():
         aws = Aws("sagemaker", "us-east-1", None, None)
         aws.client("sagemaker").meta.events.register("provide-client-params.sagemaker.CreateTrainingJob", keep)
-        made = estimator(aws, request, exactly=False)
+        made = build_estimator(aws, request, send_planned=False)
         try:
-            made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
+            made.fit(fit_inputs(request), wait=False, job_name=request["TrainingJobName"])
         except Enough:
             pass
     return built

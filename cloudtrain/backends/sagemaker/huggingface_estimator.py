@@ -1,7 +1,7 @@
-"""A planned request as a `HuggingFace` estimator of sagemaker<3, and its `fit`.
+"""Build a `HuggingFace` estimator of sagemaker<3 from a planned request, and submit the job through its `fit`.
 
-Every value of the estimator comes from the request. What is sent is the request itself, whatever a configuration file of
-the SDK would put into it; a test compares it with what the SDK makes of the estimator alone.
+Every value of the estimator comes from the request. `fit` sends the planned request itself, so a configuration file of
+the SDK cannot change it. A test compares the request with the one that the SDK builds from the estimator alone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from cloudtrain.backends.aws import Aws
 
 
-def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> Any:
-    """Return the estimator of a request, as if `fit` had been called: `.deploy()` finds the job's model.
+def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool = True) -> Any:
+    """Return the estimator of a request, attached to its job: `.deploy()` finds the job's model.
 
-    `exactly`: its `fit` sends the request; otherwise what the SDK makes of it. Blocking (imports take seconds).
+    With `send_planned` its `fit` sends the planned request, else the request that the SDK builds. Blocking (imports take
+    seconds).
     """
-    HuggingFace, TrainingJob, Session = _sdk()
+    HuggingFace, TrainingJob, Session = _import_sdk()
     bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
     session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"), default_bucket=bucket)
-    if exactly:
+    if send_planned:
         session.planned = (aws, dict(request))
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
     specification, output = request["AlgorithmSpecification"], request["OutputDataConfig"]
     network, checkpoints = request.get("VpcConfig") or {}, request.get("CheckpointConfig") or {}
-    made = HuggingFace(
-        entry_point=None,  # the container's command is the launcher's
+    built = HuggingFace(
+        entry_point=None,  # the container's command starts the launcher
         image_uri=specification["TrainingImage"],
         role=request["RoleArn"],
         instance_count=resources["InstanceCount"],
@@ -59,50 +60,50 @@ def estimator(aws: Aws, request: Mapping[str, Any], *, exactly: bool = True) -> 
         tags=request["Tags"],
         hyperparameters={
             name: text[1:-1] for name, text in request["HyperParameters"].items()
-        },  # it quotes them itself
+        },  # the SDK quotes them again
         enable_sagemaker_metrics=specification["EnableSageMakerMetricsTimeSeries"],
         debugger_hook_config=False,
         disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
-        py_version="py3",  # asked for although the image says it
+        py_version="py3",  # required by the SDK, although the image decides
         sagemaker_session=session,
     )
-    made._current_job_name = request["TrainingJobName"]
-    made.latest_training_job = TrainingJob(session, request["TrainingJobName"])
-    return made
+    built._current_job_name = request["TrainingJobName"]
+    built.latest_training_job = TrainingJob(session, request["TrainingJobName"])
+    return built
 
 
-def create(aws: Aws, request: Mapping[str, Any]) -> str:
-    """Send a request by its estimator's `fit` and return the job's ARN; blocking. Raises AwsError."""
+def submit(aws: Aws, request: Mapping[str, Any]) -> str:
+    """Send a request through its estimator's `fit` and return the job's ARN; blocking. Raises AwsError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    made = estimator(aws, request)
+    estimator = build_estimator(aws, request)
     try:
-        made.fit(inputs(request), wait=False, job_name=request["TrainingJobName"])
-    except (BotoCoreError, ClientError) as error:  # of a question that the SDK asks by itself
-        if not made.sagemaker_session.arn:
+        estimator.fit(fit_inputs(request), wait=False, job_name=request["TrainingJobName"])
+    except (BotoCoreError, ClientError) as error:  # from a request that the SDK sends by itself
+        if not estimator.sagemaker_session.arn:
             raise aws.explained(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
-    return str(made.sagemaker_session.arn)
+    return str(estimator.sagemaker_session.arn)
 
 
-def inputs(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `fit` takes for the channels of a request."""
+def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the channels of a request as the `inputs` argument of `fit`."""
     from sagemaker.inputs import TrainingInput
 
-    found = {}
+    channels = {}
     for channel in request["InputDataConfig"]:
         source = channel["DataSource"]["S3DataSource"]
-        found[channel["ChannelName"]] = TrainingInput(
+        channels[channel["ChannelName"]] = TrainingInput(
             source["S3Uri"], distribution=source["S3DataDistributionType"], input_mode=channel.get("InputMode")
         )
-    return found
+    return channels
 
 
 @cache
-def _sdk() -> tuple[Any, Any, Any]:
-    """Import the SDK without its notices and its telemetry, which asks an address of its own without any time limit."""
+def _import_sdk() -> tuple[Any, Any, Any]:
+    """Import the SDK and turn off its notices and its telemetry, which sends requests without a timeout."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     for name in ("sagemaker", "sagemaker.config"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are raised as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are also raised as exceptions
     with Quickly():
         import sagemaker
         from sagemaker.estimator import _TrainingJob
@@ -112,7 +113,7 @@ def _sdk() -> tuple[Any, Any, Any]:
     telemetry_logging._send_telemetry_request = lambda *_, **__: None
 
     class PlannedSession(sagemaker.Session):  # type: ignore[misc]
-        """Sends the planned request in place of the one that the SDK has made of it."""
+        """A session that sends the planned request instead of the one that the SDK has built."""
 
         planned: tuple[Aws, dict[str, Any]] | None = None
         arn = ""

@@ -1,7 +1,7 @@
-"""What a job in local mode has in S3: this machine brings its channels before the containers start, and takes its results there.
+"""Download a local-mode job's inputs from S3 before its containers start, and upload its results after they end.
 
-<attempt>/store.json        region, profile and endpoint, where the job asks for S3 at all
-<attempt>/inputs/<name>/    a channel, as long as the attempt lives
+<attempt>/store.json        region, profile and endpoint, only for a job that uses S3
+<attempt>/inputs/<name>/    a downloaded channel, until the attempt ends
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from cloudtrain.errors import BackendError
 ARCHIVES = (("model", "model.tar.gz"), ("outputs", "output.tar.gz"))
 
 
-def asked(request: Mapping[str, Any]) -> bool:
-    """Tell whether a request reads or writes anything in S3."""
+def uses_s3(request: Mapping[str, Any]) -> bool:
+    """Return whether a request reads from or writes to S3."""
     results = str(request["OutputDataConfig"]["S3OutputPath"])
     channels = request["InputDataConfig"]
     return results.startswith("s3://") or any("S3DataSource" in channel["DataSource"] for channel in channels)
 
 
-class LocalStore:
-    """S3 as an attempt sees it; made from the attempt's folder."""
+class LocalS3:
+    """The S3 access of one attempt, with the options in its store.json."""
 
     def __init__(self, attempt: Path) -> None:
         self._inputs = attempt / "inputs"
-        given = json.loads((attempt / "store.json").read_text())
-        self._aws = Aws("sagemaker-local", given["region"], given["profile"], given["endpoint"])
+        s3_options = json.loads((attempt / "store.json").read_text())
+        self._aws = Aws("sagemaker-local", s3_options["region"], s3_options["profile"], s3_options["endpoint"])
 
-    def bring(self, request: Mapping[str, Any], stop: Callable[[], bool]) -> dict[str, Any]:
-        """Copy the channels here and return the request with their paths; blocking until `stop`. Raises BackendError."""
+    def download_inputs(self, request: Mapping[str, Any], stop: Callable[[], bool]) -> dict[str, Any]:
+        """Download the S3 channels and return the request with their local paths; blocking. Raises BackendError.
+
+        Stops between two pieces when `stop` returns True.
+        """
         channels = []
         for channel in request["InputDataConfig"]:
             name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
@@ -43,24 +46,24 @@ class LocalStore:
                 into = self._inputs / name
                 into.mkdir(parents=True, exist_ok=True)
                 try:
-                    found = s3.bring(self._aws, source["S3Uri"], into, stop)
+                    count = s3.bring(self._aws, source["S3Uri"], into, stop)
                 except OSError as error:
-                    said = f"the input {name} cannot be brought here: {error.strerror}"
-                    raise BackendError(said, "free some disk space") from None
-                if not found:
+                    message = f"the input {name} cannot be brought here: {error.strerror}"
+                    raise BackendError(message, "free some disk space") from None
+                if not count:
                     raise BackendError(f"the input {name} does not exist: there is nothing at {source['S3Uri']}")
                 channel = {"ChannelName": name, "DataSource": {"FileDataSource": {"FileUri": f"file://{into}"}}}
             channels.append(channel)
         return {**request, "InputDataConfig": channels}
 
-    def take(self, request: Mapping[str, Any], run: Path) -> None:
-        """Put model and outputs where SageMaker puts them; blocking. Raises BackendError."""
+    def upload_results(self, request: Mapping[str, Any], run: Path) -> None:
+        """Upload model and outputs to the S3 keys that SageMaker uses; blocking. Raises BackendError."""
         output = str(request["OutputDataConfig"]["S3OutputPath"])
         for name, archive in ARCHIVES:
             folder = run / name
             if output.startswith("s3://") and folder.is_dir() and any(folder.iterdir()):
                 s3.pack(self._aws, folder, f"{output}/{request['TrainingJobName']}/output/{archive}")
 
-    def clear(self) -> None:
-        """Remove what was brought here."""
+    def remove_inputs(self) -> None:
+        """Remove the downloaded inputs."""
         shutil.rmtree(self._inputs, ignore_errors=True)
