@@ -166,7 +166,7 @@ def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simula
 
 
 def test_the_source_goes_through_a_bucket_that_is_named(stored: Bench, simulator: Simulator) -> None:  # noqa: F811
-    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
+    stored.backend = SagemakerLocalBackend({**stored.backend._options, "bucket": BUCKET}, stored.home / "runs")
     plan, bundle = stored.plan()
     uri = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
     assert uri == f"s3://{BUCKET}/cloudtrain/code/{bundle.sha256}/"
@@ -485,7 +485,7 @@ def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -
         "print(sorted(str(p.relative_to(texts)) for p in texts.rglob('*.txt')), flush=True)\n"
         "pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'weights').write_text('w')\n"
     )
-    stored.backend = SagemakerLocalBackend({**stored.backend.given, "bucket": BUCKET}, stored.home / "runs")
+    stored.backend = SagemakerLocalBackend({**stored.backend._options, "bucket": BUCKET}, stored.home / "runs")
     handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
     assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
     assert not (Path(handle) / "code").exists(), "the source came from the bucket"
