@@ -20,7 +20,7 @@ _MODULES = """
 backends: api<backend aws gcs<bucket google<googleapi images machines manifest registry s3<s3files
 backends.attached: backend<sharedrun files<outputfiles
 backends.kubernetes: client<kubeapi fetch_pod<requests.podfetch jobs<kubejobs kubeconfig log_merge<podlog
-backends.kubernetes: logs<kubelogs options<kubernetesoptions pod<requests.podstart request<requests.kubernetes
+backends.kubernetes: logs<kubelogs options<kubernetesoptions init_container<requests.podstart request<requests.kubernetes
 backends.kubernetes: rules<requests.kubernetesrules status<kubestatus store<kubestore volumes<kubeclaims
 backends.local: bytecode
 backends.sagemaker: docker<engine doctor<awsaccount ecr
@@ -78,6 +78,10 @@ source source.files: File IGNORE_FILE RESERVED SHOWN Source Verdict list_files r
 """
 # old=new of single names that went elsewhere than their module
 _SYMBOLS = """
+backends.kubernetes.CLAIMS=backends.kubernetes.backend.VOLUME_PERMISSIONS
+backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
+backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
+requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 backend.LogLine=events.LogLine config.targets=job.targets.named_targets events.MAX_ROW=metrics.MAX_ROW
 events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
 nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail

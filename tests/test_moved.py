@@ -25,7 +25,7 @@ PATHS = {
     "cloudtrain.provenance.of": "cloudtrain.source.provenance.of",
     "cloudtrain.backends.sagemaker.estimator": "cloudtrain.backends.sagemaker.backend.estimator",
     "cloudtrain.backends.sagemaker_local.SagemakerLocalBackend": "cloudtrain.backends.sagemaker.local.SagemakerLocalBackend",
-    "cloudtrain.requests.kubernetes.applicable": "cloudtrain.backends.kubernetes.request.applicable",
+    "cloudtrain.requests.kubernetes.applicable": "cloudtrain.backends.kubernetes.request.kubectl_manifests",
     "cloudtrain.simulators.kubernetes.Cluster": "cloudtrain.simulators.kubernetes.server.Cluster",
     "cloudtrain.simulators.server.Server": "cloudtrain.simulators.http.Server",
     "cloudtrain.run.Run": "cloudtrain.runs.run.Run",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.kubernetes.client import TRIES, refusal
+from cloudtrain.backends.kubernetes.client import TRIES, error_for_response
 from cloudtrain.backends.slurm import client
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
@@ -342,7 +342,7 @@ def test_ssh_loses_answers_for_long(machines, tmp_path, monkeypatch, figure):
     ],
 )
 def test_what_a_kubernetes_server_says(status, said, kind):
-    error = refusal(status, json.dumps({"message": said}).encode(), "the Job was not accepted")
+    error = error_for_response(status, json.dumps({"message": said}).encode(), "the Job was not accepted")
     assert _kind(error) is kind, error
 
 

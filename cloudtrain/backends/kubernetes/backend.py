@@ -1,6 +1,6 @@
-"""Training on Kubernetes: an Indexed Job for every attempt, no operator, and the client starts the next one.
+"""The Kubernetes backend: runs each attempt as an Indexed Job, without an operator; the client starts the next attempt.
 
-What a job is stands in request.py, how it is talked to in jobs.py.
+request.py builds the manifests, jobs.py creates and watches the Jobs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
-from cloudtrain.backends.kubernetes.kubeconfig import POD
+from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.request import OUTPUT, Request, applicable
-from cloudtrain.backends.kubernetes.status import marks
+from cloudtrain.backends.kubernetes.request import OUTPUT, Request, kubectl_manifests
+from cloudtrain.backends.kubernetes.status import get_annotations
 from cloudtrain.backends.kubernetes.store import KubeStore
-from cloudtrain.backends.kubernetes.volumes import KubeClaims
+from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.events import LogLine, Status
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 POLL_S = 2.0
-# what we do: verb, group, resource, and what for
-NEEDED = (
+# verb, API group, resource, purpose
+REQUIRED_PERMISSIONS = (
     ("create", "batch", "jobs", "to submit"),
     ("patch", "batch", "jobs", "to start and to cancel"),
     ("get", "batch", "jobs", "to look at a job"),
@@ -41,8 +41,8 @@ NEEDED = (
     ("list", "", "pods", "to look at a job"),
     ("get", "", "pods/log", "to read logs"),
 )
-QUEUED = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
-CLAIMS = (
+QUEUE_PERMISSIONS = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
+VOLUME_PERMISSIONS = (
     ("create", "", "pods", "to fetch from a claim"),
     ("get", "", "pods", "to fetch from a claim"),
     ("delete", "", "pods", "to fetch from a claim"),
@@ -71,12 +71,12 @@ class KubernetesBackend:
         self._options = {"namespace": "default", **options}
         if options.get("poll_s"):
             self.poll_s = float(options["poll_s"])
-        named = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
-        self._api = KubeApi(*named)
+        connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
+        self._api = KubeApi(*connection_options)
         self._store = KubeStore()
         self._jobs = KubeJobs(self._api)
-        self._claims = KubeClaims(self._api, self._jobs, self.poll_s)
-        self._logs = KubeLogs(self._api, self._jobs, self._store, self._claims, self.poll_s)
+        self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
+        self._logs = KubeLogs(self._api, self._jobs, self._store, self._volumes, self.poll_s)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -85,7 +85,7 @@ class KubernetesBackend:
         return KubernetesOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        pinned = self._api.pin()  # the next attempt, and every look, goes where this one goes
+        pinned = self._api.pin()  # later attempts and status calls go to the same cluster
         options = {**job.options, self.name: {**job.options.get(self.name, {}), **pinned}}
         job = job.model_copy(update={"options": options})
         request = Request(job, bundle, run_id, attempt, self._options)
@@ -117,15 +117,15 @@ class KubernetesBackend:
             )
         import yaml
 
-        return yaml.safe_dump_all(applicable(plan.request, packed), sort_keys=False)
+        return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        packed = ""
+        bundle_base64 = ""
         if plan.request["source"]:
-            self._store.put(bundle, str(plan.request["source"]))
+            self._store.upload_bundle(bundle, str(plan.request["source"]))
         else:
-            packed = base64.b64encode(bundle.path.read_bytes()).decode()
-        return self._jobs.submit(plan.request, packed)
+            bundle_base64 = base64.b64encode(bundle.path.read_bytes()).decode()
+        return self._jobs.submit(plan.request, bundle_base64)
 
     def find(self, attempt_id: str) -> str | None:
         return self._jobs.find(str(self._options["namespace"]), attempt_id)
@@ -152,71 +152,73 @@ class KubernetesBackend:
         job = self._jobs.job(handle)
         if job is None:
             raise BackendError(f"the Job of {handle} is gone", "its results may still lie in the output")
-        base = marks(job).get(OUTPUT, "")
+        base = get_annotations(job).get(OUTPUT, "")
         if not base:
             raise BackendError(
                 "the job had no output: nothing is kept", "output: gs://bucket/..., or a path on a claim"
             )
         if "://" in base:
-            self._store.bring(base, what, into)
+            self._store.download(base, what, into)
         else:
-            self._claims.bring(job, base, what, into)
+            self._volumes.download(job, base, what, into)
         return into
 
     def check(self) -> list[Problem]:
         try:
             self._api.get("/version", "the cluster cannot be reached")
-            needed = (*NEEDED, *(QUEUED if self._options.get("queue") else ()))
-            needed = (*needed, *(CLAIMS if self._options.get("volumes") else ()))
-            return [problem for each in needed if (problem := self._may(*each))]
+            permissions = (*REQUIRED_PERMISSIONS, *(QUEUE_PERMISSIONS if self._options.get("queue") else ()))
+            permissions = (*permissions, *(VOLUME_PERMISSIONS if self._options.get("volumes") else ()))
+            return [problem for permission in permissions if (problem := self._check_permission(*permission))]
         except CloudtrainError as error:
             return [Problem(error.message, "", error.hint)]
 
     def capacity(self) -> str:
-        """Return what GPUs the nodes have that jobs of this target may go to; raises BackendError."""
+        """Return a sentence that counts the GPUs on the nodes that this target may use; raises BackendError."""
         options = self._options
-        wanted = dict(options.get("node_selector") or {})
-        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in wanted.items())} if wanted else None
+        selector = dict(options.get("node_selector") or {})
+        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in selector.items())} if selector else None
         try:
-            listed = self._api.get("/api/v1/nodes", "nodes cannot be listed", query) or {}
+            node_list = self._api.get("/api/v1/nodes", "nodes cannot be listed", query) or {}
         except KubeError as error:
             if error.status != 403:
                 raise
             return "not known: you may not list nodes"
-        name = str(options.get("gpu_resource") or "nvidia.com/gpu")
-        ready = [node for node in listed.get("items") or () if not (node.get("spec") or {}).get("unschedulable")]
-        counts = [int((node["status"].get("allocatable") or {}).get(name, 0)) for node in ready]
-        fitting = " that the node_selector takes" if wanted else ""
+        gpu_resource = str(options.get("gpu_resource") or "nvidia.com/gpu")
+        schedulable = [
+            node for node in node_list.get("items") or () if not (node.get("spec") or {}).get("unschedulable")
+        ]
+        counts = [int((node["status"].get("allocatable") or {}).get(gpu_resource, 0)) for node in schedulable]
+        fitting = " that the node_selector takes" if selector else ""
         largest = f", at most {max(counts)} on one" if any(counts) else ""
-        return f"{sum(counts)} of {name} on {len(counts)} nodes{fitting}{largest}; an autoscaler may bring more"
+        return f"{sum(counts)} of {gpu_resource} on {len(counts)} nodes{fitting}{largest}; an autoscaler may bring more"
 
-    def _may(self, verb: str, group: str, resource: str, why: str) -> Problem | None:
-        space = str(self._options["namespace"])
-        name, _, sub = resource.partition("/")
-        asked = {
-            "namespace": space,
+    def _check_permission(self, verb: str, group: str, resource: str, purpose: str) -> Problem | None:
+        namespace = str(self._options["namespace"])
+        name, _, subresource = resource.partition("/")
+        attributes = {
+            "namespace": namespace,
             "verb": verb,
             "group": group,
             "resource": name,
-            **({"subresource": sub} if sub else {}),
+            **({"subresource": subresource} if subresource else {}),
         }
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
+            "spec": {"resourceAttributes": attributes},
         }
-        place = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        _, body = self._api.call("POST", place, "permissions cannot be asked for", body=review)
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        _, body = self._api.call("POST", path, "permissions cannot be asked for", body=review)
         if json.loads(body)["status"].get("allowed"):
             return None
-        hint = f"kubectl auth can-i {verb} {resource} -n {space}; docs/kubernetes.md has a role"
-        return Problem(f"you may not {verb} {resource} in {space}, which is needed {why}", "", hint)
+        hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; docs/kubernetes.md has a role"
+        return Problem(f"you may not {verb} {resource} in {namespace}, which is needed {purpose}", "", hint)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
         try:
-            if (POD / "namespace").exists() and not os.environ.get("KUBECONFIG"):
-                return {"namespace": (POD / "namespace").read_text().strip()}
+            if (SERVICE_ACCOUNT_DIR / "namespace").exists() and not os.environ.get("KUBECONFIG"):
+                return {"namespace": (SERVICE_ACCOUNT_DIR / "namespace").read_text().strip()}
             return KubeApi(None, None).pin()
         except (CloudtrainError, OSError):
             return {}

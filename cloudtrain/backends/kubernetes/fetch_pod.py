@@ -1,7 +1,7 @@
-"""A pod that gives out what lies on the claims of an ended job: its manifest and its command.
+"""The pod that serves files from the volumes of an ended job over HTTP: its manifest and its command.
 
-The API server is asked for a path of the pod (pods/proxy), so that no address in the cluster has to be reached from here.
-Whoever else reaches the pod's port lacks the word, of which the manifest holds a digest only.
+The client reads through the API server (pods/proxy), so it needs no network route into the cluster. Every request needs
+a secret header; the manifest holds only the secret's SHA-256, so others who reach the pod's port cannot read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from typing import Any
 from cloudtrain.backends.kubernetes.request import CONTAINER
 
 PORT = 29381
-WORD = "X-Cloudtrain-Word"  # the header that every request brings
-LIVES_S = 6 * 3600  # at most, when nobody deletes it
-KEPT = ("nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName", "priorityClassName", "securityContext")
+AUTH_HEADER = "X-Cloudtrain-Word"  # every request sends the secret in it
+MAX_LIFETIME_S = 6 * 3600  # the cluster ends the pod then, if the client did not delete it
+COPIED_FIELDS = (
+    "nodeSelector",
+    "tolerations",
+    "imagePullSecrets",
+    "serviceAccountName",
+    "priorityClassName",
+    "securityContext",
+)
 
 COMMAND = r"""
 import hashlib, hmac, http.server, json, os, shutil, urllib.parse
@@ -58,24 +65,24 @@ http.server.ThreadingHTTPServer((E["CLOUDTRAIN_POD_IP"], int(E["CLOUDTRAIN_PORT"
 """
 
 
-def pod(job: Mapping[str, Any], name: str, base: str, word_sha256: str) -> dict[str, Any]:
-    """Return a pod that mounts what a Job mounts, for reading only, and gives out what lies below `base`."""
+def build_pod(job: Mapping[str, Any], name: str, base: str, secret_sha256: str) -> dict[str, Any]:
+    """Return the manifest of a pod that mounts a Job's volumes read-only and serves the files below `base`."""
     spec = job["spec"]["template"]["spec"]
-    container = next(item for item in spec["containers"] if item["name"] == CONTAINER)
+    container = next(entry for entry in spec["containers"] if entry["name"] == CONTAINER)
     volumes = [volume for volume in spec.get("volumes") or () if "persistentVolumeClaim" in volume]
     names = {volume["name"] for volume in volumes}
     mounts = [{**mount, "readOnly": True} for mount in container.get("volumeMounts") or () if mount["name"] in names]
-    env = {"CLOUDTRAIN_BASE": base, "CLOUDTRAIN_PORT": str(PORT), "CLOUDTRAIN_WORD_SHA256": word_sha256}
-    about = job["metadata"]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
+    env = {"CLOUDTRAIN_BASE": base, "CLOUDTRAIN_PORT": str(PORT), "CLOUDTRAIN_WORD_SHA256": secret_sha256}
+    metadata = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": about["namespace"], "ownerReferences": [owner]},
+        "metadata": {"name": name, "namespace": metadata["namespace"], "ownerReferences": [owner]},
         "spec": {
-            **{field: spec[field] for field in KEPT if field in spec},
+            **{field: spec[field] for field in COPIED_FIELDS if field in spec},
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": LIVES_S,
+            "activeDeadlineSeconds": MAX_LIFETIME_S,
             "terminationGracePeriodSeconds": 0,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,

@@ -1,8 +1,8 @@
-"""The lines of an attempt on Kubernetes: from its pods while they are there, from its output when they are gone.
+"""Merge the logs of an attempt's pods, live or saved, so that every line is returned once.
 
-The launcher numbers its lines at the source, so that every line is given out once, whichever way it comes. A line that
-has no number is from before the launcher, or from a container that never had one: those are counted instead. A node that
-the cluster starts anew is another pod, which begins with number 0: its lines are numbered on from the next thousand million.
+The launcher numbers its lines, so a line is recognized whether it comes from the pod or from the saved log. Lines without
+a number were printed before the launcher started; they are counted instead. When the cluster restarts a node, the new pod
+counts from 0 again: line numbers of restart n begin at n * SEQ_PER_START.
 """
 
 from __future__ import annotations
@@ -16,86 +16,92 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
 _LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
-STARTS = 1_000_000_000  # numbers of one start of a node
+SEQ_PER_START = 1_000_000_000  # line numbers reserved for one start of a node
 
 
-class Start(NamedTuple):
-    """One pod of a node: when it was made, or its launcher began, as 20261122T061500Z, and its uid."""
+class PodStart(NamedTuple):
+    """One pod of a node: its creation or launcher start time (20261122T061500Z) and its uid."""
 
-    made: str
+    created_at: str
     uid: str
 
 
-NONE = Start("", "")
+NO_POD = PodStart("", "")
 
 
 class NodeLog:
-    """What was given out of one node's log: of which pod, the next number, the last line's time, how many had no number."""
+    """How far one node's log has been read: pod, next line number, count of unnumbered lines, time of the last line."""
 
     def __init__(
-        self, node: int, start: int = 0, pod: Start = NONE, next_seq: int = 0, loose: int = 0, at: str = ""
+        self,
+        node: int,
+        start: int = 0,
+        pod: PodStart = NO_POD,
+        next_seq: int = 0,
+        unnumbered: int = 0,
+        last_time: str = "",
     ) -> None:
         self.node, self.start, self.pod = node, start, pod
-        self.next, self.loose, self.at = next_seq, loose, at
-        self.gap = False  # what the pod gave began behind what is known
+        self.next, self.unnumbered, self.last_time = next_seq, unnumbered, last_time
+        self.gap = False  # lines between the last known one and the pod's first one are missing
 
     @property
-    def mark(self) -> str:
-        return f"{self.node}:{self.start}:{self.pod.made}:{self.pod.uid}:{self.next}:{self.loose}:{self.at}"
+    def cursor(self) -> str:
+        return f"{self.node}:{self.start}:{self.pod.created_at}:{self.pod.uid}:{self.next}:{self.unnumbered}:{self.last_time}"
 
-    def begin(self, pod: Start) -> None:
-        """Go on with another pod of this node."""
-        if self.next or self.loose:
+    def switch_pod(self, pod: PodStart) -> None:
+        """Continue with another pod of this node."""
+        if self.next or self.unnumbered:
             self.start += 1
-        self.pod, self.next, self.loose, self.at = pod, 0, 0, ""
+        self.pod, self.next, self.unnumbered, self.last_time = pod, 0, 0, ""
 
-    def new(self, text: str) -> Iterator[tuple[str, int, int, str]]:
-        """Yield (time, rank, number, text) of the lines in a text that are new."""
-        loose, self.gap = 0, False
+    def parse_new_lines(self, text: str) -> Iterator[tuple[str, int, int, str]]:
+        """Yield (time, rank, line number, text) of the lines in a text that were not read before."""
+        unnumbered, self.gap = 0, False
         for line in text.split("\n"):
-            found = _LINE.fullmatch(line)
-            if found is None:
+            match = _LINE.fullmatch(line)
+            if match is None:
                 if line and self.next == 0:
-                    loose += 1
-                    if loose > self.loose:
-                        self.loose = loose
+                    unnumbered += 1
+                    if unnumbered > self.unnumbered:
+                        self.unnumbered = unnumbered
                         yield "", -1, -1, line
                 continue
-            seq = int(found[1])
+            seq = int(match[1])
             if seq > self.next:
                 self.gap = True
                 return
             if seq == self.next:
-                self.next, self.at = seq + 1, found[3]
-                yield found[3], int(found[2]), self.start * STARTS + seq, found[4]
+                self.next, self.last_time = seq + 1, match[3]
+                yield match[3], int(match[2]), self.start * SEQ_PER_START + seq, match[4]
 
 
-class Merge:
-    """The logs of all nodes behind a cursor; raises BadRequest for what is no cursor."""
+class LogMerger:
+    """Merges the logs of all nodes after a cursor; raises BadRequest for an invalid cursor."""
 
     def __init__(self, nodes: int, after: str | None = None) -> None:
         self.nodes = [NodeLog(node) for node in range(nodes)]
         try:
-            for mark in (after or "").split(",") if after else ():
-                node, start, made, uid, seq, loose, at = mark.split(":", 6)
-                pod = Start(made, uid)
-                self.nodes[int(node)] = NodeLog(int(node), int(start), pod, int(seq), int(loose), at)
+            for node_cursor in (after or "").split(",") if after else ():
+                node, start, created_at, uid, seq, unnumbered, last_time = node_cursor.split(":", 6)
+                pod = PodStart(created_at, uid)
+                self.nodes[int(node)] = NodeLog(int(node), int(start), pod, int(seq), int(unnumbered), last_time)
         except (ValueError, IndexError):
             raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
 
-    def take(self, node: int, text: str, began: str) -> Iterator[LogLine]:
-        """Yield what is new in a node's text; `began` is the time of what has none."""
-        for at, rank, seq, line in self.nodes[node].new(text):
-            cursor = ",".join(known.mark for known in self.nodes if known.pod.uid)
-            yield LogLine(at or began, node, rank, seq, line, cursor)
+    def add_text(self, node: int, text: str, began: str) -> Iterator[LogLine]:
+        """Yield the new lines in a node's log text; `began` is the time for lines without one."""
+        for last_time, rank, seq, line in self.nodes[node].parse_new_lines(text):
+            cursor = ",".join(log.cursor for log in self.nodes if log.pod.uid)
+            yield LogLine(last_time or began, node, rank, seq, line, cursor)
 
 
-def result(message: str) -> Mapping[str, Any] | None:
-    """Return the launcher's own word on how an attempt ended, from the last lines of its log."""
-    found = None
+def parse_launcher_result(message: str) -> Mapping[str, Any] | None:
+    """Return the launcher's final result event from the last lines of its log, or None."""
+    launcher_result = None
     for line in message.split("\n"):
-        parts = _LINE.fullmatch(line)
-        said = events.parse(parts[4]) if parts and parts[2] == "-1" else None
-        if said and said[0] == "result":
-            found = said[1]
-    return found
+        match = _LINE.fullmatch(line)
+        event = events.parse(match[4]) if match and match[2] == "-1" else None
+        if event and event[0] == "result":
+            launcher_result = event[1]
+    return launcher_result

@@ -1,4 +1,4 @@
-"""Reading the logs of an attempt's pods, and on from its output where these are gone."""
+"""Read the logs of an attempt: from its pods, or from the logs saved in its output when the pods are gone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
-from cloudtrain.backends.kubernetes.log_merge import Merge, NodeLog, Start
+from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart
 from cloudtrain.backends.kubernetes.request import CONTAINER, OUTPUT, UNPACK
-from cloudtrain.backends.kubernetes.status import age, container, marks, node_of, status_of
+from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
 from cloudtrain.backends.kubernetes.store import KubeStore
-from cloudtrain.backends.kubernetes.volumes import KubeClaims
+from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.errors import BackendError
 from cloudtrain.events import LogLine
 
@@ -23,140 +23,146 @@ Object = dict[str, Any]
 
 
 class KubeLogs:
-    """The logs of Jobs of one context. Every call blocks; raises BackendError."""
+    """Reads the logs of Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, claims: KubeClaims, pause_s: float) -> None:
-        self._api, self._jobs, self._store, self._claims, self._pause_s = api, jobs, store, claims, pause_s
-        self._read_for: dict[str, str | None] = {}  # job's uid -> the pod for whose sake its claim was read last
-        self._brought: dict[str, dict[str, str]] = {}  # job's uid -> path below its output -> text, of logs on a claim
+    def __init__(self, api: KubeApi, jobs: KubeJobs, store: KubeStore, volumes: KubeVolumes, pause_s: float) -> None:
+        self._api, self._jobs, self._store, self._volumes, self._pause_s = api, jobs, store, volumes, pause_s
+        # Job's uid -> the vanished pod for which its volume was read last
+        self._volume_read_for: dict[str, str | None] = {}
+        # Job's uid -> path below its output -> text, for logs saved on a volume
+        self._volume_logs: dict[str, dict[str, str]] = {}
 
     def follow(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
-        """Yield the lines of all nodes behind a cursor; to the end, or with what has come so far."""
-        merge: Merge | None = None
+        """Yield the log lines of all nodes after a cursor; with `follow` until the job ends."""
+        merger: LogMerger | None = None
         while True:
             job = self._jobs.job(handle)
             if job is None:
                 return
-            merge = merge or Merge(int(job["spec"]["completions"]), after)
+            merger = merger or LogMerger(int(job["spec"]["completions"]), after)
             pods = self._jobs.pods(handle)
-            final = status_of(job, pods).state.final  # before reading: what is final has said everything
-            for node in merge.nodes:
-                own = [pod for pod in pods if node_of(pod) == node.node]
-                yield from self._read(job, node, own, merge, final)
+            final = status_of(job, pods).state.final  # checked before reading: a final job prints nothing more
+            for node in merger.nodes:
+                node_pods = [pod for pod in pods if node_rank(pod) == node.node]
+                yield from self._read_node(job, node, node_pods, merger, final)
             if final or not follow:
                 return
             time.sleep(self._pause_s)
 
-    def _read(self, job: Object, node: NodeLog, pods: list[Object], merge: Merge, final: bool) -> Iterator[LogLine]:
-        """Yield what is new of one node: of the pod that is known, and of those that followed it."""
-        there = {str(pod["metadata"]["uid"]): pod for pod in pods}
-        starts, kept = self._starts(job, node, there, final)
+    def _read_node(
+        self, job: Object, node: NodeLog, pods: list[Object], merger: LogMerger, final: bool
+    ) -> Iterator[LogLine]:
+        """Yield the new lines of one node: of the pod read last, and of those that replaced it."""
+        pods_by_uid = {str(pod["metadata"]["uid"]): pod for pod in pods}
+        starts, saved = self._pod_starts(job, node, pods_by_uid, final)
         for start in starts:
             if start.uid != node.pod.uid:
-                node.begin(start)
-            pod = there.get(start.uid)
+                node.switch_pod(start)
+            pod = pods_by_uid.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))
             if pod is not None:
-                # At the end all of it: a clock that went back hides lines from who asks for those since a time.
-                since = node.at if node.next and not final else ""
-                yield from merge.take(node.node, self._text(pod, since), began)
+                # At the end read all of it: if a clock was set back, `since` would hide lines.
+                since = node.last_time if node.next and not final else ""
+                yield from merger.add_text(node.node, self._pod_log(pod, since), began)
                 if node.gap and since:
-                    yield from merge.take(node.node, self._text(pod, ""), began)
-            if pod is None or node.gap or (final and not container(pod)):
-                kept = kept or self._kept(job, node, final)
-                for name in kept:
-                    if _start(name).uid == start.uid:
-                        yield from merge.take(node.node, self._kept_text(job, kept[name]), began)
+                    yield from merger.add_text(node.node, self._pod_log(pod, ""), began)
+            if pod is None or node.gap or (final and not container_state(pod)):
+                saved = saved or self._saved_logs(job, node, final)
+                for name in saved:
+                    if _parse_log_folder(name).uid == start.uid:
+                        yield from merger.add_text(node.node, self._saved_log_text(job, saved[name]), began)
 
-    def _starts(
-        self, job: Object, node: NodeLog, there: dict[str, Object], final: bool
-    ) -> tuple[list[Start], dict[str, str]]:
-        """Return the start of a node that is known and those after it, in order, and what was asked for of its kept logs."""
-        made = {
-            uid: Start(_compact(pod["metadata"]["creationTimestamp"]), uid)
-            for uid, pod in there.items()
-            if uid == node.pod.uid or final or _speaks(pod)
+    def _pod_starts(
+        self, job: Object, node: NodeLog, pods_by_uid: dict[str, Object], final: bool
+    ) -> tuple[list[PodStart], dict[str, str]]:
+        """Return the pod that was read last and the pods after it, in order, and the saved logs if they were listed."""
+        pod_starts = {
+            uid: PodStart(_compact_timestamp(pod["metadata"]["creationTimestamp"]), uid)
+            for uid, pod in pods_by_uid.items()
+            if uid == node.pod.uid or final or _may_have_output(pod)
         }
-        told: dict[str, Start] = {}  # by the launchers' own clocks
-        known = node.pod
+        saved_starts: dict[str, PodStart] = {}  # with times of the launchers' clocks
+        current = node.pod
 
-        def order(start: Start) -> tuple[tuple[bool, str, int], str]:
-            return age(there.get(start.uid), start.made), start.uid
+        def order(start: PodStart) -> tuple[tuple[bool, str, int], str]:
+            return creation_order(pods_by_uid.get(start.uid), start.created_at), start.uid
 
-        def before(start: Start) -> bool:
-            """Return whether a start came before the one that is known; where both are gone one kind of clock decides."""
-            gone = start.uid not in there and known.uid not in there
-            return order(start) < order(told.get(known.uid, known) if gone else known)
+        def before(start: PodStart) -> bool:
+            """Return whether a pod came before the current one; if both are gone, compare times of the same clock."""
+            gone = start.uid not in pods_by_uid and current.uid not in pods_by_uid
+            return order(start) < order(saved_starts.get(current.uid, current) if gone else current)
 
-        kept: dict[str, str] = {}
-        if known.uid not in there and (known.uid or final or len(there) != 1):
-            # A pod has to be started for reading a claim: once for each that has gone, when its successor is there.
-            kept = self._kept(job, node, final or bool(known.uid and there))
-        elif any(uid != known.uid and not before(start) for uid, start in made.items()):
-            kept = self._kept(job, node, False)  # another one may have come and gone before it
-        told |= {_start(name).uid: _start(name) for name in kept}
-        new = [start for uid, start in (told | made).items() if uid == known.uid or not before(start)]
-        return sorted(new, key=lambda start: (start.uid != known.uid, order(start))), kept
+        saved: dict[str, str] = {}
+        if current.uid not in pods_by_uid and (current.uid or final or len(pods_by_uid) != 1):
+            # Reading a volume starts a pod: do it once for each vanished pod, when its successor exists.
+            saved = self._saved_logs(job, node, final or bool(current.uid and pods_by_uid))
+        elif any(uid != current.uid and not before(start) for uid, start in pod_starts.items()):
+            saved = self._saved_logs(job, node, False)  # another pod may have come and gone in between
+        saved_starts |= {_parse_log_folder(name).uid: _parse_log_folder(name) for name in saved}
+        starts = [
+            start for uid, start in (saved_starts | pod_starts).items() if uid == current.uid or not before(start)
+        ]
+        return sorted(starts, key=lambda start: (start.uid != current.uid, order(start))), saved
 
-    def _text(self, pod: Object, since: str) -> str:
-        """Return what a pod has printed, in whole lines; "" where it has not begun or is gone."""
-        state, name = container(pod), CONTAINER
+    def _pod_log(self, pod: Object, since: str) -> str:
+        """Return a pod's log in whole lines; "" if it has not started or is gone."""
+        state, name = container_state(pod), CONTAINER
         if not state.get("startedAt"):
-            state, name = container(pod, UNPACK), UNPACK
+            state, name = container_state(pod, UNPACK), UNPACK
             if not state.get("exitCode"):
                 return ""
         query = {"container": name, **({"sinceTime": since} if since else {})}
-        about = pod["metadata"]
-        place = f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}/log"
-        status, body = self._api.call("GET", place, "the log cannot be read", query=query, fine=(400, 404))
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
+        status, body = self._api.call("GET", path, "the log cannot be read", query=query, accept=(400, 404))
         if status != 200:
             return ""
         text = body.decode("utf-8", "replace")
-        return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the rest of a line may be on its way
+        return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the last line may be incomplete
 
-    def _kept(self, job: Object, node: NodeLog, claims_too: bool) -> dict[str, str]:
-        """Return name -> place of what a node's starts have kept of their logs in the output."""
-        base = marks(job).get(OUTPUT, "")
-        below = f"logs/{job['metadata']['name']}/node-{node.node}/"
+    def _saved_logs(self, job: Object, node: NodeLog, include_volumes: bool) -> dict[str, str]:
+        """Return the logs that a node's pods saved in the output: folder name -> its path or URI."""
+        base = get_annotations(job).get(OUTPUT, "")
+        prefix = f"logs/{job['metadata']['name']}/node-{node.node}/"
         if "://" in base:
-            return {name: f"{base}/{below}{name}/" for name in self._store.folders(f"{base}/{below}")}
-        if not base or not claims_too:
+            return {name: f"{base}/{prefix}{name}/" for name in self._store.list_folders(f"{base}/{prefix}")}
+        if not base or not include_volumes:
             return {}
-        found = self._on_claim(job, base, node.pod.uid)
-        names = sorted({path[len(below) :].partition("/")[0] for path in found if path.startswith(below)})
-        return {name: f"{below}{name}/" for name in names}
+        texts = self._logs_on_volume(job, base, node.pod.uid)
+        names = sorted({path[len(prefix) :].partition("/")[0] for path in texts if path.startswith(prefix)})
+        return {name: f"{prefix}{name}/" for name in names}
 
-    def _kept_text(self, job: Object, place: str) -> str:
-        if "://" in place:
-            return self._store.text(place)
-        found = self._brought[job["metadata"]["uid"]]
-        return "".join(found[path] for path in sorted(found) if path.startswith(place))
+    def _saved_log_text(self, job: Object, prefix: str) -> str:
+        if "://" in prefix:
+            return self._store.read_log(prefix)
+        texts = self._volume_logs[job["metadata"]["uid"]]
+        return "".join(texts[path] for path in sorted(texts) if path.startswith(prefix))
 
-    def _on_claim(self, job: Object, base: str, gone: str) -> dict[str, str]:
-        """Return what lies in the folder of logs on a claim; nothing where it cannot be read."""
+    def _logs_on_volume(self, job: Object, base: str, pod_uid: str) -> dict[str, str]:
+        """Return the logs saved on a volume, path -> text; {} if the volume cannot be read."""
         uid = str(job["metadata"]["uid"])
-        if self._read_for.setdefault(uid, None) != gone:
-            self._read_for[uid] = gone
-            self._brought[uid] = {}
-            with tempfile.TemporaryDirectory() as name, contextlib.suppress(BackendError):
+        if self._volume_read_for.setdefault(uid, None) != pod_uid:
+            self._volume_read_for[uid] = pod_uid
+            self._volume_logs[uid] = {}
+            with tempfile.TemporaryDirectory() as temporary, contextlib.suppress(BackendError):
                 folder = f"logs/{job['metadata']['name']}"
-                self._claims.bring(job, base, (folder,), Path(name))
-                files = [path for path in Path(name).rglob("*") if path.is_file()]
-                texts = {str(path.relative_to(name)): path.read_text(errors="replace") for path in files}
-                self._brought[uid] = texts
-        return self._brought[uid]
+                self._volumes.download(job, base, (folder,), Path(temporary))
+                files = [path for path in Path(temporary).rglob("*") if path.is_file()]
+                texts = {str(path.relative_to(temporary)): path.read_text(errors="replace") for path in files}
+                self._volume_logs[uid] = texts
+        return self._volume_logs[uid]
 
 
-def _speaks(pod: Object) -> bool:
-    """Return whether a pod may have printed something: it began, or could not be prepared."""
-    return bool(container(pod).get("startedAt") or container(pod, UNPACK).get("exitCode"))
+def _may_have_output(pod: Object) -> bool:
+    """Return whether a pod may have a log: its container started, or its init container failed."""
+    return bool(container_state(pod).get("startedAt") or container_state(pod, UNPACK).get("exitCode"))
 
 
-def _start(name: str) -> Start:
-    """Return the start that a folder of a kept log is of: 20261122T061500Z-<uid>."""
-    made, _, uid = name.partition("-")
-    return Start(made, uid)
+def _parse_log_folder(name: str) -> PodStart:
+    """Parse the folder name of a saved log, 20261122T061500Z-<uid>."""
+    created_at, _, uid = name.partition("-")
+    return PodStart(created_at, uid)
 
 
-def _compact(stamp: str) -> str:
+def _compact_timestamp(stamp: str) -> str:
     return str(stamp).replace("-", "").replace(":", "")

@@ -1,6 +1,6 @@
-"""What lies in an object store for jobs on Kubernetes: large sources, logs that outlive their pods, results.
+"""Read and write a Kubernetes job's files in object stores (gs://, s3://): large bundles, saved logs, results.
 
-gs:// with google-auth, s3:// with boto3, each imported where it is needed; on this machine's own credentials.
+Uses this machine's credentials; google-auth and boto3 are imported on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class KubeStore:
-    """Objects by their URI. Every call blocks; raises BackendError, MissingExtra."""
+    """Object stores, addressed by URI. Every call blocks; raises BackendError, MissingExtra."""
 
     def __init__(self) -> None:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
@@ -29,9 +29,9 @@ class KubeStore:
             "kubernetes", None, None, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
 
-    def put(self, bundle: Bundle, uri: str) -> None:
-        """Upload a bundle unless it is there."""
-        scheme, bucket, name = _split(uri)
+    def upload_bundle(self, bundle: Bundle, uri: str) -> None:
+        """Upload a bundle unless the object exists."""
+        scheme, bucket, name = _parse_uri(uri)
         if scheme == "gs":
             Bucket(self._google, bucket).put_once(bundle.path, name)
             return
@@ -43,42 +43,42 @@ class KubeStore:
             with open(bundle.path, "rb") as file:
                 self._aws.ask("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=name)
 
-    def text(self, prefix: str) -> str:
-        """Return the pieces of a log below a prefix, in the order of their names; "" where there are none."""
-        scheme, bucket, _ = _split(prefix)
-        pieces = io.BytesIO()
-        for name in self._names(prefix):
+    def read_log(self, prefix: str) -> str:
+        """Return a log from its parts below a prefix, joined in the order of their names; "" if there are none."""
+        scheme, bucket, _ = _parse_uri(prefix)
+        content = io.BytesIO()
+        for name in self._list_names(prefix):
             if scheme == "gs":
-                Bucket(self._google, bucket).read(name, pieces)
+                Bucket(self._google, bucket).read(name, content)
             else:
-                pieces.write(self._aws.ask("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
-        return pieces.getvalue().decode("utf-8", "replace")
+                content.write(self._aws.ask("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
+        return content.getvalue().decode("utf-8", "replace")
 
-    def folders(self, prefix: str) -> list[str]:
+    def list_folders(self, prefix: str) -> list[str]:
         """Return the names of the folders below a prefix, in order."""
-        below = _split(prefix)[2]
-        rest = (name[len(below) :].partition("/") for name in self._names(prefix))
-        return sorted({folder for folder, slash, _ in rest if slash})
+        prefix_path = _parse_uri(prefix)[2]
+        parts = (name[len(prefix_path) :].partition("/") for name in self._list_names(prefix))
+        return sorted({folder for folder, slash, _ in parts if slash})
 
-    def _names(self, prefix: str) -> list[str]:
-        scheme, bucket, below = _split(prefix)
+    def _list_names(self, prefix: str) -> list[str]:
+        scheme, bucket, prefix_path = _parse_uri(prefix)
         if scheme == "gs":
-            return sorted(Bucket(self._google, bucket).sizes(below))
-        listed = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below)
-        return sorted(str(item["Key"]) for page in listed for item in page.get("Contents", ()))
+            return sorted(Bucket(self._google, bucket).sizes(prefix_path))
+        pages = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix_path)
+        return sorted(str(item["Key"]) for page in pages for item in page.get("Contents", ()))
 
-    def bring(self, base: str, folders: tuple[str, ...], into: Path) -> None:
-        """Copy folders below a base; what is here already is not read again."""
+    def download(self, base: str, folders: tuple[str, ...], into: Path) -> None:
+        """Download folders below a base URI; files that exist locally are skipped."""
         into.mkdir(parents=True, exist_ok=True)
         for folder in folders:
-            scheme, bucket, prefix = _split(f"{base}/{folder}/")
+            scheme, bucket, prefix = _parse_uri(f"{base}/{folder}/")
             if scheme == "gs":
                 Bucket(self._google, bucket).bring(prefix, into / folder)
             else:
                 bring(self._aws, f"s3://{bucket}/{prefix}", into / folder)
 
 
-def _split(uri: str) -> tuple[str, str, str]:
+def _parse_uri(uri: str) -> tuple[str, str, str]:
     scheme, _, rest = uri.partition("://")
     bucket, _, name = rest.partition("/")
     return scheme, bucket, name

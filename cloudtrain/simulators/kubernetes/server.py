@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.kubernetes import rules
-from cloudtrain.backends.kubernetes.request import merged
+from cloudtrain.backends.kubernetes.request import merge_manifest
 from cloudtrain.simulators.http import Answer, Fault, Request, Route, Server
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (
@@ -150,15 +150,15 @@ class Cluster:
             return Answer(_copy(self.objects.add(plural, namespace, found)), 201)
 
     def _check(self, plural: str, found: Object) -> None:
-        checks: dict[str, Callable[[Object], Iterator[rules.Rule]]] = {
-            "jobs": rules.of_job,
-            "services": rules.of_service,
-            "configmaps": lambda it: rules.of_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
+        checks: dict[str, Callable[[Object], Iterator[rules.Violation]]] = {
+            "jobs": rules.check_job,
+            "services": rules.check_service,
+            "configmaps": lambda it: rules.check_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
         }
         wrong = list(checks[plural](found)) if plural in checks and "generateName" not in found["metadata"] else []
         if wrong:
             name = found["metadata"].get("name", "")
-            raise Refused(422, f'{KINDS[plural]} "{name}" is invalid: {rules.first(wrong)}')
+            raise Refused(422, f'{KINDS[plural]} "{name}" is invalid: {rules.join_violations(wrong)}')
 
     def _known(self, plural: str, namespace: str, name: str) -> Object:
         found = self.objects.get(plural, namespace, name)
@@ -226,7 +226,7 @@ class Cluster:
                               "Conflict")  # fmt: skip
             if plural == "configmaps" and found.get("immutable") and {"data", "binaryData"} & change.keys():
                 raise Refused(422, f'ConfigMap "{name}" is invalid: data: field is immutable when `immutable` is set')
-            new = merged(found, change) if "strategic" in kind else patched(found, change)
+            new = merge_manifest(found, change) if "strategic" in kind else patched(found, change)
             for field in ("completions", "completionMode", "template", "podFailurePolicy"):
                 before = found.get("spec", {}).get(field)
                 if plural == "jobs" and new["spec"].get(field) != before and not found["spec"].get("suspend"):

@@ -354,7 +354,7 @@ def test_a_claim_whose_answer_breaks_off_is_read_on(place: Ground, tmp_path: Pat
 
 
 def test_a_large_source_goes_through_the_store_once(place: Ground, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(request, "SMALL", 1000)
+    monkeypatch.setattr(request, "MAX_INLINE_BYTES", 1000)
     backend, plan, bundle = planned(place, "print('large')", output="gs://local/out")
     assert place.cluster.objects.all("configmaps") == []
     handle = backend.submit(plan, bundle)

@@ -71,7 +71,7 @@ class Place:
     identity: str = "cluster"
 
     @property
-    def place(self) -> Place:
+    def access(self) -> Place:
         return self
 
     def get(self, path: str, what: str, query: object = None) -> dict[str, Any]:
@@ -89,10 +89,10 @@ class Place:
         (pod,) = [pod for pod in self.pods if pod.uid == uid and pod.there]
         return 200, pod.log.encode()
 
-    def folders(self, base: str) -> list[str]:
+    def list_folders(self, base: str) -> list[str]:
         return [pod.folder for pod in self.pods if pod.kept and pod.phase not in ("Pending", "Running")]
 
-    def text(self, place: str) -> str:
+    def read_log(self, place: str) -> str:
         (pod,) = [pod for pod in self.pods if place.rstrip("/").endswith(pod.folder)]
         return pod.log
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.kubernetes import fetch_pod, rules
-from cloudtrain.backends.kubernetes import pod as pod_start
-from cloudtrain.backends.kubernetes.request import SMALL, Request, applicable, merged
+from cloudtrain.backends.kubernetes import fetch_pod, init_container, rules
+from cloudtrain.backends.kubernetes.request import MAX_INLINE_BYTES, Request, kubectl_manifests, merge_manifest
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle, File
@@ -47,7 +46,7 @@ CASES = {
         {"spot_selector": {"cloud.google.com/gke-spot": "true"}},
         1000,
     ),
-    "large_source": ({"output": "gs://bucket/results/"}, {}, SMALL + 1),
+    "large_source": ({"output": "gs://bucket/results/"}, {}, MAX_INLINE_BYTES + 1),
     "claims": (
         {"output": "/data/out", "inputs": {"train": "/sets/imagenet"}},
         {"volumes": [{"claim": "shared", "path": "/data"}, {"claim": "sets", "path": "/sets", "read_only": True}]},
@@ -111,7 +110,7 @@ def test_golden(case: str):
     text = json.dumps({**found.to_dict(), "notes": found.notes}, indent=2)
     for piece in pieces:
         text = text.replace(piece, "${manifest}")
-    text = text.replace(json.dumps(pod_start.COMMAND), '"${podstart}"') + "\n"
+    text = text.replace(json.dumps(init_container.COMMAND), '"${podstart}"') + "\n"
     golden = GOLDEN / f"{case}.json"
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
@@ -125,7 +124,7 @@ def test_every_release_takes_the_manifests_strictly(release: str):
 
     for case in CASES.values():
         request = made(*case).to_dict()
-        for manifest in [*request["manifests"], *applicable(request, b"packed")]:
+        for manifest in [*request["manifests"], *kubectl_manifests(request, b"packed")]:
             kubernetes_validate.validate(manifest, release, strict=True)
 
 
@@ -135,17 +134,17 @@ def test_the_oracle_is_not_blind():
     job = made({}, {}).job
     for wrong in ({"spec": {"completion": 1}}, {"spec": {"completions": "two"}}):
         with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate(merged(job, wrong), RELEASES[-1], strict=True)
+            kubernetes_validate.validate(merge_manifest(job, wrong), RELEASES[-1], strict=True)
 
 
 def test_applicable_manifests_need_no_server_to_fill_them_in():
     request = made({"num_nodes": 2}, {}).to_dict()
-    job, service, code = applicable(request, b"packed")
+    job, service, code = kubectl_manifests(request, b"packed")
     assert (job["kind"], service["kind"], code["kind"]) == ("Job", "Service", "ConfigMap")
     assert job["spec"]["suspend"] is False and code["binaryData"] == {"source.tar.gz": "cGFja2Vk"}
     assert "${" not in json.dumps([service, code, job["metadata"], job["spec"]["template"]["spec"]["volumes"]])
     assert not any("ownerReferences" in found["metadata"] for found in (job, service, code))
-    queued = applicable(made({}, {"queue": "q"}).to_dict(), b"")
+    queued = kubectl_manifests(made({}, {"queue": "q"}).to_dict(), b"")
     assert queued[0]["spec"]["suspend"] is True, "Kueue starts it"
 
 
@@ -174,10 +173,10 @@ def test_what_schemas_let_through_is_caught(fault: dict, path: str):
     import kubernetes_validate
 
     job = made({}, {}).job
-    assert list(rules.of_job(job)) == []
-    wrong = merged(job, fault)
+    assert list(rules.check_job(job)) == []
+    wrong = merge_manifest(job, fault)
     kubernetes_validate.validate(wrong, RELEASES[-1], strict=True)
-    assert path in [rule.path for rule in rules.of_job(wrong)]
+    assert path in [rule.path for rule in rules.check_job(wrong)]
     assert problems({}, {"overlay": fault}) != [], "an overlay cannot bring it in"
 
 
@@ -222,8 +221,8 @@ def test_what_cannot_be_is_a_problem_of_its_field(changes: dict, options: dict, 
 
 
 def test_a_large_source_needs_a_place():
-    assert problems({}, {}, SMALL + 1) == ["source"]
-    found = made({"output": "s3://b/x"}, {}, SMALL + 1)
+    assert problems({}, {}, MAX_INLINE_BYTES + 1) == ["source"]
+    found = made({"output": "s3://b/x"}, {}, MAX_INLINE_BYTES + 1)
     assert found.source == f"s3://b/x/src/{'5' * 64}.tar.gz" and [o["kind"] for o in found.others] == []
 
 
@@ -234,7 +233,7 @@ def test_our_variables_survive_every_overlay():
 
 
 def test_kubernetes_would_expand_nothing_in_the_command():
-    assert "$(" not in pod_start.COMMAND
+    assert "$(" not in init_container.COMMAND
 
 
 # -- the command of the pod -------------------------------------------------------------------------------------------
@@ -255,14 +254,18 @@ def packed(folder: Path, launcher: str) -> tuple[Path, str]:
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_pod_unpacks_its_source_and_runs_the_launcher(tmp_path: Path, whole: bool):
     path, digest = packed(tmp_path, "import os, sys; print(os.getpid()); sys.exit(41)")
-    names = {pod_start.SOURCE: path, pod_start.DIGEST: digest if whole else "0" * 64, pod_start.WORK: tmp_path / "work"}
+    names = {
+        init_container.SOURCE: path,
+        init_container.DIGEST: digest if whole else "0" * 64,
+        init_container.WORK: tmp_path / "work",
+    }
     env = {"PATH": os.environ["PATH"], **{name: str(value) for name, value in names.items()}}
     first = subprocess.run(
-        [sys.executable, "-c", pod_start.COMMAND], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", init_container.COMMAND], env=env, capture_output=True, text=True, timeout=120
     )
     if whole:
         assert (first.returncode, first.stdout) == (0, ""), first.stderr
-        launcher = [sys.executable, str(tmp_path / "work" / pod_start.LAUNCHER)]
+        launcher = [sys.executable, str(tmp_path / "work" / init_container.LAUNCHER)]
         with subprocess.Popen(launcher, env=env, stdout=subprocess.PIPE, text=True) as pod:
             said, _ = pod.communicate(timeout=120)
         assert (pod.returncode, said.split()) == (41, [str(pod.pid)]), "no shell in between: SIGTERM reaches it"
@@ -308,7 +311,7 @@ def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alo
     env |= {"CLOUDTRAIN_WORD_SHA256": hashlib.sha256(b"word").hexdigest(), "PATH": os.environ["PATH"]}
 
     def ask(path: str, word: str = "word") -> tuple[int, bytes]:
-        wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers={fetch_pod.WORD: word})
+        wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers={fetch_pod.AUTH_HEADER: word})
         try:
             with urllib.request.urlopen(wanted, timeout=60) as answer:
                 return answer.status, answer.read()
@@ -329,7 +332,7 @@ def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alo
             pod.kill()
     job = made(*CASES["claims"]).job
     job["metadata"]["uid"] = "0-1"
-    found = fetch_pod.pod(job, "fetch", "/data/out/golden-run", "5" * 64)
+    found = fetch_pod.build_pod(job, "fetch", "/data/out/golden-run", "5" * 64)
     assert all(mount["readOnly"] for mount in found["spec"]["containers"][0]["volumeMounts"])
     assert [volume["persistentVolumeClaim"]["claimName"] for volume in found["spec"]["volumes"]] == ["shared", "sets"]
     import kubernetes_validate

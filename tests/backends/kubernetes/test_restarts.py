@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from cloudtrain.backends.kubernetes.log_merge import STARTS
+from cloudtrain.backends.kubernetes.log_merge import SEQ_PER_START
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from cloudtrain.simulators.kubernetes.server import Cluster
@@ -51,7 +51,7 @@ def test_a_pod_that_is_alone_is_started_anew_by_the_cluster(place: Ground, outpu
     texts = [line.text for line in heard if line.rank == 0]
     assert texts == ["start 1", "start 2", "start 3"], "each once, whoever looked when"
     numbers = [line.seq for line in heard]
-    assert len(set(numbers)) == len(numbers) and {number // STARTS for number in numbers} == {0, 1, 2}
+    assert len(set(numbers)) == len(numbers) and {number // SEQ_PER_START for number in numbers} == {0, 1, 2}
     whole = list(place.backend(**options).logs(handle))  # two of three pods are gone, and the output has all of it
     assert [(line.seq, line.text) for line in whole] == [(line.seq, line.text) for line in heard]
     assert len(place.cluster.objects.all("jobs")) == 1, "no second attempt was needed"
@@ -170,7 +170,7 @@ def test_another_authority_behind_the_same_address_is_another_cluster(place: Gro
         found.append(str(path))
     pins = place.backend(kubeconfig=found[0])._api.pin()
     assert len(pins["ca"]) == 16 and pins["server"] == place.cluster.url
-    assert place.backend(kubeconfig=found[0], **pins)._api.place.ca == pins["ca"]
+    assert place.backend(kubeconfig=found[0], **pins)._api.access.ca == pins["ca"]
     with pytest.raises(BackendError, match="its authority differs"):
         place.backend(kubeconfig=found[1], **pins).find("a-run-a1")
     assert place.cluster.server.seen == []

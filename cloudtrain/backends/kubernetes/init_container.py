@@ -1,15 +1,15 @@
-"""The command of a pod's first container, which knows nothing of cloudtrain: unpack the source where the next one finds it.
+"""The command of the init container: download and unpack the source bundle for the launcher's container.
 
-Standard library only, Python 3.9 or newer. The source is a file that a ConfigMap mounts, or an object in gs:// or s3://;
-only the last needs boto3 in the image. No text here holds "$(": Kubernetes would expand it.
+Standard library only, Python 3.9 or newer; the image needs no cloudtrain. The source is a file mounted from a ConfigMap,
+or an object in gs:// or s3:// (s3 needs boto3 in the image). The command must not contain "$(": Kubernetes expands it.
 """
 
 from __future__ import annotations
 
 SOURCE = "CLOUDTRAIN_SOURCE"  # path, gs://bucket/name or s3://bucket/name
-DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the tar in it
-WORK = "CLOUDTRAIN_WORK"  # an empty folder of the pod's own
-LAUNCHER = "source/.cloudtrain/launch.py"  # below that folder: what the pod's second container runs, as its process 1
+DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the uncompressed tar
+WORK = "CLOUDTRAIN_WORK"  # an empty folder, shared by the containers of the pod
+LAUNCHER = "source/.cloudtrain/launch.py"  # below WORK; the launcher's container runs it as PID 1
 
 COMMAND = r"""
 import gzip, hashlib, json, os, shutil, sys, tarfile, time, urllib.parse, urllib.request
