@@ -66,7 +66,7 @@ class KubeApi:
 
     @property
     def access(self) -> ClusterAccess:
-        """Server and credentials; raises BackendError without a kubeconfig, or if it names another cluster than the pinned one."""
+        """Server and credentials; raises BackendError without a kubeconfig, or if it names another than the pinned cluster."""
         if self._access is None:
             access = kubeconfig.parse_kubeconfig(self._kubeconfig, self._context)
             if self._pinned_server and access.server.rstrip("/") != self._pinned_server.rstrip("/"):
