@@ -53,6 +53,9 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
             styles=runs.STYLES,
             spare=("target", "backend", "took", "exit", "loss", "age"),
         )
+        for record in records:
+            if not record.status.state.final and record.status.reason:
+                terminal.say(f"  {record.run_id}: {record.status.reason}")
     else:
         terminal.say("there are no runs yet" if not (selected_states or name) else "no run is like that")
         terminal.pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])

@@ -106,7 +106,7 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
         return "refused"
     if attempt.unanswered_since is None:
         return "not accepted yet"
-    return f"not known since {attempt.unanswered_since[:19]}Z ({attempt.tries} tries without an answer)"
+    return f"not known since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 
 
 def _inline(value: object) -> str:

@@ -108,7 +108,9 @@ class SagemakerBackend:
         try:
             job = self._describe(attempt_id)
         except BackendError as lookup_error:
-            message = f"{error.message}, and whether SageMaker has the job could not be asked: {lookup_error.message}"
+            message = error.message
+            if lookup_error.message != error.message:
+                message += f", and whether SageMaker has the job could not be asked: {lookup_error.message}"
             raise AwsUnreachable(message, lookup_error.hint, error.code) from None
         if job is None and error.code == "ResourceInUse":
             raise AwsUnreachable(f"SageMaker has a job {attempt_id}, but does not tell of it yet", "", error.code)
