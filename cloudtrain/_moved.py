@@ -82,7 +82,8 @@ backends.kubernetes.CLAIMS=backends.kubernetes.backend.VOLUME_PERMISSIONS
 backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
 backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
-backend.LogLine=events.LogLine config.targets=job.targets.named_targets events.MAX_ROW=metrics.MAX_ROW
+backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
+ events.MAX_ROW=metrics.MAX_ROW
 events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
 nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail
 report.page=report.page.render spawn.watcher=runs.watcher.start usage.read=events.read_usage

@@ -16,7 +16,7 @@ PATHS = {
     "cloudtrain.backend.LogLine": "cloudtrain.events.LogLine",
     "cloudtrain.backend.Plan": "cloudtrain.backends.api.Plan",
     "cloudtrain.bundle.Bundle": "cloudtrain.source.bundle.Bundle",
-    "cloudtrain.images.exact": "cloudtrain.backends.images.exact",
+    "cloudtrain.images.exact": "cloudtrain.backends.images.pinned_image",
     "cloudtrain.job.Job": "cloudtrain.job.job.Job",
     "cloudtrain.manifest.Manifest": "cloudtrain.backends.manifest.Manifest",
     "cloudtrain.nodes.start": "cloudtrain.nodes.directory.start",

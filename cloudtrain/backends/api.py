@@ -171,7 +171,7 @@ class HasImages(Protocol):
     """A backend that can say which container images an attempt's nodes run; asked when it runs, and at its end."""
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return node -> its image as `cloudtrain.backends.images.exact` writes it, of the nodes that are known; blocking.
+        """Return node -> its image as `cloudtrain.backends.images.pinned_image` writes it, of the nodes that are known; blocking.
 
         Raises BackendError; a run goes on without an answer.
         """

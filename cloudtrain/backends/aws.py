@@ -16,13 +16,13 @@ from cloudtrain.importing import Quickly
 TRIES = 6  # of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
 # Tries, and both times, of what no job needs: where it does not answer nobody is to wait for long.
-LIGHT = {"ecr": (2, 5, 5)}
+OPTIONAL_SERVICES = {"ecr": (2, 5, 5)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
-_UNKNOWN = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+_INVALID = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
 # What botocore.retries.standard takes for throttling, and S3's own words for it.
-_BUSY = {
+_THROTTLED = {
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
     "PriorRequestNotComplete",
@@ -37,7 +37,7 @@ _BUSY = {
     "ThrottlingException",
     "TooManyRequestsException",
 }
-_NOWHERE = {"NoSuchBucket"}
+_NO_BUCKET = {"NoSuchBucket"}
 
 
 class AwsError(BackendError):
@@ -85,10 +85,10 @@ class Aws:
     @property
     def region(self) -> str:
         """The region; raises AwsError where none is configured."""
-        found = self._region or self.session.region_name
-        if not found:
+        region = self._region or self.session.region_name
+        if not region:
             raise AwsError("no AWS region is configured", f"set {self._option('region')} or AWS_REGION")
-        return str(found)
+        return str(region)
 
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
@@ -98,7 +98,7 @@ class Aws:
                 from botocore.config import Config
 
                 style = {"addressing_style": "path"} if self.endpoint else {}
-                tries, connect_s, read_s = LIGHT.get(service, (TRIES, CONNECT_S, READ_S))
+                tries, connect_s, read_s = OPTIONAL_SERVICES.get(service, (TRIES, CONNECT_S, READ_S))
                 retries = {"mode": "standard", "total_max_attempts": tries}
                 config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
                                 user_agent_extra="cloudtrain")  # fmt: skip
@@ -107,7 +107,7 @@ class Aws:
                 )
         return self._clients[service]
 
-    def ask(self, service: str, operation: str, **values: Any) -> Any:
+    def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
         self.session  # noqa: B018 - says what is missing where there is no botocore
         from botocore.exceptions import BotoCoreError, ClientError
@@ -116,42 +116,42 @@ class Aws:
         try:
             return getattr(self.client(service), operation)(**values)
         except (BotoCoreError, ClientError, ResponseParserError) as error:
-            action = getattr(error, "operation_name", None) or _camel(operation)  # a transfer asks several
-            raise self.explained(error, f"{service}:{action}") from None
+            action = getattr(error, "operation_name", None) or _camel_case(operation)  # a transfer asks several
+            raise self.explain(error, f"{service}:{action}") from None
 
     def account(self) -> str:
         """Return the account of the credentials; blocking."""
-        return str(self.ask("sts", "get_caller_identity")["Account"])
+        return str(self.call("sts", "get_caller_identity")["Account"])
 
-    def explained(self, error: Exception, action: str) -> AwsError:
+    def explain(self, error: Exception, action: str) -> AwsError:
         """Return one of botocore's errors as a sentence and a hint; AwsUnreachable and AwsNoCapacity say what kind."""
         answer = getattr(error, "response", None)
         if not isinstance(answer, dict):
-            return self._unanswered(error)
-        about = answer.get("ResponseMetadata", {})
+            return self._explain_no_answer(error)
+        metadata = answer.get("ResponseMetadata", {})
         code = str(answer.get("Error", {}).get("Code") or "")
-        said = str(answer.get("Error", {}).get("Message") or "").strip().rstrip(".")
-        status, resent = int(about.get("HTTPStatusCode") or 0), bool(about.get("RetryAttempts"))
-        tries = LIGHT.get(action.partition(":")[0], (TRIES,))[0]
-        kind, text, hint = AwsError, f"{action} was refused: {said or code}", ""
+        message = str(answer.get("Error", {}).get("Message") or "").strip().rstrip(".")
+        status, resent = int(metadata.get("HTTPStatusCode") or 0), bool(metadata.get("RetryAttempts"))
+        tries = OPTIONAL_SERVICES.get(action.partition(":")[0], (TRIES,))[0]
+        kind, text, hint = AwsError, f"{action} was refused: {message or code}", ""
         if code in _EXPIRED:
-            text, hint = "the AWS credentials have expired", self._renew()
-        elif code in _UNKNOWN:
-            text, hint = f"AWS does not accept the credentials ({code})", self._credentials()
+            text, hint = "the AWS credentials have expired", self._login_hint()
+        elif code in _INVALID:
+            text, hint = f"AWS does not accept the credentials ({code})", self._credentials_hint()
         elif code in _DENIED:
-            found = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", said)
-            missing, place = (found[1], f" on {found[2]}" if found[2] else "") if found else (action, "")
-            text, hint = f"AWS denies {missing}{place}", f"allow {missing}: docs/{self._family}.md lists all"
+            denied = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", message)
+            permission, resource = (denied[1], f" on {denied[2]}" if denied[2] else "") if denied else (action, "")
+            text, hint = f"AWS denies {permission}{resource}", f"allow {permission}: docs/{self._family}.md lists all"
         elif code == "ResourceLimitExceeded":
-            kind, text = AwsNoCapacity, f"the account's quota does not allow it: {said}"
+            kind, text = AwsNoCapacity, f"the account's quota does not allow it: {message}"
             hint = "ask for more in the console under Service Quotas, or choose another instance_type"
         elif "Capacity" in code:
-            kind, text = AwsNoCapacity, f"AWS has no such machines free: {said}"
+            kind, text = AwsNoCapacity, f"AWS has no such machines free: {message}"
             hint = "try again, or elsewhere, or on spot"
-        elif code in _BUSY or status in (408, 429):
+        elif code in _THROTTLED or status in (408, 429):
             kind, text = AwsUnreachable, f"AWS asked {tries} times to slow down ({code or status})"
             hint = "try again in some minutes"
-        elif code in _NOWHERE:
+        elif code in _NO_BUCKET:
             name = answer.get("Error", {}).get("BucketName")
             text = f"there is no bucket {name}" if name else "there is no such bucket"
             hint = f"make it, or change {self._option('bucket')}"
@@ -160,19 +160,19 @@ class Aws:
             hint, code = "try again; health.aws.amazon.com", code or str(status)
         return kind(text, hint, code, resent=resent)
 
-    def _unanswered(self, error: Exception) -> AwsError:
+    def _explain_no_answer(self, error: Exception) -> AwsError:
         from botocore import exceptions, parsers
 
         if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            return AwsError("there are no AWS credentials", self._credentials())
+            return AwsError("there are no AWS credentials", self._credentials_hint())
         if isinstance(error, exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError):
-            return AwsError("the AWS credentials have expired", self._renew())
+            return AwsError("the AWS credentials have expired", self._login_hint())
         if isinstance(error, exceptions.ParamValidationError):
             return AwsError(f"the request is not what AWS takes: {error}".replace("\n", " "))
-        said = str(error).split("\n")[0]
-        lost = (exceptions.HTTPClientError, exceptions.ConnectionError, parsers.ResponseParserError)
-        kind = AwsUnreachable if isinstance(error, lost) else AwsError
-        return kind(f"AWS cannot be reached: {said}", "check the network, proxies and the region")
+        message = str(error).split("\n")[0]
+        no_answer = (exceptions.HTTPClientError, exceptions.ConnectionError, parsers.ResponseParserError)
+        kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
+        return kind(f"AWS cannot be reached: {message}", "check the network, proxies and the region")
 
     @property
     def _family(self) -> str:
@@ -181,12 +181,12 @@ class Aws:
     def _option(self, name: str) -> str:
         return f"options.{self.backend}.{name}"
 
-    def _credentials(self) -> str:
+    def _credentials_hint(self) -> str:
         return CREDENTIALS.format(backend=self.backend)
 
-    def _renew(self) -> str:
+    def _login_hint(self) -> str:
         return f"renew them: aws sso login{f' --profile {self.profile}' if self.profile else ''}"
 
 
-def _camel(operation: str) -> str:
+def _camel_case(operation: str) -> str:
     return "".join(word.capitalize() for word in operation.split("_"))

@@ -11,128 +11,154 @@ from typing import IO
 from urllib.parse import quote
 
 from cloudtrain.backends import google
-from cloudtrain.backends.google import Api, ApiError
+from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, Unreachable
 
-PIECE = 16 << 20  # bytes in one request of an upload; a multiple of 256 KiB
-SMALL = 8 << 20  # bytes; below, one request does it
-AT_ONCE = 4  # downloads
+CHUNK = 16 << 20  # bytes in one request of an upload; a multiple of 256 KiB
+ONE_REQUEST = 8 << 20  # bytes; below, one request does it
+PARALLEL_DOWNLOADS = 4  # downloads
 
 
 class Bucket:
     """One bucket of an account; every call blocks. Raises ApiError, Unreachable."""
 
-    def __init__(self, api: Api, name: str) -> None:
+    def __init__(self, api: GoogleApi, name: str) -> None:
         self._api, self.name = api, name
 
-    def has(self, name: str, size: int | None = None) -> bool:
+    def exists(self, name: str, size: int | None = None) -> bool:
         """Return whether an object (of that size) exists."""
-        what = f"gs://{self.name}/{name} cannot be looked up"
-        found = self._api.call("GET", "storage", self._at(name), what, query={"fields": "size"}, fine=(404,))
-        if found.status == 404:
-            if "bucket" in found.body.decode("utf-8", "replace").lower():
+        failure = f"gs://{self.name}/{name} cannot be looked up"
+        answer = self._api.call(
+            "GET", "storage", self._object_path(name), failure, query={"fields": "size"}, accept=(404,)
+        )
+        if answer.status == 404:
+            if "bucket" in answer.body.decode("utf-8", "replace").lower():
                 raise ApiError(404, f"the bucket {self.name} does not exist", "the source cannot be uploaded")
             return False
-        return size is None or int(found.json["size"]) == size
+        return size is None or int(answer.json["size"]) == size
 
-    def put_once(self, path: Path, name: str) -> bool:
+    def upload_once(self, path: Path, name: str) -> bool:
         """Upload a file unless an object of that name exists, whoever else may be doing the same; False when it did.
 
         Nothing is sent for an object that exists.
         """
-        if self.has(name):
+        if self.exists(name):
             return False
-        what = f"the source cannot be uploaded to gs://{self.name}/{name}"
+        failure = f"the source cannot be uploaded to gs://{self.name}/{name}"
         size = path.stat().st_size
         query = {"name": name, "ifGenerationMatch": "0"}
-        place = f"/upload/storage/v1/b/{quote(self.name)}/o"
-        kind = {"Content-Type": "application/gzip"}
-        if size <= SMALL:
+        upload_path = f"/upload/storage/v1/b/{quote(self.name)}/o"
+        content_type = {"Content-Type": "application/gzip"}
+        if size <= ONE_REQUEST:
             # Sent twice after an answer that got lost, it finds its own object: 412 is success.
-            once = {**query, "uploadType": "media"}
-            sent = self._api.call(
-                "POST", "storage", place, what, query=once, data=path.read_bytes(), headers=kind, fine=(412,)
+            one_request = {**query, "uploadType": "media"}
+            answer = self._api.call(
+                "POST",
+                "storage",
+                upload_path,
+                failure,
+                query=one_request,
+                data=path.read_bytes(),
+                headers=content_type,
+                accept=(412,),
             )
-            return sent.status != 412
-        begin = {**query, "uploadType": "resumable"}
+            return answer.status != 412
+        resumable = {**query, "uploadType": "resumable"}
         session = self._api.call(
-            "POST", "storage", place, what, query=begin, body={"contentType": kind["Content-Type"]}, fine=(412,)
+            "POST",
+            "storage",
+            upload_path,
+            failure,
+            query=resumable,
+            body={"contentType": content_type["Content-Type"]},
+            accept=(412,),
         )
-        return session.status != 412 and self._send(path, size, session.headers["location"], what)
+        return session.status != 412 and self._upload_chunks(path, size, session.headers["location"], failure)
 
-    def sizes(self, prefix: str) -> dict[str, tuple[int, str]]:
+    def list_objects(self, prefix: str) -> dict[str, tuple[int, str]]:
         """Return name -> (bytes, MD5) of all objects below a prefix."""
-        found: dict[str, tuple[int, str]] = {}
+        objects: dict[str, tuple[int, str]] = {}
         query = {"prefix": prefix, "fields": "items(name,size,md5Hash),nextPageToken", "maxResults": "1000"}
         while True:
-            what = f"gs://{self.name}/{prefix} cannot be listed"
-            page = self._api.call("GET", "storage", f"/storage/v1/b/{quote(self.name)}/o", what, query=query).json
-            for item in page.get("items", ()):
-                found[item["name"]] = (int(item["size"]), item.get("md5Hash", ""))
+            failure = f"gs://{self.name}/{prefix} cannot be listed"
+            page = self._api.call("GET", "storage", f"/storage/v1/b/{quote(self.name)}/o", failure, query=query).json
+            for stored in page.get("items", ()):
+                objects[stored["name"]] = (int(stored["size"]), stored.get("md5Hash", ""))
             if not page.get("nextPageToken"):
-                return found
+                return objects
             query["pageToken"] = page["nextPageToken"]
 
-    def read(self, name: str, into: IO[bytes]) -> None:
+    def download(self, name: str, into: IO[bytes]) -> None:
         """Write an object's bytes into a file."""
-        self._api.read("storage", f"{self._at(name)}?alt=media", f"gs://{self.name}/{name} cannot be read", into)
+        self._api.download(
+            "storage", f"{self._object_path(name)}?alt=media", f"gs://{self.name}/{name} cannot be read", into
+        )
 
-    def bring(self, prefix: str, into: Path) -> int:
+    def download_prefix(self, prefix: str, into: Path) -> int:
         """Copy all objects below a prefix into a folder, and return how many; what is here and equal is not read again.
 
         Raises BackendError for a name that would lead out of the folder.
         """
         from concurrent.futures import ThreadPoolExecutor
 
-        found = {name[len(prefix) :]: about for name, about in self.sizes(prefix).items()}
-        names = [name for name in found if name and not name.endswith("/")]
+        objects = {name[len(prefix) :]: size_and_md5 for name, size_and_md5 in self.list_objects(prefix).items()}
+        names = [name for name in objects if name and not name.endswith("/")]
         for name in names:
             if not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise BackendError(f"gs://{self.name} offers an object {prefix + name!r}, which is refused")
 
         def fetch(name: str) -> None:
-            place = into / name
-            size, md5 = found[name]
-            if place.is_file() and place.stat().st_size == size and (not md5 or _md5(place) == md5):
+            path = into / name
+            size, md5 = objects[name]
+            if path.is_file() and path.stat().st_size == size and (not md5 or _md5(path) == md5):
                 return
-            place.parent.mkdir(parents=True, exist_ok=True)
-            half = place.with_name(f".{place.name}.{os.getpid()}")
-            with open(half, "wb") as file:
-                self.read(prefix + name, file)
-            half.replace(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            with open(partial, "wb") as file:
+                self.download(prefix + name, file)
+            partial.replace(path)
 
-        with ThreadPoolExecutor(AT_ONCE, "fetch") as pool:
+        with ThreadPoolExecutor(PARALLEL_DOWNLOADS, "fetch") as pool:
             list(pool.map(fetch, names))
         return len(names)
 
-    def _send(self, path: Path, size: int, session: str, what: str) -> bool:
+    def _upload_chunks(self, path: Path, size: int, session: str, failure: str) -> bool:
         """Send the pieces of a resumable upload; one that broke off goes on where it was."""
-        at = stuck = 0
+        offset = stalled_tries = 0
         with open(path, "rb") as file:
             while True:
-                file.seek(at)
-                piece = file.read(PIECE)
-                span = {"Content-Range": f"bytes {at}-{at + len(piece) - 1}/{size}"}
+                file.seek(offset)
+                chunk = file.read(CHUNK)
+                content_range = {"Content-Range": f"bytes {offset}-{offset + len(chunk) - 1}/{size}"}
                 try:
-                    sent = self._api.call(
-                        "PUT", "storage", session, what, data=piece, headers=span, tries=1, fine=(308, 412)
+                    answer = self._api.call(
+                        "PUT",
+                        "storage",
+                        session,
+                        failure,
+                        data=chunk,
+                        headers=content_range,
+                        tries=1,
+                        accept=(308, 412),
                     )
                 except Unreachable:
-                    stuck += 1
-                    if stuck == google.TRIES:
+                    stalled_tries += 1
+                    if stalled_tries == google.TRIES:
                         raise
-                    asked = {"Content-Range": f"bytes */{size}"}
-                    sent = self._api.call("PUT", "storage", session, what, data=b"", headers=asked, fine=(308, 412))
-                if sent.status != 308:
-                    return sent.status != 412
-                known = sent.headers.get("range", "")
-                former, at = at, int(known.rpartition("-")[2]) + 1 if known else 0
-                if at > former:
-                    stuck = 0
+                    status_query = {"Content-Range": f"bytes */{size}"}
+                    answer = self._api.call(
+                        "PUT", "storage", session, failure, data=b"", headers=status_query, accept=(308, 412)
+                    )
+                if answer.status != 308:
+                    return answer.status != 412
+                received_range = answer.headers.get("range", "")
+                previous_offset, offset = offset, int(received_range.rpartition("-")[2]) + 1 if received_range else 0
+                if offset > previous_offset:
+                    stalled_tries = 0
                 else:
-                    time.sleep(google.PAUSE_S * 2**stuck)
+                    time.sleep(google.PAUSE_S * 2**stalled_tries)
 
-    def _at(self, name: str) -> str:
+    def _object_path(self, name: str) -> str:
         return f"/storage/v1/b/{quote(self.name)}/o/{quote(name, safe='')}"
 
 

@@ -21,9 +21,9 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 60.0
 TRIES = 5
 PAUSE_S = 0.25  # doubled from try to try
-LATER = (408, 429, 500, 502, 503, 504)  # the same call may work later
-_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
-_RATE = re.compile(
+RETRYABLE = (408, 429, 500, 502, 503, 504)  # the same call may work later
+_QUOTA_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
+_CALL_RATE = re.compile(
     r"per (minute|second|100 seconds|day)|rate.?limit|requests", re.IGNORECASE
 )  # of calls, not of machines
 
@@ -31,10 +31,10 @@ _RATE = re.compile(
 class ApiError(BackendError):
     """An API answered with an error; `status` is that of HTTP, `said` its own words."""
 
-    def __init__(self, status: int, said: str, what: str) -> None:
-        message, hint = explained(status, said, what)
+    def __init__(self, status: int, api_message: str, failure: str) -> None:
+        message, hint = explain_error(status, api_message, failure)
         super().__init__(message, hint)
-        self.status, self.said = status, said
+        self.status, self.api_message = status, api_message
 
 
 class ApiUnreachable(ApiError, Unreachable):
@@ -45,11 +45,11 @@ class ApiNoCapacity(ApiError, NoCapacity):
     """There are no such machines, or a quota for them is used up."""
 
 
-def api_error(status: int, said: str, what: str) -> ApiError:
+def api_error(status: int, api_message: str, failure: str) -> ApiError:
     """Return an API's answer as the error of its kind."""
-    if without_machines(status, said):
-        return ApiNoCapacity(status, said, what)
-    return (ApiUnreachable if status in LATER or status >= 500 else ApiError)(status, said, what)
+    if is_capacity_error(status, api_message):
+        return ApiNoCapacity(status, api_message, failure)
+    return (ApiUnreachable if status in RETRYABLE or status >= 500 else ApiError)(status, api_message, failure)
 
 
 class Answer(NamedTuple):
@@ -65,11 +65,13 @@ class Answer(NamedTuple):
         try:
             return json.loads(self.body or b"null")
         except ValueError:
-            said = " ".join(self.body[:100].decode("utf-8", "replace").split())
-            raise Unreachable(f"Google was not reached: the answer is not JSON: {said}", "check proxies") from None
+            body_start = " ".join(self.body[:100].decode("utf-8", "replace").split())
+            raise Unreachable(
+                f"Google was not reached: the answer is not JSON: {body_start}", "check proxies"
+            ) from None
 
 
-class Api:
+class GoogleApi:
     """Calls of one account. `endpoint` gives a simulator's address; it is asked again when that does not answer."""
 
     def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
@@ -98,7 +100,7 @@ class Api:
         method: str,
         service: str,
         path: str,
-        what: str,
+        failure: str,
         *,
         query: Mapping[str, str] | None = None,
         body: Any = None,
@@ -106,9 +108,9 @@ class Api:
         headers: Mapping[str, str] | None = None,
         tries: int = TRIES,
         timeout_s: float = TIMEOUT_S,
-        fine: tuple[int, ...] = (),
+        accept: tuple[int, ...] = (),
     ) -> Answer:
-        """Return an answer of 2xx or a status in `fine`; `what` says in words what was to be done. Blocking.
+        """Return an answer of 2xx or a status in `accept`; `failure` begins the error's sentence. Blocking.
 
         Raises ApiError, Unreachable where nobody knows whether it was done, BackendError without credentials.
         """
@@ -122,47 +124,49 @@ class Api:
                 address = path if path.startswith("http") else self.url(service) + path
                 if query:
                     address += ("&" if "?" in address else "?") + urllib.parse.urlencode(query)
-                request = urllib.request.Request(address, data, {**self._signed(), **(headers or {})}, method=method)
+                request = urllib.request.Request(
+                    address, data, {**self._auth_header(), **(headers or {})}, method=method
+                )
                 with self._opener.open(request, timeout=timeout_s) as answer:
-                    return Answer(answer.status, _small(answer.headers), answer.read())
+                    return Answer(answer.status, _lowercase_names(answer.headers), answer.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    found = Answer(error.code, _small(error.headers), _body(error))
-                if found.status in fine:
-                    return found
-                if last or found.status not in LATER:
-                    raise api_error(found.status, _said(found.body), what) from None
+                    refusal = Answer(error.code, _lowercase_names(error.headers), _read_body(error))
+                if refusal.status in accept:
+                    return refusal
+                if last or refusal.status not in RETRYABLE:
+                    raise api_error(refusal.status, _error_message(refusal.body), failure) from None
             except (OSError, http.client.HTTPException) as error:
                 if last:
                     reason = getattr(error, "reason", None) or error
                     hint = "check the network" if self._endpoint is None else "the simulator does not answer"
                     raise Unreachable(
-                        f"{what}: {urllib.parse.urlsplit(address).hostname} was not reached: {reason}", hint
+                        f"{failure}: {urllib.parse.urlsplit(address).hostname} was not reached: {reason}", hint
                     ) from None
         raise AssertionError("the last try returns or raises")
 
-    def read(self, service: str, path: str, what: str, into: IO[bytes], at: int = 0) -> None:
+    def download(self, service: str, path: str, failure: str, into: IO[bytes], offset: int = 0) -> None:
         """Write a large answer into a file, from byte `at` on; blocking. Raises ApiError, Unreachable."""
         for turn in range(TRIES):
             try:
-                headers = {**self._signed(), **({"Range": f"bytes={at}-"} if at else {})}
+                headers = {**self._auth_header(), **({"Range": f"bytes={offset}-"} if offset else {})}
                 request = urllib.request.Request(self.url(service) + path, headers=headers)
                 with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                    while piece := answer.read(1 << 20):
-                        into.write(piece)
-                        at += len(piece)
+                    while chunk := answer.read(1 << 20):
+                        into.write(chunk)
+                        offset += len(chunk)
                     if answer.length in (None, 0):
                         return
             except urllib.error.HTTPError as error:
                 with error:
-                    said = _said(_body(error))
+                    api_message = _error_message(_read_body(error))
                 if error.code == 416:
                     return  # all of it was there
-                if error.code not in LATER or turn == TRIES - 1:
-                    raise api_error(error.code, said, what) from None
+                if error.code not in RETRYABLE or turn == TRIES - 1:
+                    raise api_error(error.code, api_message, failure) from None
             except (OSError, http.client.HTTPException) as error:
                 if turn == TRIES - 1:
-                    raise Unreachable(f"{what}: the transfer broke off: {error}") from None
+                    raise Unreachable(f"{failure}: the transfer broke off: {error}") from None
             time.sleep(PAUSE_S * 2**turn)
 
     def credentials(self) -> Any:
@@ -177,17 +181,17 @@ class Api:
             if self._credentials is None:
                 self._credentials, _ = google.auth.default(scopes=[SCOPE])
             if not self._credentials.valid:
-                self._credentials.refresh(_transport())
+                self._credentials.refresh(_auth_transport())
         except exceptions.DefaultCredentialsError:
             raise BackendError("no credentials for Google Cloud were found", login) from None
         except exceptions.TransportError as error:
-            said = f"Google's token server was not reached: {error}".split("\n")[0][:300]
-            raise Unreachable(said, "check the network") from None
+            message = f"Google's token server was not reached: {error}".split("\n")[0][:300]
+            raise Unreachable(message, "check the network") from None
         except exceptions.GoogleAuthError as error:
             raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
         return self._credentials
 
-    def _signed(self) -> dict[str, str]:
+    def _auth_header(self) -> dict[str, str]:
         return {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
 
 
@@ -195,66 +199,71 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect, and to another place without the token: urllib itself would take it along."""
 
     def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
-        found = super().redirect_request(req, *rest)
-        if found is not None and _place(found.full_url) != _place(req.full_url):
-            found.remove_header("Authorization")
-        return found
+        redirected = super().redirect_request(req, *rest)
+        if redirected is not None and _origin(redirected.full_url) != _origin(req.full_url):
+            redirected.remove_header("Authorization")
+        return redirected
 
 
-def _place(address: str) -> tuple[str, str]:
+def _origin(address: str) -> tuple[str, str]:
     parts = urllib.parse.urlsplit(address)
     return parts.scheme, parts.netloc
 
 
-def without_machines(status: int, said: str) -> bool:
+def is_capacity_error(status: int, api_message: str) -> bool:
     """Return whether an answer tells of missing machines or a used up quota for them; a rate of calls is no quota."""
-    low = said.lower()
-    if _METRIC.search(said) or "resources are insufficient" in low or "stockout" in low:
+    lowercase = api_message.lower()
+    if _QUOTA_METRIC.search(api_message) or "resources are insufficient" in lowercase or "stockout" in lowercase:
         return True
-    return status == 429 and "quota" in low and not _RATE.search(said)
+    return status == 429 and "quota" in lowercase and not _CALL_RATE.search(api_message)
 
 
-def explained(status: int, said: str, what: str) -> tuple[str, str]:
+def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str]:
     """Return one sentence and a hint for an error of Google's APIs."""
-    text = " ".join(said.split())[:400]
-    low = text.lower()
-    metric = _METRIC.search(text)
-    if metric or (status == 429 and "quota" in low and not _RATE.search(text)):
-        which = f" ({metric[1]})" if metric else ""
+    text = " ".join(api_message.split())[:400]
+    lowercase = text.lower()
+    metric = _QUOTA_METRIC.search(text)
+    if metric or (status == 429 and "quota" in lowercase and not _CALL_RATE.search(text)):
+        metric_name = f" ({metric[1]})" if metric else ""
         hint = "ask for more on the console's page IAM & Admin > Quotas, or try another region"
         if metric and "preemptible" in metric[1]:
             hint += "; Spot has quotas of its own, for GPUs and for CPUs"
-        return f"{what}: the quota is used up{which}: {text}", hint
-    if "resources are insufficient" in low or "stockout" in low:
-        return f"{what}: Google has no such machines free now: {text}", "try another region or machine, or Spot later"
-    if "actas" in low or "act as" in low:
+        return f"{failure}: the quota is used up{metric_name}: {text}", hint
+    if "resources are insufficient" in lowercase or "stockout" in lowercase:
         return (
-            f"{what}: you may not use this service account: {text}",
+            f"{failure}: Google has no such machines free now: {text}",
+            "try another region or machine, or Spot later",
+        )
+    if "actas" in lowercase or "act as" in lowercase:
+        return (
+            f"{failure}: you may not use this service account: {text}",
             "grant yourself roles/iam.serviceAccountUser on it",
         )
-    if "has not been used" in low or "service_disabled" in low or "it is disabled" in low:
+    if "has not been used" in lowercase or "service_disabled" in lowercase or "it is disabled" in lowercase:
         return (
-            f"{what}: the API is switched off in this project: {text}",
+            f"{failure}: the API is switched off in this project: {text}",
             "gcloud services enable aiplatform.googleapis.com",
         )
     if status == 401:
-        return f"{what}: Google does not accept the credentials: {text}", "gcloud auth application-default login"
-    if status == 404 and "bucket" in low:
+        return f"{failure}: Google does not accept the credentials: {text}", "gcloud auth application-default login"
+    if status == 404 and "bucket" in lowercase:
         return (
-            f"{what}: the bucket does not exist: {text}",
+            f"{failure}: the bucket does not exist: {text}",
             "options.vertex.bucket; gcloud storage buckets create makes one",
         )
-    if status == 404 and "<html" in low:
-        return f"{what}: there is no such place at Google", "check options.vertex.region and project"
-    if "location" in low and ("unsupported" in low or "not supported" in low or "not found" in low):
-        return f"{what}: Vertex AI is not offered there: {text}", "check options.vertex.region"
+    if status == 404 and "<html" in lowercase:
+        return f"{failure}: there is no such place at Google", "check options.vertex.region and project"
+    if "location" in lowercase and (
+        "unsupported" in lowercase or "not supported" in lowercase or "not found" in lowercase
+    ):
+        return f"{failure}: Vertex AI is not offered there: {text}", "check options.vertex.region"
     if status == 403:
-        return f"{what}: permission denied: {text}", "docs/vertex.md lists the roles that are needed"
-    hint = "try again in some minutes" if status in LATER or status >= 500 else ""
-    return f"{what}: {text or 'no reason was given'} ({status})", hint
+        return f"{failure}: permission denied: {text}", "docs/vertex.md lists the roles that are needed"
+    hint = "try again in some minutes" if status in RETRYABLE or status >= 500 else ""
+    return f"{failure}: {text or 'no reason was given'} ({status})", hint
 
 
-def _body(error: urllib.error.HTTPError) -> bytes:
+def _read_body(error: urllib.error.HTTPError) -> bytes:
     """Return what came with a refusal, as far as it came: the refusal itself is known."""
     try:
         return error.read()
@@ -264,22 +273,22 @@ def _body(error: urllib.error.HTTPError) -> bytes:
         return b""
 
 
-def _said(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """Return an error's own words; a registry has a list of errors."""
     text = body.decode("utf-8", "replace")
     try:
-        said = json.loads(text)
-        found = said["errors"][0] if "errors" in said else said["error"]
-        return str(found.get("message") or found) if isinstance(found, dict) else str(found)
+        answer = json.loads(text)
+        error = answer["errors"][0] if "errors" in answer else answer["error"]
+        return str(error.get("message") or error) if isinstance(error, dict) else str(error)
     except (ValueError, LookupError, TypeError):
         return text
 
 
-def _small(headers: Any) -> dict[str, str]:
+def _lowercase_names(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _transport() -> Any:
+def _auth_transport() -> Any:
     """Return what google-auth sends its own requests with: urllib, so that it needs no further package."""
     from google.auth import exceptions, transport
 
@@ -301,13 +310,13 @@ def _transport() -> Any:
             timeout: float | None = TIMEOUT_S,
             **_: Any,
         ) -> Response:
-            asked = urllib.request.Request(url, body, dict(headers or {}), method=method)
+            request = urllib.request.Request(url, body, dict(headers or {}), method=method)
             try:
-                with urllib.request.urlopen(asked, timeout=timeout) as answer:
-                    return Response(answer.status, _small(answer.headers), answer.read())
+                with urllib.request.urlopen(request, timeout=timeout) as answer:
+                    return Response(answer.status, _lowercase_names(answer.headers), answer.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    return Response(error.code, _small(error.headers), _body(error))
+                    return Response(error.code, _lowercase_names(error.headers), _read_body(error))
             except OSError as error:
                 raise exceptions.TransportError(error) from None  # type: ignore[no-untyped-call]
 

@@ -58,7 +58,7 @@ class AttemptRecord:
     cursor: str | None
     created_at: str
     status: Status
-    images: Mapping[int, str]  # node -> container image (backends.images.exact), where the platform reported it
+    images: Mapping[int, str]  # node -> container image (backends.images.pinned_image), where the platform reported it
     tries: int = 0  # submissions, and lookups of them, that got no answer
     tried_at: str | None = None  # time of the last one
     unanswered_since: str | None = None  # None where the outcome of the submission is known

@@ -82,7 +82,9 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         "source_sha256": plan.bundle.get("source_sha256"),
         "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
         "left out of the patch": list(origin.get("left_out") or ()) or None,
-        "image": "\n".join(images.lines({node: images.digest(image) for node, image in attempts[-1].images.items()}))
+        "image": "\n".join(
+            images.describe_images({node: images.digest_of(image) for node, image in attempts[-1].images.items()})
+        )
         or None,
         "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
     }

@@ -69,7 +69,7 @@ def render(run: Run) -> str:
         else "",
         "left out of the patch": "\n".join(origin.get("left_out") or ()),
         "source": record.job.get("source"),
-        "image": "\n".join(images.lines(attempts[-1].images)),
+        "image": "\n".join(images.describe_images(attempts[-1].images)),
         "bundle": f"sha256 {plan.bundle.get('sha256')}",
         "submitted on": f"{client.get('host')}, {client.get('system')}" if client else "",
         "by": f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else "",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.backends.api import Backend, HasImages, Plan
-from cloudtrain.backends.images import exact
+from cloudtrain.backends.images import pinned_image
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, LogLine, State, Status
@@ -254,7 +254,9 @@ class Watcher:
             return
         self._lease()  # it may take seconds
         try:
-            if found := {node: text for node, said in backend.images(attempt.handle).items() if (text := exact(said))}:
+            if found := {
+                node: text for node, said in backend.images(attempt.handle).items() if (text := pinned_image(said))
+            }:
                 self.store.keep_images(attempt.attempt_id, found)
         except BackendError as error:
             self._write(error)

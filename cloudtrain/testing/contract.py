@@ -28,7 +28,7 @@ import pytest
 from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Feature, HasImages, Plan
-from cloudtrain.backends.images import exact
+from cloudtrain.backends.images import pinned_image
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -321,7 +321,7 @@ class BackendContract:
         assert connect().status(handle).state is State.RUNNING
         if isinstance(again := connect(), HasImages):
             told = again.images(handle)
-            assert set(told) <= {0} and all(exact(image) == image for image in told.values())
+            assert set(told) <= {0} and all(pinned_image(image) == image for image in told.values())
         connect().cancel(handle)
         assert self.until_final(connect(), handle).state is State.CANCELLED
         assert any(line.text == "there" for line in connect().logs(handle))

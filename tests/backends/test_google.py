@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.google import Api, ApiError
+from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError
 from tests.conftest import WAIT_S
@@ -69,8 +69,8 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tokens]:
 
 def test_a_token_is_fetched_once_and_with_google_auth_alone(tokens: Tokens) -> None:
     script = (
-        "import sys; from cloudtrain.backends.google import Api\n"
-        "api = Api('us-central1'); api.credentials()\n"
+        "import sys; from cloudtrain.backends.google import GoogleApi\n"
+        "api = GoogleApi('us-central1'); api.credentials()\n"
         "print(api.credentials().token, sorted(sys.modules.keys() & {'requests', 'urllib3', 'google.api_core', 'grpc'}))"
     )
     env = {**os.environ, "NO_PROXY": "127.0.0.1"}
@@ -82,7 +82,7 @@ def test_a_token_is_fetched_once_and_with_google_auth_alone(tokens: Tokens) -> N
 def test_an_account_that_is_refused(tokens: Tokens) -> None:
     tokens.status, tokens.answer = 400, {"error": "invalid_grant", "error_description": "account not found"}
     with pytest.raises(BackendError, match="does not accept the credentials: .*invalid_grant") as caught:
-        Api("us-central1").credentials()
+        GoogleApi("us-central1").credentials()
     assert caught.value.hint == "gcloud auth application-default login"
 
 
@@ -91,7 +91,7 @@ def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # google-auth's own: no machine of Google's is looked for
     with pytest.raises(BackendError, match="no credentials for Google Cloud were found"):
-        Api("us-central1").credentials()
+        GoogleApi("us-central1").credentials()
 
 
 def test_init_writes_what_the_account_tells(tokens: Tokens, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -122,6 +122,6 @@ def test_a_refusal_that_breaks_off_is_still_that_refusal() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(ApiError, match="it cannot be read: permission denied") as refused:
-            Api("r", lambda: address).call("GET", "storage", "/b/x", "it cannot be read")
+            GoogleApi("r", lambda: address).call("GET", "storage", "/b/x", "it cannot be read")
         assert refused.value.status == 403
         server.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.images import Reference, exact, lines, reference, with_digest
+from cloudtrain.backends.images import Reference, describe_images, parse_reference, pinned_image, with_digest
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import now
@@ -30,7 +30,7 @@ ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
     ],
 )  # fmt: skip
 def test_a_name_has_the_parts_that_docker_sees(text: str, parts: tuple[str, ...]):
-    assert reference(text) == Reference(*parts)
+    assert parse_reference(text) == Reference(*parts)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_name_has_the_parts_that_docker_sees(text: str, parts: tuple[str, ...]
     ],
 )
 def test_only_what_names_one_image_is_kept(said: str, kept: str):
-    assert exact(said) == kept
+    assert pinned_image(said) == kept
 
 
 def test_a_digest_stands_behind_the_tag():
@@ -59,9 +59,9 @@ def test_a_digest_stands_behind_the_tag():
 
 
 def test_nodes_that_run_the_same_need_one_line():
-    assert lines({}) == [] and lines({0: ONE, 1: ONE}) == [ONE]
-    assert lines({2: OTHER, 0: ONE, 1: ONE}) == [f"nodes 0, 1: {ONE}", f"node 2: {OTHER}"]
-    assert lines({0: f"a@{ONE}", 1: f"mirror/a@{ONE}"}) == [f"a@{ONE}"], "one image by two names"
+    assert describe_images({}) == [] and describe_images({0: ONE, 1: ONE}) == [ONE]
+    assert describe_images({2: OTHER, 0: ONE, 1: ONE}) == [f"nodes 0, 1: {ONE}", f"node 2: {OTHER}"]
+    assert describe_images({0: f"a@{ONE}", 1: f"mirror/a@{ONE}"}) == [f"a@{ONE}"], "one image by two names"
 
 
 @pytest.fixture

@@ -195,12 +195,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws.Aws, "client", kept)
     monkeypatch.setattr(google, "PAUSE_S", 0.0)
     monkeypatch.setattr("cloudtrain.backends.vertex.backend.SIMULATED_S", 0.001)
-    call = google.Api.call
+    call = google.GoogleApi.call
 
     def twice(*given: Any, **more: Any) -> Any:
         return call(*given, **{**more, "tries": min(more.get("tries", 2), 2)})
 
-    monkeypatch.setattr(google.Api, "call", twice)
+    monkeypatch.setattr(google.GoogleApi, "call", twice)
 
 
 @pytest.fixture(params=KINDS)

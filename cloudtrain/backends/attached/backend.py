@@ -132,7 +132,7 @@ class SharedRun:
             aws = self.files.aws  # type: ignore[attr-defined]
             for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
                 if name in what:
-                    s3.unpack(aws, f"{self.uri}/{attempt_id}/output/{archive}", into / name)
+                    s3.download_archive(aws, f"{self.uri}/{attempt_id}/output/{archive}", into / name)
 
     def _streams(self, attempt_id: str) -> dict[int, list[_Stream]]:
         """Return the starts of every node, each with its pieces, up to MOST_LOG bytes."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.gcs import Bucket
-from cloudtrain.backends.google import Api, ApiError
+from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, BadRequest
 from cloudtrain.source.archive import leads_out
 
@@ -120,7 +120,9 @@ class _S3:
         found: dict[str, int] = {}
         folder, token = f"{self._prefix}/{below}/", dict[str, str]()
         while True:
-            page: Mapping[str, Any] = self.aws.ask("s3", "list_objects_v2", Bucket=self._bucket, Prefix=folder, **token)
+            page: Mapping[str, Any] = self.aws.call(
+                "s3", "list_objects_v2", Bucket=self._bucket, Prefix=folder, **token
+            )
             for item in page.get("Contents", ()):
                 if _NAME.fullmatch(name := str(item["Key"])[len(folder) :]):
                     found[name] = int(item["Size"])
@@ -131,7 +133,7 @@ class _S3:
 
     def read(self, name: str, most: int) -> bytes | None:
         try:
-            answer = self.aws.ask("s3", "get_object", Bucket=self._bucket, Key=f"{self._prefix}/{name}")
+            answer = self.aws.call("s3", "get_object", Bucket=self._bucket, Key=f"{self._prefix}/{name}")
         except AwsError as error:
             if error.code in ("NoSuchKey", "404"):
                 return None
@@ -139,25 +141,25 @@ class _S3:
         return _sized(answer["Body"].read(most + 1), most, f"{self.uri}/{name}")
 
     def bring(self, folder: str, into: Path) -> None:
-        s3.bring(self.aws, f"{self.uri}/{folder}/", into)
+        s3.download_prefix(self.aws, f"{self.uri}/{folder}/", into)
 
 
 class _Google:
     def __init__(self, bucket: str, prefix: str) -> None:
         self._prefix, self.uri = prefix, f"gs://{bucket}/{prefix}"
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        self._bucket = Bucket(Api("", (lambda: emulator.rstrip("/")) if emulator else None), bucket)
+        self._bucket = Bucket(GoogleApi("", (lambda: emulator.rstrip("/")) if emulator else None), bucket)
 
     def sizes(self, below: str) -> dict[str, int]:
         folder = f"{self._prefix}/{below}/"
-        found = {name[len(folder) :]: size for name, (size, _) in self._bucket.sizes(folder).items()}
+        found = {name[len(folder) :]: size for name, (size, _) in self._bucket.list_objects(folder).items()}
         _bounded(len(found), self.uri)
         return {name: size for name, size in found.items() if _NAME.fullmatch(name)}
 
     def read(self, name: str, most: int) -> bytes | None:
         data = _Bounded(most)
         try:
-            self._bucket.read(f"{self._prefix}/{name}", data)
+            self._bucket.download(f"{self._prefix}/{name}", data)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -165,7 +167,7 @@ class _Google:
         return _sized(data.getvalue(), most, f"{self.uri}/{name}")
 
     def bring(self, folder: str, into: Path) -> None:
-        self._bucket.bring(f"{self._prefix}/{folder}/", into)
+        self._bucket.download_prefix(f"{self._prefix}/{folder}/", into)
 
 
 class _Bounded(io.BytesIO):

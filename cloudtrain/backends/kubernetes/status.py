@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.backends.images import exact
+from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
 from cloudtrain.backends.kubernetes.request import CANCELLED, CONTAINER, QUEUE, UNPACK
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
@@ -106,7 +106,7 @@ def image_digest(pod: Object) -> str:
     """
     for container_status in pod["status"].get("containerStatuses") or ():
         if container_status.get("name") == CONTAINER:
-            return exact(str(container_status.get("imageID") or ""))
+            return pinned_image(str(container_status.get("imageID") or ""))
     return ""
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.gcs import Bucket
-from cloudtrain.backends.google import Api
-from cloudtrain.backends.s3 import bring
+from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.s3 import download_prefix
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -24,7 +24,7 @@ class KubeStore:
 
     def __init__(self) -> None:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        self._google = Api("", (lambda: emulator.rstrip("/")) if emulator else None)
+        self._google = GoogleApi("", (lambda: emulator.rstrip("/")) if emulator else None)
         self._aws = Aws(
             "kubernetes", None, None, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
@@ -33,15 +33,15 @@ class KubeStore:
         """Upload a bundle unless the object exists."""
         scheme, bucket, name = _parse_uri(uri)
         if scheme == "gs":
-            Bucket(self._google, bucket).put_once(bundle.path, name)
+            Bucket(self._google, bucket).upload_once(bundle.path, name)
             return
         try:
-            self._aws.ask("s3", "head_object", Bucket=bucket, Key=name)
+            self._aws.call("s3", "head_object", Bucket=bucket, Key=name)
         except AwsError as error:
             if error.code not in ("404", "NoSuchKey", "NotFound"):
                 raise
             with open(bundle.path, "rb") as file:
-                self._aws.ask("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=name)
+                self._aws.call("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=name)
 
     def read_log(self, prefix: str) -> str:
         """Return a log from its parts below a prefix, joined in the order of their names; "" if there are none."""
@@ -49,9 +49,9 @@ class KubeStore:
         content = io.BytesIO()
         for name in self._list_names(prefix):
             if scheme == "gs":
-                Bucket(self._google, bucket).read(name, content)
+                Bucket(self._google, bucket).download(name, content)
             else:
-                content.write(self._aws.ask("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
+                content.write(self._aws.call("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
         return content.getvalue().decode("utf-8", "replace")
 
     def list_folders(self, prefix: str) -> list[str]:
@@ -63,7 +63,7 @@ class KubeStore:
     def _list_names(self, prefix: str) -> list[str]:
         scheme, bucket, prefix_path = _parse_uri(prefix)
         if scheme == "gs":
-            return sorted(Bucket(self._google, bucket).sizes(prefix_path))
+            return sorted(Bucket(self._google, bucket).list_objects(prefix_path))
         pages = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix_path)
         return sorted(str(item["Key"]) for page in pages for item in page.get("Contents", ()))
 
@@ -73,9 +73,9 @@ class KubeStore:
         for folder in folders:
             scheme, bucket, prefix = _parse_uri(f"{base}/{folder}/")
             if scheme == "gs":
-                Bucket(self._google, bucket).bring(prefix, into / folder)
+                Bucket(self._google, bucket).download_prefix(prefix, into / folder)
             else:
-                bring(self._aws, f"s3://{bucket}/{prefix}", into / folder)
+                download_prefix(self._aws, f"s3://{bucket}/{prefix}", into / folder)
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:

@@ -94,7 +94,7 @@ class SagemakerBackend:
                 from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
                 return submit(self.aws, request)
-            return str(self.aws.ask("sagemaker", "create_training_job", **request)["TrainingJobArn"])
+            return str(self.aws.call("sagemaker", "create_training_job", **request)["TrainingJobArn"])
         except AwsError as error:
             if error.code == "ResourceInUse" or error.resent or isinstance(error, Unreachable):
                 return self._find_after_error(plan.attempt_id, request, error)
@@ -143,11 +143,11 @@ class SagemakerBackend:
         key = prefix + request.OBJECT
         marker = self.workdir.parent / "sagemaker" / "uploaded" / bucket / bundle.sha256
         try:
-            if marker.exists() and s3.there(self.aws, bucket, key):  # uploaded by an earlier submit from this machine
+            if marker.exists() and s3.exists(self.aws, bucket, key):  # uploaded by an earlier submit from this machine
                 return
             kms_key = self._options.get("kms_key")
             encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
-            s3.put_once(self.aws, bundle.path, bucket, key, self.look_s, **encryption)
+            s3.upload_once(self.aws, bundle.path, bucket, key, self.look_s, **encryption)
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
         except OSError as error:
@@ -200,7 +200,7 @@ class SagemakerBackend:
         if job is None:
             return {}
         name = str(job["AlgorithmSpecification"].get("TrainingImage") or "")
-        if not images.stands(name, status.seconds_since_start(job)):
+        if not images.tag_is_current(name, status.seconds_since_start(job)):
             return {}
         image = ecr.resolve_digest(self.aws, name)
         return dict.fromkeys(range(int(job["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}
@@ -210,7 +210,7 @@ class SagemakerBackend:
         labels: dict[str, str] = {}
         token: dict[str, str] = {}
         while True:
-            page = self.aws.ask("sagemaker", "list_tags", ResourceArn=handle, **token)
+            page = self.aws.call("sagemaker", "list_tags", ResourceArn=handle, **token)
             labels |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
             if not page.get("NextToken"):
                 return labels
@@ -218,7 +218,7 @@ class SagemakerBackend:
 
     def cancel(self, handle: str) -> None:
         try:
-            self.aws.ask("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])
+            self.aws.call("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])
         except AwsError as error:
             if error.code == "ValidationException":
                 return  # the job has ended, or does not exist
@@ -235,10 +235,10 @@ class SagemakerBackend:
         output = f"{job['OutputDataConfig']['S3OutputPath']}/{job['TrainingJobName']}/output"
         for name, archive in (("model", "model.tar.gz"), ("outputs", "output.tar.gz")):
             if name in what:
-                s3.unpack(self.aws, f"{output}/{archive}", into / name)
+                s3.download_archive(self.aws, f"{output}/{archive}", into / name)
         checkpoints_uri = (job.get("CheckpointConfig") or {}).get("S3Uri")
         if "checkpoints" in what and checkpoints_uri:
-            s3.bring(self.aws, f"{checkpoints_uri}/", into / "checkpoints")
+            s3.download_prefix(self.aws, f"{checkpoints_uri}/", into / "checkpoints")
         return into
 
     def check(self) -> list[Problem]:
@@ -266,7 +266,7 @@ class SagemakerBackend:
 
     def _describe(self, name: str) -> Mapping[str, Any] | None:
         try:
-            return dict(self.aws.ask("sagemaker", "describe_training_job", TrainingJobName=name))
+            return dict(self.aws.call("sagemaker", "describe_training_job", TrainingJobName=name))
         except AwsError as error:
             # "Requested resource not found" comes as ValidationException, the code of every malformed request too.
             if error.code == "ResourceNotFound" or (error.code == "ValidationException" and "not found" in str(error)):

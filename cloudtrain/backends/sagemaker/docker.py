@@ -74,11 +74,11 @@ def digest_of(image_name: str, inspected: Mapping[str, Any]) -> str:
 
     It prefers the digest that the name itself has, then one of the same repository, then any other.
     """
-    reference = images.reference(image_name)
-    digests = [digest for digest in map(str, inspected.get("RepoDigests") or ()) if images.exact(digest)]
-    same_repository = [digest for digest in digests if images.reference(digest)[:2] == reference[:2]]
-    same_digest = [digest for digest in same_repository if images.reference(digest).digest == reference.digest]
-    return images.exact(next(iter([*same_digest, *same_repository, *digests]), str(inspected.get("Id") or "")))
+    reference = images.parse_reference(image_name)
+    digests = [digest for digest in map(str, inspected.get("RepoDigests") or ()) if images.pinned_image(digest)]
+    same_repository = [digest for digest in digests if images.parse_reference(digest)[:2] == reference[:2]]
+    same_digest = [digest for digest in same_repository if images.parse_reference(digest).digest == reference.digest]
+    return images.pinned_image(next(iter([*same_digest, *same_repository, *digests]), str(inspected.get("Id") or "")))
 
 
 def network_name(folder: Path, attempt_id: str) -> str:

@@ -46,7 +46,7 @@ def discover(profile: str | None) -> dict[str, Any]:
     if not _bucket(aws, bucket):
         options["bucket"] = bucket
     try:
-        roles = aws.ask("iam", "list_roles", MaxItems=1000)["Roles"]
+        roles = aws.call("iam", "list_roles", MaxItems=1000)["Roles"]
     except AwsError:
         return options
     trusted = [role["Arn"] for role in roles if SERVICE in str(role.get("AssumeRolePolicyDocument"))]
@@ -57,7 +57,7 @@ def discover(profile: str | None) -> dict[str, Any]:
 
 def _bucket(aws: Aws, name: str) -> list[Problem]:
     try:
-        aws.ask("s3", "head_bucket", Bucket=name)
+        aws.call("s3", "head_bucket", Bucket=name)
     except AwsError as error:
         missing = error.code in ("404", "NoSuchBucket")
         message = f"there is no bucket {name}" if missing else error.message
@@ -73,7 +73,7 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
         message = f"{role!r} is no ARN of a role" if role else "no role is named"
         return [Problem(message, path, "docs/sagemaker.md says what it needs")]
     try:
-        details = aws.ask("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
+        details = aws.call("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
     except AwsError as error:
         if error.code == "NoSuchEntity":
             return [Problem(f"there is no role {role}", path)]

@@ -24,12 +24,12 @@ def resolve_digest(aws: Aws, name: str) -> str:
     A name with a digest is returned as it is. Returns "" for another registry or region and for a tag that does not
     exist. Raises AwsError where access is denied.
     """
-    reference = images.reference(name)
+    reference = images.parse_reference(name)
     registry = _REGISTRY.fullmatch(reference.registry)
     if "@" in name or registry is None or registry["region"] != aws.region:
-        return images.exact(name)
+        return images.pinned_image(name)
     try:
-        answer = aws.ask(
+        answer = aws.call(
             "ecr",
             "batch_get_image",
             registryId=registry["account"],

@@ -81,7 +81,7 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
         estimator.fit(fit_inputs(request), wait=False, job_name=request["TrainingJobName"])
     except (BotoCoreError, ClientError) as error:  # from a request that the SDK sends by itself
         if not estimator.sagemaker_session.arn:
-            raise aws.explained(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
+            raise aws.explain(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
     return str(estimator.sagemaker_session.arn)
 
 
@@ -122,7 +122,7 @@ def _import_sdk() -> tuple[Any, Any, Any]:
             if self.planned is None or func_name != "train":
                 return super()._intercept_create_request(request, create, func_name)
             aws, exact = self.planned
-            self.arn = str(aws.ask("sagemaker", "create_training_job", **exact)["TrainingJobArn"])
+            self.arn = str(aws.call("sagemaker", "create_training_job", **exact)["TrainingJobArn"])
             return None
 
     return HuggingFace, _TrainingJob, PlannedSession

@@ -107,8 +107,8 @@ class SagemakerLocalBackend:
         if source is None:
             return False
         bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
-        if not s3.there(self.aws, bucket, prefix + OBJECT):
-            s3.put_once(self.aws, bundle.path, bucket, prefix + OBJECT)
+        if not s3.exists(self.aws, bucket, prefix + OBJECT):
+            s3.upload_once(self.aws, bundle.path, bucket, prefix + OBJECT)
         return True
 
     def find(self, attempt_id: str) -> str | None:
@@ -129,7 +129,7 @@ class SagemakerLocalBackend:
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image with its digest, as Docker reported it just before the containers started."""
         request, record = _read_request(Path(handle)), supervisor.read_status(Path(handle))
-        image = images.exact(str((record or {}).get("image") or ""))
+        image = images.pinned_image(str((record or {}).get("image") or ""))
         return dict.fromkeys(range(len(local_job.hosts(request))), image) if request and image else {}
 
     def cancel(self, handle: str) -> None:

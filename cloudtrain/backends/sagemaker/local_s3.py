@@ -46,7 +46,7 @@ class LocalS3:
                 into = self._inputs / name
                 into.mkdir(parents=True, exist_ok=True)
                 try:
-                    count = s3.bring(self._aws, source["S3Uri"], into, stop)
+                    count = s3.download_prefix(self._aws, source["S3Uri"], into, stop)
                 except OSError as error:
                     message = f"the input {name} cannot be brought here: {error.strerror}"
                     raise BackendError(message, "free some disk space") from None
@@ -62,7 +62,7 @@ class LocalS3:
         for name, archive in ARCHIVES:
             folder = run / name
             if output.startswith("s3://") and folder.is_dir() and any(folder.iterdir()):
-                s3.pack(self._aws, folder, f"{output}/{request['TrainingJobName']}/output/{archive}")
+                s3.upload_archive(self._aws, folder, f"{output}/{request['TrainingJobName']}/output/{archive}")
 
     def remove_inputs(self) -> None:
         """Remove the downloaded inputs."""

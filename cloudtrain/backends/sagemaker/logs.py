@@ -81,7 +81,7 @@ def _list_streams(aws: Aws, job: str) -> dict[int, list[str]]:
     token: dict[str, str] = {}
     while True:
         try:
-            page = aws.ask("logs", "describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=f"{job}/", **token)
+            page = aws.call("logs", "describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=f"{job}/", **token)
         except AwsError as error:
             if error.code == "ResourceNotFoundException":
                 return {}
@@ -159,7 +159,7 @@ def _read_events(aws: Aws, stream: str, since_ms: int) -> Iterator[_Event]:
     token: dict[str, str] = {}
     while True:
         try:
-            page = aws.ask(
+            page = aws.call(
                 "logs",
                 "get_log_events",
                 logGroupName=GROUP,

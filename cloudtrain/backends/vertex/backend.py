@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.gcs import Bucket
-from cloudtrain.backends.google import Api
+from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.errors import BadJob, CloudtrainError, Problem
@@ -51,7 +51,7 @@ class VertexBackend:
         endpoint = options.get("endpoint")
         if endpoint:
             self.poll_s = SIMULATED_S
-        self._api = Api(str(self._options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None)
+        self._api = GoogleApi(str(self._options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None)
         self._jobs = CustomJobs(
             self._api,
             str(options.get("project")),
@@ -135,7 +135,7 @@ class VertexBackend:
         return self._jobs.find("doctor-a1")
 
     def _has_bucket(self) -> object:
-        return Bucket(self._api, str(self._options["bucket"])).has("doctor")
+        return Bucket(self._api, str(self._options["bucket"])).exists("doctor")
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

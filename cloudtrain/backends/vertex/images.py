@@ -13,7 +13,7 @@ from hashlib import sha256
 from urllib.parse import quote
 
 from cloudtrain.backends import images
-from cloudtrain.backends.google import Api
+from cloudtrain.backends.google import GoogleApi
 
 # Without them a registry may translate an image with several platforms into one of them, which has another digest.
 MANIFESTS = ", ".join(
@@ -28,22 +28,22 @@ TRIES, TIMEOUT_S = 2, 10.0  # a watcher reads no log meanwhile, and its lease is
 _GOOGLES = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|([a-z0-9-]+\.)*gcr\.io")
 
 
-def address(image: str) -> tuple[str, str] | None:
+def manifest_address(image: str) -> tuple[str, str] | None:
     """Return (host, path) of the question for a tag's digest; None for an image that needs none, or is not Google's.
 
     No other host is ever asked: an access token goes with the question.
     """
-    registry, name, tag, _ = images.reference(image)
+    registry, name, tag, _ = images.parse_reference(image)
     if "@" in image or not _GOOGLES.fullmatch(registry):
         return None
     return registry, f"/v2/{quote(name)}/manifests/{quote(tag)}"
 
 
-def exact(api: Api, image: str) -> str:
+def resolve_digest(api: GoogleApi, image: str) -> str:
     """Return an image with its digest: its own where it is pinned, else that of its tag at this moment; "" where the
     registry is not Google's, or has no such tag. Blocking; raises ApiError, Unreachable."""
-    if (asked := address(image)) is None:
-        return images.exact(image)
+    if (asked := manifest_address(image)) is None:
+        return images.pinned_image(image)
     host, path = asked
     found = api.call(
         "GET",
@@ -53,7 +53,7 @@ def exact(api: Api, image: str) -> str:
         headers={"Accept": MANIFESTS},
         tries=TRIES,
         timeout_s=TIMEOUT_S,
-        fine=(404,),
+        accept=(404,),
     )
     if found.status == 404:
         return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.backends.gcs import Bucket
-from cloudtrain.backends.google import Api, ApiError, api_error, explained, without_machines
+from cloudtrain.backends.google import ApiError, GoogleApi, api_error, explain_error, is_capacity_error
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import Merge, node_of, result, seconds
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
@@ -54,7 +54,9 @@ _HANDLE = re.compile(r"projects/[^/]+/locations/[^/]+/customJobs/\d+")
 class CustomJobs:
     """The custom jobs of one project and region. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: Api, project: str, region: str, *, settle_s: float, pause_s: float, look_s: float) -> None:
+    def __init__(
+        self, api: GoogleApi, project: str, region: str, *, settle_s: float, pause_s: float, look_s: float
+    ) -> None:
         self._api, self._project, self._region = api, project, region
         self._settle_s, self._pause_s, self._look_s = settle_s, pause_s, look_s
         self._parent = f"projects/{project}/locations/{region}"
@@ -67,7 +69,7 @@ class CustomJobs:
         attempt_id = job["labels"][ATTEMPT]
         if (known := self.find(attempt_id)) is not None:
             return known
-        Bucket(self._api, request["source"]["bucket"]).put_once(bundle.path, request["source"]["object"])
+        Bucket(self._api, request["source"]["bucket"]).upload_once(bundle.path, request["source"]["object"])
         by_sdk = client == "sdk" and has_sdk()
         lost = False
         for turn in range(CREATES):
@@ -175,7 +177,7 @@ class CustomJobs:
         """Return the job as the API tells it, None where it does not exist."""
         if not _HANDLE.fullmatch(handle):
             raise BackendError(f"{handle!r} is no job's name", "projects/P/locations/R/customJobs/ID")
-        found = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", fine=(404,))
+        found = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", accept=(404,))
         return None if found.status == 404 else dict(found.json)
 
     def status(self, handle: str) -> Status:
@@ -207,9 +209,9 @@ class CustomJobs:
             code = None if its is State.LOST else int(word["code"])
             return Status(its, code, str(word.get("reason", "")), started, ended, url)
         code_said = _STATUS.search(said)
-        reason = explained(0, said, "Vertex AI")[0] if said else "Vertex AI gives no reason"
+        reason = explain_error(0, said, "Vertex AI")[0] if said else "Vertex AI gives no reason"
         code = int(code_said[1]) if code_said else None
-        event = "capacity" if started is None and without_machines(0, said) else ""
+        event = "capacity" if started is None and is_capacity_error(0, said) else ""
         return Status(state, code, reason, started, ended, url, event=event)
 
     def images(self, handle: str) -> dict[int, str]:
@@ -227,9 +229,9 @@ class CustomJobs:
             image = (pool.get("containerSpec") or {}).get("imageUri")
             for replica in range(int(pool.get("replicaCount", 0))):
                 node = node_of(f"workerpool{number}-{replica}")
-                if image and node is not None and images.stands(image, age_s):
+                if image and node is not None and images.tag_is_current(image, age_s):
                     named[node] = image
-        known = {image: google_images.exact(self._api, image) for image in dict.fromkeys(named.values())}
+        known = {image: google_images.resolve_digest(self._api, image) for image in dict.fromkeys(named.values())}
         return {node: known[image] for node, image in named.items() if known[image]}
 
     def labels(self, handle: str) -> dict[str, str]:
@@ -245,7 +247,9 @@ class CustomJobs:
         if job is None or STATES.get(job["state"], State.RUNNING).final:
             return
         fine = (400, 404, 409)  # it has ended meanwhile
-        self._api.call("POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, fine=fine)
+        self._api.call(
+            "POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, accept=fine
+        )
 
     # -- log -----------------------------------------------------------------------------------------------------------
 
@@ -313,7 +317,7 @@ class CustomJobs:
         name, _, prefix = base.removeprefix("gs://").partition("/")
         into.mkdir(parents=True, exist_ok=True)
         for folder in what:
-            Bucket(self._api, name).bring(f"{prefix.rstrip('/')}/{folder}/", into / folder)
+            Bucket(self._api, name).download_prefix(f"{prefix.rstrip('/')}/{folder}/", into / folder)
         return into
 
 

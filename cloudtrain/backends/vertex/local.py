@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
-from cloudtrain.backends.google import Api
+from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.jobs import CustomJobs
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.errors import BackendError, BadJob, Problem
@@ -49,7 +49,7 @@ class VertexLocalBackend:
         place = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
         self._options = {"image": "local/none:latest", **options, **place}
         self._jobs = CustomJobs(
-            Api(server.REGION, self._address),
+            GoogleApi(server.REGION, self._address),
             server.PROJECT,
             server.REGION,
             settle_s=0.0,  # what a replica printed is in the log before its end is

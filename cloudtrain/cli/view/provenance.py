@@ -31,7 +31,7 @@ def tell(run: Run) -> None:
             ("bundle", f"sha256 {str(origin.get('bundle'))[:16]}"),
             ("submitted", f"on {client.get('host')}, {client.get('system')}" if client else _submitter(run)),
             ("by", f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else ""),
-            ("image", "\n".join(images.lines(run.attempts[-1].images))),
+            ("image", "\n".join(images.describe_images(run.attempts[-1].images))),
             ("packages", _packages(run)),
             *((("ran on" if not number else ""), text) for number, text in enumerate(_machines(run))),
         ]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.images import reference
+from cloudtrain.backends.images import parse_reference
 from cloudtrain.simulators.http import Refusal
 from cloudtrain.simulators.kubernetes.job_controller import JobController, gone, has
 from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
@@ -263,7 +263,7 @@ def _state(pod: Object, number: int) -> Object:
 def _pulled(container: Object) -> str:
     """Return what a runtime calls an image that it has pulled; there is no registry here, so the digest is of the name."""
     name, _, pinned = str(container["image"]).partition("@")
-    named = reference(name)
+    named = parse_reference(name)
     digest = pinned or f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
     return f"{named.registry}/{named.name}@{digest}"
 

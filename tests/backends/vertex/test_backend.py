@@ -255,15 +255,15 @@ def test_an_upload_that_somebody_else_finishes_first_is_fine(paper: Bench):
 @pytest.mark.parametrize("status", [503, 0])
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 def test_a_large_upload_goes_on_where_it_broke_off(paper: Bench, tmp_path: Path, monkeypatch, status, after):
-    monkeypatch.setattr(gcs, "SMALL", 1000)
-    monkeypatch.setattr(gcs, "PIECE", 256 << 10)
+    monkeypatch.setattr(gcs, "ONE_REQUEST", 1000)
+    monkeypatch.setattr(gcs, "CHUNK", 256 << 10)
     data = bytes(range(256)) * 5000
     (tmp_path / "large").write_bytes(data)
     paper.simulator.faults.append(Fault("PUT", UPLOAD, status, skip=2, after=after))
     there = gcs.Bucket(paper.backend()._api, "local")
-    assert there.put_once(tmp_path / "large", "src/large") is True
+    assert there.upload_once(tmp_path / "large", "src/large") is True
     assert paper.simulator.storage.read("local", "src/large") == data
-    assert there.put_once(tmp_path / "large", "src/large") is False
+    assert there.upload_once(tmp_path / "large", "src/large") is False
     assert paper.simulator.server.received < len(data) + (600 << 10), "it began anew"
 
 

@@ -114,7 +114,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_tags_at_googles_registries_are_asked_for(image: str, asked: tuple[str, str] | str | None):
-    found = images.address(image)
+    found = images.manifest_address(image)
     assert found == asked or (found is not None and found[1] == asked)
 
 
@@ -212,8 +212,8 @@ def asked(googles: Googles, *images: str) -> list[str]:
     script = (
         "import json, sys; from cloudtrain.backends import google; from cloudtrain.backends.vertex import images\n"
         "google.PAUSE_S = 0.001\n"
-        "api = google.Api('us-central1')\n"
-        "print(json.dumps([images.exact(api, image) for image in sys.argv[1:]]))"
+        "api = google.GoogleApi('us-central1')\n"
+        "print(json.dumps([images.resolve_digest(api, image) for image in sys.argv[1:]]))"
     )
     given = {"HTTPS_PROXY": googles.url, "SSL_CERT_FILE": str(googles.certificate)}
     env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | given
