@@ -1,13 +1,13 @@
-"""The suite that every backend must pass. Subclass it in a test file and give one fixture:
+"""Conformance tests that every backend must pass. Subclass BackendContract in a test file and give one fixture:
 
     class TestMine(BackendContract):
         @pytest.fixture
         def connect(self, tmp_path):
             return lambda: MineBackend({"option": "value"}, tmp_path / "work")
 
-`connect()` returns a new backend object over the same account or folder each time: what one object submitted the next one
-must find. `leftovers()` may be overridden to count processes, containers or pods that an attempt left behind.
-The scripts that the suite runs need Python only; `test_a_collective_over_two_nodes` needs torch where the job runs.
+Each call of `connect()` returns a new backend object for the same account or folder: an attempt that one object submits
+is visible to the next one. Override `leftovers()` to list processes, containers or pods that an attempt left behind. The
+scripts need Python only, except that `test_a_collective_over_two_nodes` needs torch where the job runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 
-# How long any single thing may take, in seconds; generous, machines are slow and busy.
+# Timeout of each single wait in seconds; generous, because machines are slow and busy.
 WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
 
 HOSTILE = [
@@ -72,9 +72,9 @@ HOSTILE = [
 
 
 class BackendContract:
-    """What a backend promises, as tests."""
+    """Tests of what every backend promises."""
 
-    # -- given by the subclass ----------------------------------------------------------------------------------------
+    # -- overridden by the subclass ----------------------------------------------------------------------------------------
 
     @pytest.fixture
     def connect(self) -> Callable[[], Backend]:
@@ -83,11 +83,11 @@ class BackendContract:
         )
 
     def leftovers(self, handle: str) -> list[str]:
-        """Return what is left of an attempt on any node, one description each."""
+        """Describe what an ended attempt left behind on any node, one line each; override it."""
         return []
 
     def job_changes(self) -> dict[str, Any]:
-        """Return what every job of this suite needs on this backend (an image, say)."""
+        """Return job-file keys that every job needs on this backend, such as an image; override it."""
         return {}
 
     # -- tools --------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class BackendContract:
 
     @pytest.fixture
     def prepare(self, backend: Backend, tmp_path: Path) -> Callable[..., tuple[Plan, Bundle]]:
-        """Return a function: script text (and changes to the job) -> plan and bundle."""
+        """Return a function that makes plan and bundle from a script's text and changes to the job."""
         count = iter(range(1000))
 
         def prepare(script: str, *, attempt: int = 1, run_id: str = "", **changes: Any) -> tuple[Plan, Bundle]:
@@ -122,7 +122,7 @@ class BackendContract:
 
     @pytest.fixture
     def start(self, backend: Backend, prepare: Callable[..., tuple[Plan, Bundle]]) -> Any:
-        """Return a function that submits a script and returns its handle; what still runs at the end is cancelled."""
+        """Return a function that submits a script and returns its handle; the fixture cancels all handles at the end."""
         handles: list[str] = []
 
         def start(script: str, **changes: Any) -> str:
@@ -143,22 +143,27 @@ class BackendContract:
 
     def until_line(self, backend: Backend, handle: str, word: str, times: int = 1) -> None:
         deadline = time.monotonic() + WAIT_S
-        while sum(word in line.text for line in self.said(backend, handle)) < times:
+        while sum(word in line.text for line in self.script_lines(backend, handle)) < times:
             assert time.monotonic() < deadline, f"{word!r} was not seen in {WAIT_S} s"
             time.sleep(0.05)
 
-    def said(self, backend: Backend, handle: str) -> list[LogLine]:
-        """Return what the ranks printed, without events and the launcher's own lines."""
+    def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:
+        """Return the lines that the ranks printed, without events and the launcher's own lines."""
         return [line for line in backend.logs(handle) if line.rank >= 0 and not line.text.startswith(MARK)]
+
+    said = script_lines  # the former name; existing suites may call it
 
     def text(self, backend: Backend, handle: str) -> str:
         return "\n".join(f"[{line.node}:{line.rank}] {line.text}" for line in backend.logs(handle))
 
-    def gone(self, handle: str) -> None:
+    def assert_no_leftovers(self, handle: str) -> None:
+        """Wait until an attempt has left nothing behind."""
         deadline = time.monotonic() + WAIT_S
         while left := self.leftovers(handle):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.1)
+
+    gone = assert_no_leftovers  # the former name; existing suites may call it
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class BackendContract:
             patch.setattr("os.urandom", forbidden)
             patch.setattr(random, "random", forbidden)
             again = backend.plan(job, bundle, "pure-run", 1)
-        time.sleep(1.1)  # a clock in the plan would show in its seconds
+        time.sleep(1.1)  # a timestamp in the plan would differ by now
         assert again == plan == backend.plan(job, bundle, "pure-run", 1)
 
     def test_plan_survives_json(self, prepare: Any) -> None:
@@ -202,12 +207,12 @@ class BackendContract:
         plan, _ = prepare("print(1)", secrets={"TOKEN": ["env:CONTRACT_SECRET"]})
         assert "s3cr3t-in-the-plan" not in plan.to_json()
 
-    # -- what the script sees -----------------------------------------------------------------------------------------
+    # -- arguments and environment -----------------------------------------------------------------------------------------
 
     def test_arguments_arrive_as_written(self, backend: Backend, start: Any) -> None:
         handle = start("import json, sys; print(json.dumps(sys.argv[1:]))", args=HOSTILE)
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        assert json.loads(self.said(backend, handle)[0].text) == HOSTILE
+        assert json.loads(self.script_lines(backend, handle)[0].text) == HOSTILE
 
     def test_environment_arrives_as_written(self, backend: Backend, start: Any) -> None:
         env = {f"CONTRACT_{n}": text for n, text in enumerate(HOSTILE)}
@@ -216,7 +221,7 @@ class BackendContract:
         )
         handle = start(script, env=env)
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        assert json.loads(self.said(backend, handle)[0].text) == env
+        assert json.loads(self.script_lines(backend, handle)[0].text) == env
 
     def test_secrets_reach_the_script_and_nothing_else(
         self, backend: Backend, start: Any, monkeypatch: pytest.MonkeyPatch
@@ -229,11 +234,11 @@ class BackendContract:
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         from hashlib import sha256
 
-        first, second = (line.text for line in self.said(backend, handle))
+        first, second = (line.text for line in self.script_lines(backend, handle))
         assert first == sha256(b"s3cr3t-of-the-suite").hexdigest()
         assert "s3cr3t" not in second and second.startswith("it is ")
 
-    # -- how it ends --------------------------------------------------------------------------------------------------
+    # -- exit codes --------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("code", [0, 1, 3, 75, 78, 255])
     def test_exit_code_is_the_scripts(self, backend: Backend, start: Any, code: int) -> None:
@@ -263,7 +268,7 @@ class BackendContract:
         handle = start(script, processes_per_node=3)
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 41), status
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
@@ -271,13 +276,13 @@ class BackendContract:
         script = "import sys\nfor n in range(5000): print('line', n)\nsys.stdout.write('the last one')\n"
         handle = start(script)
         self.until_final(backend, handle)
-        assert [line.text for line in self.said(backend, handle)] == [f"line {n}" for n in range(5000)] + [
+        assert [line.text for line in self.script_lines(backend, handle)] == [f"line {n}" for n in range(5000)] + [
             "the last one"
         ]
         lines = list(backend.logs(handle))
         assert [line.seq for line in lines] == list(range(len(lines)))
         last = events.parse([line.text for line in lines if line.rank == -1][-1])
-        assert last is not None and last[0] == "state" and last[1]["state"] == "SUCCEEDED", "the launcher's last word"
+        assert last is not None and last[0] == "state" and last[1]["state"] == "SUCCEEDED", "the launcher's last line"
 
     def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
         handle = start("for n in range(200): print('line', n)")
@@ -309,7 +314,7 @@ class BackendContract:
         script = "import os\nos.write(1, b'\\xff\\xfe\\x00 junk\\r\\nnext\\n' + b'x' * 100000 + b'\\nend')\n"
         handle = start(script)
         assert self.until_final(backend, handle).state is State.SUCCEEDED
-        lines = [line.text for line in self.said(backend, handle)]
+        lines = [line.text for line in self.script_lines(backend, handle)]
         assert "junk" in lines[0] and lines[1] == "next" and lines[-1] == "end"
         assert "".join(lines[2:-1]) == "x" * 100000
 
@@ -320,8 +325,8 @@ class BackendContract:
         self.until_line(connect(), handle, "there")
         assert connect().status(handle).state is State.RUNNING
         if isinstance(again := connect(), HasImages):
-            told = again.images(handle)
-            assert set(told) <= {0} and all(pinned_image(image) == image for image in told.values())
+            images = again.images(handle)
+            assert set(images) <= {0} and all(pinned_image(image) == image for image in images.values())
         connect().cancel(handle)
         assert self.until_final(connect(), handle).state is State.CANCELLED
         assert any(line.text == "there" for line in connect().logs(handle))
@@ -344,14 +349,14 @@ class BackendContract:
         self.until_final(backend, handle)
         assert connect().submit(plan, bundle) == handle
         assert backend.status(handle).state is State.SUCCEEDED
-        assert [line.text for line in self.said(backend, handle)] == ["once"]
+        assert [line.text for line in self.script_lines(backend, handle)] == ["once"]
 
     # -- cancel -------------------------------------------------------------------------------------------------------
 
     def test_cancel_is_not_success_and_ends_everything(self, backend: Backend, start: Any) -> None:
         script = (
             "import os, signal, subprocess, sys, time\n"
-            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"  # leaves with 0: still no success
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"  # exits with 0, but the state must not be SUCCEEDED
             "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
             "print('ready', flush=True)\n"
             "time.sleep(600)\n"
@@ -361,7 +366,7 @@ class BackendContract:
         backend.cancel(handle)
         backend.cancel(handle)
         assert self.until_final(backend, handle).state is State.CANCELLED
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     def test_cancel_rewrites_no_history(self, backend: Backend, start: Any) -> None:
         handle = start("print('done')")
@@ -384,8 +389,8 @@ class BackendContract:
         handle = start(script)
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         into = backend.fetch(handle, tmp_path / "fetched")
-        found = {str(path.relative_to(into)): path.read_text() for path in into.rglob("*.txt")}
-        assert found == {
+        fetched = {str(path.relative_to(into)): path.read_text() for path in into.rglob("*.txt")}
+        assert fetched == {
             "model/deep/file.txt": "MODEL",
             "outputs/deep/file.txt": "OUTPUT",
             "checkpoints/deep/file.txt": "CHECKPOINT",
@@ -404,8 +409,8 @@ class BackendContract:
         self.until_final(backend, first)
         second = start(script, run_id=run_id, attempt=2)
         self.until_final(backend, second)
-        assert [line.text for line in self.said(backend, first)] == ["found None"]
-        assert [line.text for line in self.said(backend, second)] == ["found 1"]
+        assert [line.text for line in self.script_lines(backend, first)] == ["found None"]
+        assert [line.text for line in self.script_lines(backend, second)] == ["found 1"]
 
     # -- several nodes ------------------------------------------------------------------------------------------------
 
@@ -416,7 +421,7 @@ class BackendContract:
         script = f"import json, os\nprint(json.dumps([int(os.environ[n]) for n in '{names}'.split()]))\n"
         handle = start(script, num_nodes=2, processes_per_node=2)
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        seen = sorted((line.node, line.rank, *json.loads(line.text)) for line in self.said(backend, handle))
+        seen = sorted((line.node, line.rank, *json.loads(line.text)) for line in self.script_lines(backend, handle))
         assert seen == [(0, 0, 0, 0, 4, 2, 0), (0, 1, 1, 1, 4, 2, 0), (1, 2, 2, 0, 4, 2, 1), (1, 3, 3, 1, 4, 2, 1)]
 
     def test_one_failing_node_ends_the_attempt(self, backend: Backend, start: Any) -> None:
@@ -427,7 +432,7 @@ class BackendContract:
         )
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 23), self.text(backend, handle)
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     @pytest.mark.train
     def test_a_collective_over_two_nodes(self, backend: Backend, start: Any) -> None:
@@ -444,10 +449,10 @@ class BackendContract:
         )
         handle = start(script, num_nodes=2, processes_per_node=2, env={"OMP_NUM_THREADS": "1"})
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
-        results = sorted(line.text for line in self.said(backend, handle) if line.text.startswith("result"))
+        results = sorted(line.text for line in self.script_lines(backend, handle) if line.text.startswith("result"))
         assert results == [f"result {rank} 4 1111.0" for rank in range(4)]
 
-    # -- what is not there --------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------
 
     def test_what_was_never_submitted_is_lost(self, backend: Backend, start: Any) -> None:
         handle = start("print('real')")

@@ -1,4 +1,4 @@
-"""A backend that starts nothing: it remembers the plans that were submitted, and ends them as the test says.
+"""A fake backend that keeps submitted plans in memory and ends them on command.
 
 For tests of code that submits, in this process only: `Submitter("memory", watch=False)` after `MemoryBackend.install()`.
 """
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Remembered:
-    """One submitted attempt: its plan, and what the test has said about it since."""
+class SubmittedAttempt:
+    """One submitted attempt: its plan, and the status, log and images that the test sets."""
 
     plan: Plan
     status: Status = field(default_factory=lambda: Status(State.RUNNING, started_at=now()))
     lines: list[LogLine] = field(default_factory=list)
     cancels: int = 0
-    images: dict[int, str] = field(default_factory=dict)  # what `images` answers
+    images: dict[int, str] = field(default_factory=dict)  # returned by `images`
 
 
 class MemoryBackend:
-    """Remembers; every attempt is RUNNING until `finish` or `cancel`."""
+    """Keeps attempts in memory; each one is RUNNING until `finish` or `cancel`."""
 
     name = "memory"
     poll_s = 0.01
     features = frozenset(Feature)
-    attempts: ClassVar[dict[str, Remembered]] = {}  # by attempt id, which is the handle
+    attempts: ClassVar[dict[str, SubmittedAttempt]] = {}  # by attempt id, which is the handle
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.workdir = workdir
 
     @classmethod
     def install(cls) -> None:
-        """Make the name `memory` known in this process, and forget everything."""
+        """Register the backend as `memory` in this process, and forget all attempts."""
         registry.BUILT_IN[cls.name] = (f"{cls.__module__}:{cls.__name__}", None)
         cls.attempts.clear()
 
     @classmethod
     def say(cls, handle: str, *texts: str, node: int = 0, rank: int = 0) -> None:
         """Add lines to an attempt's log."""
-        remembered = cls.attempts[handle]
+        attempt = cls.attempts[handle]
         for text in texts:
-            seq = sum(line.node == node for line in remembered.lines)
-            remembered.lines.append(LogLine(now(), node, rank, seq, text, str(len(remembered.lines) + 1)))
+            seq = sum(line.node == node for line in attempt.lines)
+            attempt.lines.append(LogLine(now(), node, rank, seq, text, str(len(attempt.lines) + 1)))
 
     @classmethod
     def finish(
@@ -92,15 +92,15 @@ class MemoryBackend:
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        self.attempts.setdefault(plan.attempt_id, Remembered(plan))
+        self.attempts.setdefault(plan.attempt_id, SubmittedAttempt(plan))
         return plan.attempt_id
 
     def find(self, attempt_id: str) -> str | None:
         return attempt_id if attempt_id in self.attempts else None
 
     def status(self, handle: str) -> Status:
-        found = self.attempts.get(handle)
-        return found.status if found else Status(State.LOST, reason="it was never submitted")
+        attempt = self.attempts.get(handle)
+        return attempt.status if attempt else Status(State.LOST, reason="it was never submitted")
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         position = int(after or 0)
@@ -116,14 +116,14 @@ class MemoryBackend:
         return dict(self.attempts[handle].images)
 
     def cancel(self, handle: str) -> None:
-        found = self.attempts.get(handle)
-        if found:
-            found.cancels += 1
-            if not found.status.state.final:
+        attempt = self.attempts.get(handle)
+        if attempt:
+            attempt.cancels += 1
+            if not attempt.status.state.final:
                 self.finish(handle, State.CANCELLED)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        """Bring what the attempt said home as outputs/said; nothing where it said nothing."""
+        """Write the attempt's log to outputs/said below `into`; no file where the log is empty."""
         (into / "outputs").mkdir(parents=True, exist_ok=True)
         if "outputs" in what and (lines := self.attempts[handle].lines):
             (into / "outputs" / "said").write_text("\n".join(line.text for line in lines))

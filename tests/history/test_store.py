@@ -325,7 +325,7 @@ def test_ctrl_c_while_a_dropped_store_is_closed_prints_nothing(home, monkeypatch
     closed: list[bool] = []
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    damaged = database.Database(home)
-    damaged._connection, damaged._pid = Closing(), os.getpid()
-    del damaged
+    opened = database.Database(home)
+    opened._connection, opened._pid = Closing(), os.getpid()
+    del opened
     assert (closed, printed) == ([], [])  # it was interrupted, and Python had nothing to say of it

@@ -94,7 +94,7 @@ class TestKubernetes(BackendContract):
         backend._api.call("POST", f"/api/v1/namespaces/{SPACE}/pods/{name}/eviction", "eviction", body=body)
         status = self.until_final(backend, handle)
         assert status.state is State.SUCCEEDED, self.text(backend, handle)
-        assert [line.text for line in self.said(backend, handle)][-1] == "again"
+        assert [line.text for line in self.script_lines(backend, handle)][-1] == "again"
 
     def test_what_no_node_can_take_says_so(self, backend: KubernetesBackend, start: Any, tmp_path: Path):
         handle = start("print(1)", resources={"cpus": 100_000})

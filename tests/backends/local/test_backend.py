@@ -38,29 +38,29 @@ class TestLocal(BackendContract):
         supervisor = json.loads((Path(handle) / "node-0" / "status.json").read_text())["pid"]
         os.kill(supervisor, signal.SIGKILL)
         assert self.until_final(backend, handle).state is State.LOST
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     def test_killed_processes_all_but_the_ranks_are_reaped_by_cancel(self, backend, start) -> None:
         handle = start(self.SLEEPER)
         self.until_line(backend, handle, "pid")
-        ranks = {int(line.text.split()[1]) for line in self.said(backend, handle)}
+        ranks = {int(line.text.split()[1]) for line in self.script_lines(backend, handle)}
         supervisors = [int(text.split(":")[0]) for text in processes_of(Path(handle))]
         for pid in supervisors:
             if pid not in ranks:
                 os.kill(pid, signal.SIGKILL)  # guard and supervisor, so that nobody is left to clean up
         wait_for(lambda: backend.status(handle).state is State.LOST, "LOST")
         backend.cancel(handle)
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
         assert backend.status(handle).state is State.LOST
 
     def test_killed_rank_is_a_failure_of_the_job(self, backend, start) -> None:
         handle = start(self.SLEEPER, processes_per_node=2)
         self.until_line(backend, handle, "pid", times=2)
-        victim = int(self.said(backend, handle)[1].text.split()[1])
+        victim = int(self.script_lines(backend, handle)[1].text.split()[1])
         os.kill(victim, signal.SIGKILL)
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED, 137)
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     def test_a_starter_killed_before_it_gave_the_secrets(self, backend, prepare, start, monkeypatch) -> None:
         monkeypatch.setenv("PLANTED", "given-the-second-time")
@@ -78,14 +78,14 @@ class TestLocal(BackendContract):
         assert backend.find(plan.attempt_id) is None and not (node / "status.json").exists()
         assert backend.submit(plan, bundle) == handle == backend.find(plan.attempt_id)
         assert self.until_final(backend, handle).state is State.SUCCEEDED
-        assert [line.text for line in self.said(backend, handle)] == ["21"]
+        assert [line.text for line in self.script_lines(backend, handle)] == ["21"]
 
     def test_killed_node_ends_the_others(self, backend, start) -> None:
         handle = start(self.SLEEPER, num_nodes=2)
         self.until_line(backend, handle, "pid", times=2)
         os.kill(json.loads((Path(handle) / "node-1" / "status.json").read_text())["pid"], signal.SIGKILL)
         assert self.until_final(backend, handle).state is State.LOST
-        self.gone(handle)
+        self.assert_no_leftovers(handle)
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class TestLocal(BackendContract):
             monkeypatch.setenv(name, "7")
         handle = start("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])")
         self.until_final(backend, handle)
-        assert [line.text for line in self.said(backend, handle)] == ["0 1"]
+        assert [line.text for line in self.script_lines(backend, handle)] == ["0 1"]
 
     def test_secret_stands_nowhere(self, backend, start, monkeypatch, home: Path) -> None:
         monkeypatch.setenv("PLANTED", "pl4nted-s3cret")
