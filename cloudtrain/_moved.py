@@ -40,8 +40,8 @@ console: widgets<console.parts
 console.pages: compare<console.compare newjob<console.newjob newplace<console.newplace newreview<console.newreview
 console.pages: newsource<console.newsource origin<console.origin overview<console.overview results<console.results
 console.pages: run<console.run runlog<console.runlog runs<console.runs
-diagnosis: certainty<verdictproof ranks<verdictranks rules<verdictrules sentences<verdictsentences
-diagnosis: signs<verdictsigns tail tracebacks verdict
+diagnosis: certainty<verdictproof patterns<verdictrules patterns<verdictsentences patterns<verdictsigns
+diagnosis: ranks<verdictranks tail tracebacks verdict
 history: curves database event_files<foreign migrations records store
 job: arguments configfile document fields<spec load<jobfile problems rules<conflicts sections targets<config
 job: units<quantities yaml<yaml12

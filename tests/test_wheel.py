@@ -39,6 +39,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_in_it(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert "cloudtrain/py.typed" in names and "cloudtrain/cli/__init__.py" in names
+    assert {"cloudtrain/diagnosis/classes.toml", "cloudtrain/diagnosis/patterns.toml"} <= set(names)
     ours = {path.relative_to(ROOT / "entrypoints").as_posix() for path in (ROOT / "entrypoints").rglob("*.py")}
     packed = {
         name.removeprefix("cloudtrain/_entrypoints/") for name in names if name.startswith("cloudtrain/_entrypoints/")

@@ -1,4 +1,4 @@
-"""What one rank said before it died: of its lines the one that decides, and the class it speaks for."""
+"""Find the line of one rank's log that decides why it died, and the failure class of that line."""
 
 from __future__ import annotations
 
@@ -6,183 +6,179 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloudtrain.diagnosis import rules, tracebacks
-from cloudtrain.diagnosis.signs import SIGNS
-from cloudtrain.diagnosis.tracebacks import Raised
+from cloudtrain.diagnosis import patterns
+from cloudtrain.diagnosis.tracebacks import CHAINED, FRAME, HEAD, Traceback, find_tracebacks, pop_last_chain
 from cloudtrain.events import LogLine
 
-STANDING = 40  # last lines of a rank among which a line may decide that belongs to no traceback
-LONGEST = 2000  # characters of a line that are looked at
+LAST_LINES = 40  # of a rank, among which a line outside of a traceback may decide
+LONGEST = 2000  # characters of a line that are searched
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-PROGRESS = re.compile(r"^\s*(\{'\w+': -?\d|(epoch|step|iter(ation)?|INFO|\[INFO\]|DEBUG|global_step)\b)", re.IGNORECASE)
+_NO_ERROR = re.compile(r"(\w+\.)*Empty$|StopIteration|SystemExit")
+# Labels inside this module beside the classes: "vague" for a generic error, "consequence" of another rank's death,
+# "opaque" for an exception that no pattern and no frame explains.
+_UNDECIDED = ("vague", "consequence", "opaque")
+# Lines that explain an error of the GPU: why there is none, or that it is gone.
+_GPU_CLASSES = ("gpu-hardware", "cuda-version", "no-gpu")
+_GPU_EXPLANATIONS = {
+    "no-gpu": re.compile(r"Warning: CUDA initialization: "),
+    "cuda-error": re.compile(r"^Unable to determine the device handle for GPU"),
+}
 
 
 @dataclass
 class Finding:
+    """The deciding line of a rank and its class; `late` where it may be a consequence of another rank's death."""
+
     label: str
     line: LogLine
     late: bool = False
 
 
-def of_rank(lines: Sequence[LogLine]) -> Finding | None:
-    """Return what decides among a rank's lines; `late` where it may be a consequence of another's death."""
-    texts = [bare(line) for line in lines]
-    found = _of_tracebacks(texts)
-    standing = _standing(texts, found[1] if found else None)
-    if found is None or (found[0] in ("vague", "consequence", "opaque") and standing):
-        found = standing or found
-    if found is None:
+def diagnose_rank(lines: Sequence[LogLine]) -> Finding | None:
+    """Return the deciding line among a rank's lines, or None."""
+    texts = [clean_text(line) for line in lines]
+    decision = _decide_by_tracebacks(texts)
+    single_line = _decide_by_single_line(texts, decision[1] if decision else None)
+    if decision is None or decision[0] in _UNDECIDED:
+        decision = single_line or decision
+    if decision is None:
         return None
-    label, at = found
+    label, index = decision
     if label == "vague":
-        label = _plain(texts[at])
-    label, at = _explained(texts, label, at)
+        label = _classify_vague(texts[index])
+    label, index = _explain_gpu_error(texts, label, index)
     if label == "opaque":
         return None
-    return Finding(label, lines[at], label in rules.LATE or label == "consequence")
+    return Finding(label, lines[index], label in patterns.labels_with("late") or label == "consequence")
 
 
-def bare(line: LogLine) -> str:
-    """Return a line's text without colours and what torch puts in front of it."""
+def clean_text(line: LogLine) -> str:
+    """Return a line's text without colours and without torch's rank prefix."""
     return _ESCAPE.sub("", _PREFIX.sub("", line.text[:LONGEST])).rstrip()
 
 
-def _of_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
-    """Return class and line of the last chain of tracebacks, unless it was survived."""
-    raised = tracebacks.find(texts)
-    found = _of_chain(texts, [one for one in raised if not one.aside] or raised)
-    if found is None:
+def classify_exception(texts: Sequence[str], traceback: Traceback) -> str:
+    """Return the class of an exception; `opaque` where no pattern and no frame explains it."""
+    text = texts[traceback.index]
+    if patterns.is_line("consequence", text):
+        return "consequence"
+    if _NO_ERROR.match(text):
+        return "opaque"
+    label = patterns.classify("log", text)
+    if patterns.is_line("vague", text) and label != "collective-timeout":
+        below = texts[traceback.index + 1 : traceback.index + 12]
+        return "consequence" if any(patterns.is_line("consequence", line) for line in below) else "vague"
+    frame = traceback.innermost
+    if (
+        frame.file.endswith("torch/nn/modules/module.py")
+        and "object has no attribute" in text
+        and len(traceback.frames) > 1
+    ):
+        frame = traceback.frames[-2]  # the attribute lookup of nn.Module: its caller counts
+    if label == "missing-secret" and text.startswith("KeyError") and frame.is_own_code and "environ" not in frame.code:
+        label = None
+    if label == "disk-full" and traceback.shares_memory:
+        return "shared-memory"
+    if label and not (frame.raises and label in patterns.labels_with("ambiguous_in_raise")):
+        return label
+    for line in texts[traceback.index + 1 : traceback.index + 8]:  # a message of several lines
+        if not line.strip() or HEAD.search(line) or any(phrase in line for phrase in CHAINED):
+            break
+        other = None if frame.raises else patterns.classify("log", line)
+        if other and other not in ("signal", "missing-file"):
+            return other
+    own_code = traceback.own_frame is not None and not frame.is_in_package
+    bug = patterns.is_line("bug", text) or not patterns.is_line("system_error", text)
+    return "script-error" if frame.raises or (own_code and bug) else "opaque"
+
+
+def may_decide(text: str) -> bool:
+    """Return whether a line may decide: it is no frame of a traceback, no warning and no consequence."""
+    if patterns.is_line("error", text):
+        return True
+    return not (FRAME.match(text) or patterns.is_line("warning", text) or patterns.is_line("consequence", text))
+
+
+def went_on(texts: Sequence[str]) -> bool:
+    """Return whether lines show that the training went on."""
+    return any(patterns.is_line("progress", text) for text in texts)
+
+
+def _decide_by_tracebacks(texts: Sequence[str]) -> tuple[str, int] | None:
+    """Return class and line of the last chain of tracebacks, unless it was handled."""
+    tracebacks = find_tracebacks(texts)
+    decision = _decide_by_chain(
+        texts, [traceback for traceback in tracebacks if not traceback.survivable] or tracebacks
+    )
+    if decision is None:
         return None
-    asked = raised if _GONE.search(texts[found[1]]) else [one for one in raised if one.aside]
-    asked = [one for one in asked if one.at < found[1]]
-    if found[0] in ("opaque", "consequence", "worker-killed") and (child := _of_chain(texts, asked)):
-        return child if child[0] not in ("opaque", "consequence", "worker-killed", "vague") else found
-    return found
+    label, index = decision
+    if label not in ("opaque", "consequence", "worker-killed"):
+        return decision
+    worker_gone = patterns.is_line("worker_gone", texts[index])
+    earlier = [link for link in tracebacks if link.index < index and (worker_gone or link.survivable)]
+    cause = _decide_by_chain(texts, earlier)
+    return cause if cause and cause[0] not in (*_UNDECIDED, "worker-killed") else decision
 
 
-# A parent's word for a worker or rank that ended: why, that one may have said before.
-_GONE = re.compile(
-    r"DataLoader worker .* exited unexpectedly|ChildFailedError|ProcessExitedException|CalledProcessError"
-)
-
-
-def _of_chain(texts: Sequence[str], raised: list[Raised]) -> tuple[str, int] | None:
-    """Return class and line of the last chain of some tracebacks, unless it was survived."""
-    if not raised:
+def _decide_by_chain(texts: Sequence[str], tracebacks: Sequence[Traceback]) -> tuple[str, int] | None:
+    """Return class and line of the last chain of some tracebacks, unless it was handled."""
+    if not tracebacks:
         return None
-    chain = [raised.pop()]
-    while chain[0].chained and raised:
-        chain.insert(0, raised.pop())
-    if any(PROGRESS.match(text) for text in texts[chain[-1].at + 1 :]):
+    chain = pop_last_chain(list(tracebacks))
+    if went_on(texts[chain[-1].index + 1 :]):
         return None
-    labelled = [(raised_label(texts, one), one) for one in chain]
-    known = [(label, one.at) for label, one in labelled if label not in ("opaque", "consequence")]
-    strong = [pair for pair in known if pair[0] not in rules.WEAK and pair[0] not in ("script-error", "vague")]
-    weak = [pair for pair in known if pair[0] in rules.WEAK or pair[0] == "vague"]
+    decisions = [(classify_exception(texts, traceback), traceback.index) for traceback in chain]
+    classified = [decision for decision in decisions if decision[0] not in ("opaque", "consequence")]
+    often_handled = patterns.labels_with("often_handled") | {"vague"}
+    weak = [decision for decision in classified if decision[0] in often_handled]
+    strong = [decision for decision in classified if decision[0] not in often_handled | {"script-error"}]
     if strong:
         return strong[0]
-    if weak and (weak[-1] == known[-1] or known[-1][0] == "script-error"):
-        return next(pair for pair in weak if pair == weak[-1] or _is_quoted(texts, pair[1], weak[-1][1]))
-    return known[-1] if known else (labelled[-1][0], chain[-1].at)
+    if weak and (weak[-1] == classified[-1] or classified[-1][0] == "script-error"):
+        return next(decision for decision in weak if _is_repeated(texts, decision[1], weak[-1][1]))
+    return (classified or decisions)[-1]
 
 
-def _is_quoted(texts: Sequence[str], first: int, last: int) -> bool:
-    """Return whether the last exception of a chain repeats what an earlier one said, and adds nothing."""
-    said = texts[first].partition(": ")[2]
-    return bool(said) and any(said in text for text in texts[last : last + 8])
+def _is_repeated(texts: Sequence[str], first: int, last: int) -> bool:
+    """Return whether the last exception of a chain is this one, or repeats its message."""
+    message = texts[first].partition(": ")[2]
+    return first == last or (bool(message) and any(message in text for text in texts[last : last + 8]))
 
 
-def raised_label(texts: Sequence[str], one: Raised) -> str:
-    """Return the class of an exception; `opaque` where no rule and no frame says anything."""
-    text = texts[one.at]
-    if rules.CONSEQUENCES.search(text):
-        return "consequence"
-    if re.match(r"(\w+\.)*Empty$|StopIteration|SystemExit", text):
-        return "opaque"
-    label = rules.first_match(SIGNS, text)
-    if rules.VAGUE.search(text) and label != "collective-timeout":
-        below = texts[one.at + 1 : one.at + 12]
-        return "consequence" if any(rules.CONSEQUENCES.search(line) for line in below) else "vague"
-    here = one.innermost
-    if here.file.endswith("torch/nn/modules/module.py") and "object has no attribute" in text and len(one.frames) > 1:
-        here = one.frames[-2]  # a module's own look-up: who asked is what counts
-    raising = here.is_mine and here.code.startswith(("raise ", "raise(", "assert "))
-    if label in ("missing-secret",) and text.startswith("KeyError") and "environ" not in here.code and here.is_mine:
-        label = None
-    if label == "disk-full" and one.shares:
-        return "shared-memory"
-    if label and not (raising and label in _OWN_WORDS):
-        return label
-    for more in texts[one.at + 1 : one.at + 8]:  # a message of several lines
-        if not more.strip() or tracebacks.HEAD.search(more) or any(words in more for words in tracebacks.CHAINED):
-            break
-        if not raising and (said := rules.first_match(SIGNS, more)) and said not in ("signal", "missing-file"):
-            return said
-    own = one.mine is not None and not re.search(r"site-packages|dist-packages", here.file)
-    bug = rules.BUGS.search(text) or not rules.ELSEWHERE.match(text)
-    return "script-error" if raising or (own and bug) else "opaque"
-
-
-# In a script's own `raise` such words are its own, and need not mean what a library means by them.
-_OWN_WORDS = frozenset(
-    ["shape-mismatch", "device-or-dtype", "parallel-config", "bad-argument", "wrong-version", "network"]
-)
-
-
-def _standing(texts: Sequence[str], at: int | None) -> tuple[str, int] | None:
-    """Return class and line of what stands for itself at the end of a rank's lines: argparse, a shell, NCCL, an assertion."""
-    begin = max(0, len(texts) - STANDING if at is None else at - STANDING)
-    inside = {number for one in tracebacks.find(texts) for number in (one.at,) if number != at} if at is None else set()
-    for number in range(begin, len(texts)):
-        text = texts[number]
-        if number == at or number in inside or not stands(text) or _is_call(texts, number):
+def _decide_by_single_line(texts: Sequence[str], decided: int | None) -> tuple[str, int] | None:
+    """Return class and line of a message outside of a traceback near the end: argparse, a shell, NCCL, an assertion."""
+    begin = max(0, (len(texts) if decided is None else decided) - LAST_LINES)
+    skipped = {traceback.index for traceback in find_tracebacks(texts)} if decided is None else {decided}
+    for index in range(begin, len(texts)):
+        text = texts[index]
+        if index in skipped or not may_decide(text) or _is_code_of_frame(texts, index):
             continue
-        label = rules.first_match(SIGNS, text)
-        if label and label not in _IN_TRACEBACKS:
-            if any(PROGRESS.match(later) for later in texts[number + 1 :]) and label != "nan-loss":
-                continue
-            return label, number
+        label = patterns.classify("log", text)
+        if not label or label in patterns.labels_with("only_in_traceback"):
+            continue
+        if label == "nan-loss" or not went_on(texts[index + 1 :]):
+            return label, index
     return None
 
 
-def _is_call(texts: Sequence[str], number: int) -> bool:
-    """Return whether a line is the text of a call in a traceback."""
-    return number > 0 and texts[number][:1].isspace() and bool(tracebacks.FRAME.match(texts[number - 1]))
+def _is_code_of_frame(texts: Sequence[str], index: int) -> bool:
+    """Return whether a line is the code below a frame of a traceback."""
+    return index > 0 and texts[index][:1].isspace() and bool(FRAME.match(texts[index - 1]))
 
 
-def _explained(texts: Sequence[str], label: str, at: int) -> tuple[str, int]:
-    """Return class and line of what tells more of a GPU than its error does: why there is none, or that it is gone."""
-    explains = _EXPLAINS.get(label)
-    for number, text in enumerate(texts) if explains else ():
-        if explains and explains.search(text) and (sign := rules.first_match(SIGNS, text)) in _OF_GPUS:
-            return sign or label, number
-    return label, at
+def _explain_gpu_error(texts: Sequence[str], label: str, index: int) -> tuple[str, int]:
+    """Return class and line of the first message that explains an error of the GPU, or the error's own."""
+    explanation = _GPU_EXPLANATIONS.get(label)
+    for number, text in enumerate(texts) if explanation else ():
+        if explanation and explanation.search(text) and (cause := patterns.classify("log", text)) in _GPU_CLASSES:
+            return cause or label, number
+    return label, index
 
 
-_OF_GPUS = ("gpu-hardware", "cuda-version", "no-gpu")
-_EXPLAINS = {
-    "no-gpu": re.compile(r"Warning: CUDA initialization: "),
-    "cuda-error": re.compile(r"^Unable to determine the device handle for GPU"),
-}
-# What may stand for itself: not a frame, not a warning that was survived.
-_QUIET = re.compile(
-    r"\b(warn(ing)?|retry(ing)?|skipp?ing|fallback|falling back|ignored?|attempt \d+|deprecat)", re.IGNORECASE
-)
-_LOUD = re.compile(r"NCCL WARN|^[\w./ -]+: error: |^Error: ")
-_IN_TRACEBACKS = frozenset(
-    ["missing-secret", "model-config", "bad-data", "script-error", "device-or-dtype", "wrong-version"]
-)
-
-
-def stands(text: str) -> bool:
-    return bool(_LOUD.search(text)) or not (
-        tracebacks.FRAME.match(text) or _QUIET.search(text) or rules.CONSEQUENCES.search(text)
-    )
-
-
-def _plain(text: str) -> str:
-    """Return the class of a generic error that nothing explains."""
+def _classify_vague(text: str) -> str:
+    """Return the class of a generic error that no other line explains."""
     if "device-side assert" in text or "error (59)" in text:
         return "index-range"
     return "cuda-error" if "CUDA error" in text or "cuda runtime error" in text else "consequence"

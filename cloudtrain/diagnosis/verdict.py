@@ -1,8 +1,9 @@
-"""Why a run failed: from its end and the last lines of its log to one class, the line that decided, and what to change.
+"""Diagnose why a run failed: a failure class, the line that decided, and what to change.
 
-It reads what every backend can give and asks nobody. In this order: what a scheduler or kernel wrote, a state that says it
-all, the platform's own sentence, and what the ranks said, that of the first to die first. Of what a rank said its last
-traceback counts, of a chain the cause. Where nothing decides the verdict is `unknown`: none is better than a wrong one.
+Reads the run's end and the last lines of its log; asks no platform. Sources, in this order: lines of a scheduler or kernel,
+a state that names the class itself, the platform's reason, and the ranks' logs, that of the first rank to die in front. Of a
+rank's log the last traceback counts, of a chain of tracebacks the cause. Where nothing decides, the verdict is `unknown`:
+no verdict is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -12,53 +13,86 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from cloudtrain.diagnosis import certainty, rules, tracebacks
-from cloudtrain.diagnosis.ranks import LONGEST, PROGRESS, STANDING, Finding, bare, of_rank, raised_label, stands
-from cloudtrain.diagnosis.signs import SIGNS
-from cloudtrain.diagnosis.tracebacks import Raised
+from cloudtrain.diagnosis import certainty, patterns
+from cloudtrain.diagnosis.ranks import (
+    LAST_LINES,
+    LONGEST,
+    Finding,
+    classify_exception,
+    clean_text,
+    diagnose_rank,
+    may_decide,
+    went_on,
+)
+from cloudtrain.diagnosis.tracebacks import Traceback, find_tracebacks
 from cloudtrain.events import EXIT_REFUSED, LogLine, State, Status
 
-_BESIDE = ("slurmstepd", "srun", "kernel")  # who writes into a rank's log and is none
-BEFORE = 100  # lines before the deciding one among which another may speak for another class
-_BY_LAUNCHER = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
-_CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
+_SYSTEM_PREFIXES = ("slurmstepd", "srun", "kernel")  # of lines in a rank's log that the rank did not write
+_LINES_BEFORE = 100  # lines before the deciding one that may contradict it
+_LAUNCHER_REASON = re.compile(r"^(node \d+: )?rank \d+ (exited with code|was killed by signal)")
+_EXIT_CODE = re.compile(r"\b(?:Exit Code:?|exit(?:ed with)?(?: a non-zero)?(?: status)?(?: code| of)?:?) ?(1[23]\d)\b")
+_REASON_PARTS = re.compile(r'(?:ErrorMessage|error:|Error:) "|\\n')
+_STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
+_CAUSES_OF_PIP_ERRORS = ("toolchain", "network", "disk-full", "permission", "missing-module", "binary-mismatch")
+
+Ranks = Mapping[int, Sequence[LogLine]]
 
 
 class End(NamedTuple):
-    """What is known of a run's end besides its log."""
+    """How a run ended, as far as known without its log."""
 
     state: State
     exit_code: int | None
     reason: str
-    by: str = ""  # script, launcher or platform, where somebody said so
+    by: str = ""  # who ended it: script, launcher or platform; "" if not known
     failed_rank: int | None = None  # the first rank to die
+
+    @property
+    def rank_or_launcher(self) -> int:
+        """The rank whose log counts: the first to die, or the launcher's (-1) where none is known."""
+        return -1 if self.failed_rank is None else self.failed_rank
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that ended the run, or None."""
+        import signal
+
+        code = self.exit_code
+        if code is None and (match := _EXIT_CODE.search(self.reason)):
+            code = int(match[1])
+        try:
+            return signal.Signals(code - 128).name if code is not None and 128 < code < 160 else None
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run failed. `deciding` is as the job wrote it: to be cleaned before it is shown."""
+    """Why a run failed. `deciding` is as the job wrote it: clean it before you show it."""
 
-    label: str  # a class of verdictrules.CLASSES
+    label: str  # a class of classes.toml
     what: str  # what happened, one clause
     deciding: str = ""  # the line that decided, "" where none did
     where: str = ""  # log or reason
-    node: int | None = None  # where that line is in the log
+    node: int | None = None  # node and number of that line in the log
     seq: int | None = None
-    rank: int | None = None  # the first failing rank, where it can be known
+    rank: int | None = None  # the first rank that failed, if known
     change: str = ""  # a change worth a try
-    changes_results: bool = False  # whether it changes what is learned
-    certain: bool = True  # False: what was said speaks for it and does not prove it
-    raised: str = ""  # of an exception: where in the job's own code, file and line
+    changes_results: bool = False  # whether that change changes what the model learns
+    certain: bool = True  # False: the line suggests the class and does not prove it
+    raised: str = ""  # where the job's own code raised the exception: file and line
 
     @property
     def sentence(self) -> str:
-        """What happened, and on which rank; where that is not certain it says so."""
-        head = "" if self.certain or self.label == "signal" else "probably "  # that one says itself what is not known
+        """What happened, and on which rank; "probably" where that is not certain."""
+        head = (
+            "" if self.certain or self.label == "signal" else "probably "
+        )  # its sentence says that the cause is unknown
         return head + self.what + (f" (rank {self.rank})" if self.rank is not None else "")
 
     @property
     def advice(self) -> str:
-        """The change that is suggested, marked where it changes results."""
+        """The suggested change, marked where it changes the results."""
         return self.change + (" (this changes the results)" if self.changes_results else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,224 +104,239 @@ class Verdict:
 
 
 def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
-    """Return the verdict on a run that did not succeed, from its end and what was kept of its log."""
+    """Return the verdict on a run that did not succeed, from its end and the last lines of its log."""
     ranks: dict[int, list[LogLine]] = {}
     for line in lines:
         ranks.setdefault(line.rank, []).append(line)
-    found = _judged(end, dict(ranks))
-    if found.label == "unknown":
-        return _last_words(found, end, ranks)
-    rank, at = _place(found, ranks)
-    one = next((one for one in tracebacks.find([bare(line) for line in ranks.get(rank, ())]) if one.at == at), None)
-    return replace(found, certain=_is_certain(end, found, ranks), raised=_own_place(one))
+    verdict = _diagnose(end, dict(ranks))
+    if verdict.label == "unknown":
+        return _add_unknown_exception(verdict, end, ranks)
+    rank, index = _find_deciding_line(verdict, ranks)
+    tracebacks = find_tracebacks([clean_text(line) for line in ranks.get(rank, ())])
+    traceback = next((traceback for traceback in tracebacks if traceback.index == index), None)
+    return replace(verdict, certain=_is_certain(end, verdict, ranks), raised=_format_own_frame(traceback))
 
 
-def _place(found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> tuple[int, int]:
-    """Return the rank that said the deciding line, and which of its lines it is; -1 for none."""
-    for rank, lines in ranks.items() if found.where == "log" else ():
-        for at, line in enumerate(lines):
-            if (line.node, line.seq) == (found.node, found.seq) and line.text[:LONGEST] == found.deciding:
-                return rank, at
-    return -1, -1
+def end_of(status: Status, result: Mapping[str, Any] | None) -> End:
+    """Return a run's end from its status and its launcher's result event, None if there is none."""
+    event = result or {}
+    rank = event.get("failed_rank")
+    by = str(event.get("by") or ("script" if _LAUNCHER_REASON.match(status.reason) else "platform"))
+    return End(status.state, status.exit_code, status.reason, by, rank if isinstance(rank, int) else None)
 
 
-def _own_place(one: Raised | None) -> str:
-    """Return where in the job's own code an exception was raised: file and line."""
-    mine = one.mine if one else None
-    return f"{mine.file.rpartition('/source/')[2]}, line {mine.line}" if mine else ""
+def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
+    """Return the first verdict that one of the sources gives; `unknown` if none does."""
+    system_lines = ranks.get(-1, []) + [
+        line
+        for rank, lines in ranks.items()
+        if rank >= 0
+        for line in lines[-LAST_LINES:]
+        if line.text.startswith(_SYSTEM_PREFIXES)
+    ]
+    for line in system_lines:
+        if label := patterns.classify("system", line.text[:LONGEST]):
+            return _from_line(label, line, end.failed_rank)
+    reasons = [text for text in end.reason.split("\n") if text.strip() and not _LAUNCHER_REASON.match(text)]
+    if end.state in _STATES:
+        return _from_state(_STATES[end.state], reasons)
+    launcher_lines = ranks.get(-1, []) if end.by == "launcher" or end.exit_code == EXIT_REFUSED else []
+    if verdict := _from_reasons(end, reasons, launcher_lines):
+        return verdict
+    if not launcher_lines:
+        ranks.pop(-1, None)
+    if finding := _first_cause(end, ranks):
+        rank = finding.line.rank if finding.line.rank >= 0 else end.failed_rank
+        return _from_line(finding.label, finding.line, rank)
+    for line in reversed(ranks.get(end.rank_or_launcher, ())) if end.exit_code == EXIT_REFUSED else ():
+        if label := patterns.classify("launcher", line.text[:LONGEST]):
+            return _from_line(label, line, end.failed_rank)
+    for text in reasons:
+        for part in _REASON_PARTS.split(text):
+            if label := patterns.classify("log", part[:LONGEST]):
+                return _from_reason(label, text)
+    return _from_signal(end, ranks) or _unknown(
+        None if any(map(_follows_other_rank, ranks.values())) else end.failed_rank
+    )
 
 
-def _last_words(found: Verdict, end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
-    """Return a verdict that knows no cause with the exception that the first rank died of: no rule knows it, the reader may."""
-    one = _own_exception(end, ranks)
-    if one is None:
-        return found
-    line = ranks[-1 if end.failed_rank is None else end.failed_rank][one.at]
-    what = "an exception that no rule here knows"
+def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
+    """Return the verdict of a state that names the class itself."""
+    matching = [text for text in reasons if patterns.classify("reason", text) in (label, "stalled")]
+    if any("limits.stall" in text for text in matching):
+        label = "stalled"
+    return _from_reason(label, (matching or reasons or [""])[0])
+
+
+def _from_reasons(end: End, reasons: Sequence[str], launcher_lines: Sequence[LogLine]) -> Verdict | None:
+    """Return the verdict of the first line of a reason that decides."""
+    for text in reasons:
+        if text.startswith("AlgorithmError"):
+            continue  # SageMaker quotes a part of the script's output, which the log has in full
+        if "cannot be installed" in text and (finding := _diagnose_pip(launcher_lines)):
+            return _from_line(finding.label, finding.line, None)
+        if end.by == "launcher" and (label := patterns.classify("launcher", text[:LONGEST])):
+            return _from_reason(label, text)
+        if label := patterns.classify("reason", text[:LONGEST]):
+            return _from_reason(label, text)
+    return None
+
+
+def _first_cause(end: End, ranks: Ranks) -> Finding | None:
+    """Return the deciding line among all ranks: the first rank's to die, unless it follows from another's death."""
+    first = diagnose_rank(ranks.get(end.failed_rank, ())) if end.failed_rank is not None else None
+    if first and not first.late:
+        return first
+    silent = end.failed_rank is not None and end.failed_rank >= 0 and first is None
+    if silent and end.signal not in (None, "SIGABRT"):
+        return None  # killed without a message: the other ranks only report that it is gone
+    others = [finding for rank, lines in ranks.items() if rank != end.failed_rank and (finding := diagnose_rank(lines))]
+    causes = [finding for finding in others if not finding.late]
+    if silent and end.by == "script":
+        causes = [finding for finding in causes if finding.label not in ("script-error", "network")]
+    if causes:
+        return min(causes, key=lambda finding: finding.line.at)
+    if first is None and end.failed_rank is not None and _unknown_exception(end, ranks):
+        return None  # it died of an exception that no pattern matches: what came later followed from that
+    return next((finding for finding in [first, *others] if finding and finding.label != "consequence"), None)
+
+
+def _diagnose_pip(lines: Sequence[LogLine]) -> Finding | None:
+    """Return the deciding line of a package installer's output: a missing tool is the cause of pip's own errors."""
+    conflict: Finding | None = None
+    for line in lines:
+        label = patterns.classify("log", line.text[:LONGEST])
+        if label is None or "cannot be installed" in line.text:
+            continue
+        if label in _CAUSES_OF_PIP_ERRORS:
+            return Finding(label, line)
+        if label == "requirements-conflict" and (conflict is None or "Could not find a version" in conflict.line.text):
+            conflict = Finding(label, line)
+    return conflict
+
+
+def _follows_other_rank(lines: Sequence[LogLine]) -> bool:
+    """Return whether a rank's last lines report another rank's death."""
+    return any(patterns.is_line("consequence", line.text[:LONGEST]) for line in lines[-LAST_LINES:])
+
+
+def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
+    """Return the verdict on a process that a signal ended, where nothing says why."""
+    if end.signal is None or (end.signal == "SIGABRT" and _follows_other_rank(ranks.get(end.rank_or_launcher, ()))):
+        return None
+    verdict = _from_reason("signal", end.reason.split("\n")[0])
+    fix = patterns.classes()["signal"].fixes.get(end.signal, verdict.change)
+    what = f"a process died of {end.signal}, and nothing says why"
+    return replace(verdict, what=what, rank=end.failed_rank, change=fix)
+
+
+def _unknown(rank: int | None = None) -> Verdict:
+    return Verdict("unknown", patterns.classes()["unknown"].cause, rank=rank)
+
+
+def _from_line(label: str, line: LogLine, rank: int | None) -> Verdict:
+    if label == "consequence":
+        return _unknown()
+    verdict = _from_reason(label, line.text)
+    return replace(verdict, where="log", node=line.node, seq=line.seq, rank=rank)
+
+
+def _from_reason(label: str, text: str) -> Verdict:
+    about = patterns.classes()[label]
+    return Verdict(
+        label,
+        about.cause,
+        text[:LONGEST],
+        "reason",
+        change=about.fix,
+        changes_results=about.changes_results,
+    )
+
+
+def _add_unknown_exception(verdict: Verdict, end: End, ranks: Ranks) -> Verdict:
+    """Return an `unknown` verdict with the exception that ended the first rank, if no pattern matches it."""
+    traceback = _unknown_exception(end, ranks)
+    if traceback is None:
+        return verdict
+    line = ranks[end.rank_or_launcher][traceback.index]
     return replace(
-        found,
-        what=what,
+        verdict,
+        what="an exception that no rule here knows",
         deciding=line.text[:LONGEST],
         where="log",
         node=line.node,
         seq=line.seq,
-        raised=_own_place(one),
+        raised=_format_own_frame(traceback),
     )
 
 
-def _own_exception(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Raised | None:
-    """Return the exception that the first rank died of, where no rule knows it and it is no consequence of another's death."""
-    texts = [bare(line) for line in ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())]
-    raised = tracebacks.find(texts)
-    if not raised or end.exit_code != 1 or any(PROGRESS.match(text) for text in texts[raised[-1].at :]):
+def _unknown_exception(end: End, ranks: Ranks) -> Traceback | None:
+    """Return the exception that ended the first rank, if no pattern matches it and it does not follow from another rank."""
+    texts = [clean_text(line) for line in ranks.get(end.rank_or_launcher, ())]
+    tracebacks = find_tracebacks(texts)
+    if not tracebacks or end.exit_code != 1 or went_on(texts[tracebacks[-1].index :]):
         return None
-    return raised[-1] if raised_label(texts, raised[-1]) == "opaque" else None
+    return tracebacks[-1] if classify_exception(texts, tracebacks[-1]) == "opaque" else None
 
 
-def _is_certain(end: End, found: Verdict, ranks: Mapping[int, Sequence[LogLine]]) -> bool:
-    """Return whether the verdict is proven, on the rank that died first, and no rank said anything that speaks for another."""
-    rank, at = _place(found, ranks)
-    others = [other for number, lines in ranks.items() if number >= 0 and (other := of_rank(lines))]
-    if found.where != "log" and end.state in _STATES:
-        told = certainty.in_reason(found.label, found.deciding, end.reason)
-        told = told or certainty.named(found.label, end.reason)
-        return told and not {other.label for other in others} - {"consequence"}
-    beside = found.where == "log" and (rank < 0 or found.deciding.startswith(_BESIDE))
-    over = found.label in _STATES.values()  # a time that is over ends what had failed before, too
-    vague = rules.GENERAL - {"script-error"} if (beside or found.where != "log") and not over else frozenset()
-    rivals = {other.label for other in others if over or not other.late}
-    if rivals - vague - {found.label, "consequence"}:
+def _find_deciding_line(verdict: Verdict, ranks: Ranks) -> tuple[int, int]:
+    """Return the rank that wrote the deciding line, and the line's index among the rank's lines; -1 for none."""
+    for rank, lines in ranks.items() if verdict.where == "log" else ():
+        for index, line in enumerate(lines):
+            if (line.node, line.seq) == (verdict.node, verdict.seq) and line.text[:LONGEST] == verdict.deciding:
+                return rank, index
+    return -1, -1
+
+
+def _format_own_frame(traceback: Traceback | None) -> str:
+    """Return where in the job's own code an exception was raised: file and line."""
+    frame = traceback.own_frame if traceback else None
+    return f"{frame.file.rpartition('/source/')[2]}, line {frame.line}" if frame else ""
+
+
+def _is_certain(end: End, verdict: Verdict, ranks: Ranks) -> bool:
+    """Return whether the verdict is proven, on the rank that died first, and no line of any rank contradicts it."""
+    label, in_log = verdict.label, verdict.where == "log"
+    findings = [finding for rank, lines in ranks.items() if rank >= 0 and (finding := diagnose_rank(lines))]
+    if not in_log and end.state in _STATES:
+        proven = certainty.is_proven_by_reason(label, verdict.deciding, end.reason)
+        proven = proven or certainty.is_proven_by_state(label, end.reason)
+        return proven and {finding.label for finding in findings} <= {"consequence"}
+    rank, index = _find_deciding_line(verdict, ranks)
+    by_system = in_log and (rank < 0 or verdict.deciding.startswith(_SYSTEM_PREFIXES))
+    general = patterns.labels_with("general")
+    agreeing = {label, "consequence"}
+    if label in _STATES.values():  # a job that failed before its time was over is ended by that, too
+        rivals = {finding.label for finding in findings}
+    else:
+        rivals = {finding.label for finding in findings if not finding.late}
+        agreeing |= general - {"script-error"} if by_system or not in_log else set()
+    if rivals - agreeing:
         return False
-    if found.where != "log":
-        return certainty.in_reason(found.label, found.deciding, end.reason)
-    texts = [bare(line) for line in ranks[rank]]
-    if beside:
-        told = certainty.beside(found.label, texts[at], end.exit_code)
-        return told or (end.exit_code == EXIT_REFUSED and certainty.in_log(found.label, texts, at, None))
-    if (end.failed_rank is None and any(number not in (-1, rank) for number in ranks)) or end.failed_rank not in (
-        None,
-        rank,
-    ):
+    if not in_log:
+        return certainty.is_proven_by_reason(label, verdict.deciding, end.reason)
+    texts = [clean_text(line) for line in ranks[rank]]
+    if by_system:
+        return certainty.is_proven_by_system(label, texts[index], end.exit_code) or (
+            end.exit_code == EXIT_REFUSED and certainty.is_proven_by_log(label, texts, index, None)
+        )
+    if end.failed_rank is None:
+        first_to_die = not set(ranks) - {-1, rank}
+    else:
+        first_to_die = end.failed_rank == rank
+    if not first_to_die or _is_contradicted(label, texts, index):
         return False
-    raised = {one.at for one in tracebacks.find(texts)}
-    for number, text in enumerate(texts[max(0, at - BEFORE) :], max(0, at - BEFORE)):
-        sign = rules.first_match(SIGNS, text) if stands(text) else None
-        general = sign in rules.GENERAL and (
-            number in raised or number > at
-        )  # of the same chain, or of a longer message
-        if sign not in (None, found.label) and not general:
-            return False
-    return certainty.in_log(found.label, texts, at, end.exit_code)
+    return certainty.is_proven_by_log(label, texts, index, end.exit_code)
 
 
-def _judged(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
-    beside = [line for rank, rank_lines in ranks.items() for line in rank_lines[-STANDING:]]
-    beside = ranks.get(-1, []) + [line for line in beside if line.rank >= 0]
-    for line in beside:
-        if (label := rules.first_match(rules.PLATFORM, line.text[:LONGEST])) and (
-            line.rank < 0 or line.text.startswith(_BESIDE)
-        ):
-            return _verdict(label, line, end.failed_rank)
-    said = [text for text in end.reason.split("\n") if text.strip() and not _BY_LAUNCHER.match(text)]
-    if end.state in _STATES:
-        label = _STATES[end.state]
-        named = [text for text in said if rules.first_match(rules.REASONS, text) in (label, "stalled")]
-        label = "stalled" if any("limits.stall" in text for text in named) else label
-        return _by_reason(label, (named or said or [""])[0], None)
-    refused = ranks.get(-1, []) if end.by == "launcher" or end.exit_code == EXIT_REFUSED else []
-    for text in said:
-        if text.startswith("AlgorithmError"):
-            continue  # what stands behind it is a piece of the script's own words, which the log has in whole
-        if "cannot be installed" in text and (found := _installing(refused)):
-            return _verdict(found.label, found.line, None)
-        if end.by == "launcher" and (label := rules.first_match(rules.OURS, text[:LONGEST])):
-            return _by_reason(label, text, None)
-        if label := rules.first_match(rules.REASONS, text[:LONGEST]):
-            return _by_reason(label, text, None)
-    ranks.pop(-1, None) if not refused else None
-    if found := _of_ranks(end, ranks):
-        return _verdict(found.label, found.line, found.line.rank if found.line.rank >= 0 else end.failed_rank)
-    if end.exit_code == EXIT_REFUSED:
-        for line in reversed(ranks.get(-1 if end.failed_rank is None else end.failed_rank, ())):
-            if label := rules.first_match(rules.OURS, line.text[:LONGEST]):
-                return _verdict(label, line, end.failed_rank)
-    for text in said:
-        for part in re.split(r'(?:ErrorMessage|error:|Error:) "|\\n', text):
-            if label := rules.first_match(SIGNS, part[:LONGEST]):
-                return _by_reason(label, text, None)
-    return _by_signal(end, ranks) or _unknown(end, ranks)
-
-
-_STATES = {State.TIMED_OUT: "timeout", State.PREEMPTED: "spot-loss", State.LOST: "lost-node"}
-
-
-def _of_ranks(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Finding | None:
-    """Return what decides among what the ranks said: the first to die, unless it only tells of another's death."""
-    first = of_rank(ranks.get(end.failed_rank, ())) if end.failed_rank is not None else None
-    if first and not first.late:
-        return first
-    silent = end.failed_rank is not None and end.failed_rank >= 0 and first is None
-    if silent and _signal_of(end) not in (None, "SIGABRT"):
-        return None  # killed without a word: what others say is that it is gone
-    others = [found for rank, lines in ranks.items() if rank != end.failed_rank and (found := of_rank(lines))]
-    causes = [found for found in others if not found.late]
-    if silent and end.by == "script":
-        causes = [found for found in causes if found.label not in ("script-error", "network")]
-    if causes:
-        return min(causes, key=lambda found: found.line.at)
-    if first is None and end.failed_rank is not None and _own_exception(end, ranks):
-        return None  # it had a cause of its own, which no rule knows: what came late came of that
-    known = [found for found in [first, *others] if found and found.label != "consequence"]
-    return known[0] if known else None
-
-
-def _installing(lines: Sequence[LogLine]) -> Finding | None:
-    """Return what decides in a package installer's output: a tool that is missing is the cause of what pip says."""
-    found: Finding | None = None
-    for line in lines:
-        label = rules.first_match(SIGNS, line.text[:LONGEST])
-        if label is None or "cannot be installed" in line.text:
+def _is_contradicted(label: str, texts: Sequence[str], index: int) -> bool:
+    """Return whether a line of the same rank, near the deciding one or after it, suggests another class."""
+    exceptions = {traceback.index for traceback in find_tracebacks(texts)}
+    for number in range(max(0, index - _LINES_BEFORE), len(texts)):
+        other = patterns.classify("log", texts[number]) if may_decide(texts[number]) else None
+        if other in (None, label):
             continue
-        if label in ("toolchain", "network", "disk-full", "permission", "missing-module", "binary-mismatch"):
-            return Finding(label, line)
-        if label == "requirements-conflict" and (found is None or "Could not find a version" in found.line.text):
-            found = Finding(label, line)
-    return found
-
-
-def _signal_of(end: End) -> str | None:
-    """Return the name of the signal that ended the run, or None."""
-    import signal
-
-    code = end.exit_code
-    if code is None and (told := _CODE.search(end.reason)):
-        code = int(told[1])
-    try:
-        return signal.Signals(code - 128).name if code is not None and 128 < code < 160 else None
-    except ValueError:
-        return None
-
-
-def _of_another(lines: Sequence[LogLine]) -> bool:
-    """Return whether a rank's last lines tell of another's death."""
-    return any(rules.CONSEQUENCES.search(line.text[:LONGEST]) for line in lines[-STANDING:])
-
-
-def _by_signal(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict | None:
-    name = _signal_of(end)
-    if name is None or (
-        name == "SIGABRT" and _of_another(ranks.get(-1 if end.failed_rank is None else end.failed_rank, ()))
-    ):
-        return None
-    what = f"a process died of {name}, and nothing says why"
-    found = _by_reason("signal", end.reason.split("\n")[0], end.failed_rank, what)
-    return replace(found, change=rules.SENT[name]) if name in rules.SENT else found
-
-
-def _unknown(end: End, ranks: Mapping[int, Sequence[LogLine]]) -> Verdict:
-    told = any(_of_another(lines) for lines in ranks.values())
-    return Verdict("unknown", rules.CLASSES["unknown"].what, rank=None if told else end.failed_rank)
-
-
-def _verdict(label: str, line: LogLine, rank: int | None) -> Verdict:
-    if label == "consequence":
-        return Verdict("unknown", rules.CLASSES["unknown"].what)
-    about = rules.CLASSES[label]
-    return Verdict(
-        label, about.what, line.text[:LONGEST], "log", line.node, line.seq, rank, about.change, about.changes_results
-    )
-
-
-def _by_reason(label: str, text: str, rank: int | None, what: str = "") -> Verdict:
-    about = rules.CLASSES[label]
-    return Verdict(
-        label, what or about.what, text[:LONGEST], "reason", None, None, rank, about.change, about.changes_results
-    )
-
-
-def end_of(status: Status, result: Mapping[str, Any] | None) -> End:
-    """Return a run's end from its status and its launcher's result event, None where there is none."""
-    told = result or {}
-    rank = told.get("failed_rank")
-    by = str(told.get("by") or ("script" if _BY_LAUNCHER.match(status.reason) else "platform"))
-    return End(status.state, status.exit_code, status.reason, by, rank if isinstance(rank, int) else None)
+        # A general class does not contradict in the same chain of tracebacks, or in the rest of a longer message.
+        if other not in patterns.labels_with("general") or (number <= index and number not in exceptions):
+            return True
+    return False

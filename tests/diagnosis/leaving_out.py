@@ -1,53 +1,52 @@
-"""The rules without the words that know one failure: what is said of a message that nobody has seen."""
+"""The patterns without those that match one failure: what the verdict is for a message that no pattern was written for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
-from types import ModuleType
 
-from cloudtrain.diagnosis import certainty, ranks, rules, signs, verdict
-from cloudtrain.diagnosis.rules import Rule
+from cloudtrain.diagnosis import patterns
+from cloudtrain.diagnosis.patterns import Pattern
 from tests.diagnosis.entries import Entry
 
-TABLES = (
-    *((module, "SIGNS", signs.SIGNS) for module in (verdict, ranks, certainty)),
-    (certainty, "REASONS", rules.REASONS),
-    *((rules, name, getattr(rules, name)) for name in ("REASONS", "PLATFORM", "OURS")),
-)
+
+def without(entry: Entry) -> dict[str, list[Pattern]]:
+    """Return the tables of patterns.toml without the alternatives of the entry's class that match its deciding line."""
+    return {name: [row for row in table if not _matches(row, entry)] for name, table in _split_tables().items()}
 
 
-def without(entry: Entry) -> Iterator[tuple[ModuleType, str, tuple[Rule, ...]]]:
-    """Yield (module, name, rules) of every table, without the alternatives of its class that match its deciding line."""
-    for module, name, table in TABLES:
-        rules: list[Rule] = []
-        for label, pattern in table:
-            deciding = str(entry.label["deciding"] or "")
-            known = label == entry.name and bool(deciding) and pattern.search(deciding) is not None
-            parts = _parts(pattern) if known else [pattern]
-            rules += [(label, part) for part in parts if not (known and part.search(deciding))]
-        yield module, name, tuple(rules)
+def _matches(row: Pattern, entry: Entry) -> bool:
+    deciding = str(entry.label["deciding"] or "")
+    return row.label == entry.name and bool(deciding) and row.regex.search(deciding) is not None
 
 
 @cache
-def _parts(pattern: re.Pattern[str]) -> list[re.Pattern[str]]:
-    return [re.compile(part, pattern.flags) for part in alternatives(pattern.pattern)]
+def _split_tables() -> dict[str, list[Pattern]]:
+    """Return the tables with one row for one alternative."""
+    return {
+        name: [
+            replace(row, regex=re.compile(pattern, row.regex.flags))
+            for row in table
+            for pattern in alternatives(row.regex.pattern)
+        ]
+        for name, table in patterns.tables().items()
+    }
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Return what stands between the outermost | of a regular expression."""
-    found, depth, inside, at = [""], 0, False, 0
-    while at < len(pattern):
-        word = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
-        at += len(word)
-        if word == "|" and not depth and not inside:
-            found.append("")
+    """Return the top-level alternatives of a regular expression."""
+    parts, depth, in_brackets, index = [""], 0, False, 0
+    while index < len(pattern):
+        token = pattern[index : index + 2] if pattern[index] == "\\" else pattern[index]
+        index += len(token)
+        if token == "|" and not depth and not in_brackets:
+            parts.append("")
             continue
-        found[-1] += word
-        if inside:
-            inside = word != "]"
+        parts[-1] += token
+        if in_brackets:
+            in_brackets = token != "]"
         else:
-            inside = word == "["
-            depth += (word == "(") - (word == ")")
-    return found
+            in_brackets = token == "["
+            depth += (token == "(") - (token == ")")
+    return parts

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.ranks import LONGEST
-from cloudtrain.diagnosis.rules import CLASSES, PLATFORM, REASONS
-from cloudtrain.diagnosis.signs import SIGNS
 from cloudtrain.diagnosis.tail import LINES, RANKS, Tail
 from cloudtrain.diagnosis.verdict import End, Verdict, end_of, judge
 from cloudtrain.events import LogLine, State, Status
@@ -37,8 +36,8 @@ def test_what_is_known_is_understood():
 
 def test_classes_are_those_of_the_corpus():
     text = (HERE / "README.md").read_text(encoding="utf-8").partition("## Classes")[2]
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | {"stalled"} == set(CLASSES)
-    assert {name for table in (PLATFORM, REASONS, SIGNS) for name, _ in table} <= set(CLASSES)
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.M)) | {"stalled"} == set(patterns.classes())
+    assert {row.label for table in patterns.tables().values() for row in table} <= set(patterns.classes())
 
 
 def test_changes_are_those_of_the_corpus():
@@ -160,14 +159,14 @@ def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_do
     answered = doubted = 0
     for entry in load("known"):
         with monkeypatch.context() as patch:
-            for module, name, rules in without(entry):
-                patch.setattr(module, name, rules)
+            tables = without(entry)
+            patch.setattr(patterns, "tables", lambda tables=tables: tables)
             found = verdict_on(entry)
         wrong = found.label not in ("unknown", entry.name)
         answered += found.label != "unknown"
         doubted += wrong
         assert not (wrong and found.certain), f"{entry.id}: {found.label}"
-    assert answered >= 50 and doubted >= 20, "the rules were left out"
+    assert answered >= 50 and doubted >= 20, "the patterns were left out"
 
 
 def test_of_two_things_that_a_rank_said_none_is_certain():
@@ -251,6 +250,6 @@ def test_show_prints_a_verdict_for_every_failure(part: str, tmp_path: Path, caps
         main(["show", stored(store, tmp_path, f"corpus-{number}", entry)])
         told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  why ")]
         label = told[0].rpartition("(")[2].removesuffix(")") if len(told) == 1 else ""
-        shown += label in CLASSES
+        shown += label in patterns.classes()
         alike += label == verdict_on(entry).label
     assert (shown, alike) == (len(entries), len(entries))
