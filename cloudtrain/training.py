@@ -173,14 +173,14 @@ class DistributedTraining:
 
     def _follow(self, run: Run) -> None:
         """Say the run's lines until it is final; raises RunFailed."""
-        from cloudtrain.cli.view.log import Memory
+        from cloudtrain.cli.view.log import LastLines
 
-        memory, cursor = Memory(), None
+        last_lines, cursor = LastLines(), None
         while True:
             try:
                 for line in run.logs(follow=True, after=cursor, raw=True):
                     cursor = line.cursor
-                    memory.add(line)
+                    last_lines.add(line)
                     if line.rank >= 0 and not line.text.startswith(MARK):
                         self.log(f"[{line.node}:{line.rank}] {line.text}")
                 status = run.wait()
@@ -194,9 +194,9 @@ class DistributedTraining:
             self.log(f"{run.run_id} ended {status.state}: it goes on from its last checkpoint")
             run.resume()
         failure = RunFailed(run.run_id, status)
-        whose, lines = memory.why(_failed_rank(run))
+        rank_name, lines = last_lines.failure_lines(_failed_rank(run))
         if lines:
-            failure.add_note("\n".join([f"{whose}:", *lines]))
+            failure.add_note("\n".join([f"{rank_name}:", *lines]))
         self.log(str(failure))
         raise failure
 

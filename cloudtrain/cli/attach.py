@@ -23,21 +23,21 @@ def command(uri: str, as_json: bool) -> int:
     """
     from cloudtrain.runs.attach import attach
 
-    run = attach(uri, runs.history().home)
+    run = attach(uri, runs.open_history().home)
     if as_json:
         terminal.print_json(runs.shown_json(run), indent=2)
         return 0
     record, attempts = run.record, run.attempts
     origin = f"attached from {record.attached}" if record.attached else "was submitted from here: nothing to attach"
-    status = runs.ended(record.status) if record.status.state.final else str(record.status.state)
-    terminal.say(f"{run.run_id}  {origin}", style="bold")
-    terminal.pairs(
+    status = runs.describe_end(record.status) if record.status.state.final else str(record.status.state)
+    terminal.print_lines(f"{run.run_id}  {origin}", style="bold")
+    terminal.print_pairs(
         [
             ("state", status),
             ("reason", record.status.reason),
             ("attempts", str(len(attempts))),
-            ("backend", summary.place(attempts[-1].plan)),
+            ("backend", summary.describe_target(attempts[-1].plan)),
         ]
     )
-    summary.next_commands(run.run_id, "show", "logs", "metrics", "fetch")
+    summary.print_next_commands(run.run_id, "show", "logs", "metrics", "fetch")
     return 0

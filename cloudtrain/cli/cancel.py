@@ -33,5 +33,5 @@ def command(run_ids: tuple[str, ...], as_json: bool) -> int:
                 {**runs.submitted_json(run), "state": status.state.value, "confirmed": status.state.final}
             )
         else:
-            terminal.say(sentence)
+            terminal.print_lines(sentence)
     return code

@@ -40,18 +40,20 @@ def command(first: str, second: str, as_json: bool) -> int:
         data = {"runs": [one.run_id, other.run_id], "differences": [asdict(row) for row in found], "patch": patches}
         terminal.print_json(data, indent=2)
         return 0
-    terminal.say(f"{one.run_id}  ->  {other.run_id}", style="bold")
+    terminal.print_lines(f"{one.run_id}  ->  {other.run_id}", style="bold")
     if not found:
-        terminal.say("nothing differs")
+        terminal.print_lines("nothing differs")
     for section, rows in groupby(found, key=lambda row: row.section):
-        terminal.say("", section, style="bold")
-        terminal.table(("  value", "first", "second"), [(f"  {r.path}", _text(r.first), _text(r.second)) for r in rows])
+        terminal.print_lines("", section, style="bold")
+        terminal.print_table(
+            ("  value", "first", "second"), [(f"  {r.path}", _text(r.first), _text(r.second)) for r in rows]
+        )
     lines = patches.splitlines()
     if lines:
-        terminal.say("", "patch", style="bold")
-        terminal.say(*(f"  {line}" for line in lines[:PATCH_LINES]))
+        terminal.print_lines("", "patch", style="bold")
+        terminal.print_lines(*(f"  {line}" for line in lines[:PATCH_LINES]))
         if len(lines) > PATCH_LINES:
-            terminal.say(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
+            terminal.print_lines(f"  ... and {len(lines) - PATCH_LINES} lines (--json has them all)")
     return 0
 
 

@@ -46,8 +46,8 @@ def command(target: str | None, as_json: bool) -> int:
     else:
         marks = {True: "ok", False: "PROBLEM", None: "-"}
         rows = [(marks[f.ok], f.what, f.message + (f" ({f.hint})" if f.hint else "")) for f in all_findings]
-        terminal.table(("", "what", "found"), rows, styles={"ok": "green", "PROBLEM": "bold red"})
-        terminal.say(
+        terminal.print_table(("", "what", "found"), rows, styles={"ok": "green", "PROBLEM": "bold red"})
+        terminal.print_lines(
             "",
             f"{len(problems)} problem{'s' * (len(problems) != 1)}"
             if problems
@@ -100,7 +100,7 @@ def _check_disk(home: Path) -> Finding:
         return Finding("home", False, f"{home} cannot be written", "set CLOUDTRAIN_HOME")
     free = shutil.disk_usage(parent).free
     hint = "" if free >= FREE_BYTES else "less than 1 GiB: free some space or set CLOUDTRAIN_HOME"
-    return Finding("home", free >= FREE_BYTES, f"{home}, {runs.size(free)} free", hint)
+    return Finding("home", free >= FREE_BYTES, f"{home}, {runs.format_size(free)} free", hint)
 
 
 def _check_history(home: Path) -> Finding:

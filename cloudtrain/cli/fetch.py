@@ -53,7 +53,7 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
         return 0
     for name, (files, size) in fetched.items():
         if files:
-            terminal.say(f"{destination / name}  {files} file{'s' * (files != 1)}, {runs.size(size)}")
+            terminal.print_lines(f"{destination / name}  {files} file{'s' * (files != 1)}, {runs.format_size(size)}")
     if not any(files for files, _ in fetched.values()):
         terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
         terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")

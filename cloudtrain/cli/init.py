@@ -54,12 +54,12 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     text = _job_file_text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
     _write(path, text)
-    terminal.say(f"{path}  " + (f"runs {entrypoint}" if entrypoint else "uses the shared trainer"))
+    terminal.print_lines(f"{path}  " + (f"runs {entrypoint}" if entrypoint else "uses the shared trainer"))
     if target and discovered:
         config_file = _add_target(folder, target, discovered)
-        terminal.pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
-        terminal.pairs([("next", f"cloudtrain doctor {target}")])
-    terminal.pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
+        terminal.print_pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
+        terminal.print_pairs([("next", f"cloudtrain doctor {target}")])
+    terminal.print_pairs([("next", f"cloudtrain plan {path}"), ("", f"cloudtrain submit {path} --follow")])
     return 0
 
 

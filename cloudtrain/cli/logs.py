@@ -6,7 +6,7 @@ import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
-from cloudtrain.cli.view.log import Interrupted, Screen, print_log
+from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 
 
 @options.command()
@@ -40,9 +40,9 @@ def command(
     """
     run = runs.find(run_id)
     run.refresh()
-    screen = Screen(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
+    formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
     try:
-        print_log(run, screen, follow=follow, after=after, tail=tail)
+        print_log(run, formatter, follow=follow, after=after, tail=tail)
     except Interrupted as interrupt:
         if not follow:
             raise

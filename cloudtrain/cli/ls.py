@@ -37,7 +37,7 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
     cloudtrain ls -n 5
     cloudtrain ls --state RUNNING --json
     """
-    store = runs.history()
+    store = runs.open_history()
     _refresh_live(store, limit, name)
     selected_states = [State(state.upper()) for state in states]
     records = store.runs(limit=limit, states=selected_states, name=name)
@@ -46,7 +46,7 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
         terminal.print_json([_row_json(record, losses.get(record.run_id)) for record in records])
     elif records:
         losses = store.curves.last([record.run_id for record in records])
-        terminal.table(
+        terminal.print_table(
             ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
             [_row(record, losses.get(record.run_id)) for record in records],
             right=("exit", "age", "took", "loss"),
@@ -57,8 +57,8 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
             if not record.status.state.final and record.status.reason:
                 terminal.say(f"  {record.run_id}: {record.status.reason}")
     else:
-        terminal.say("there are no runs yet" if not (selected_states or name) else "no run is like that")
-        terminal.pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])
+        terminal.print_lines("there are no runs yet" if not (selected_states or name) else "no run is like that")
+        terminal.print_pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])
     return 0
 
 
@@ -96,10 +96,10 @@ def _refresh_live(store: Store, limit: int, name: str | None) -> None:
 def _row(record: RunRecord, loss: Summary | None) -> tuple[str, ...]:
     status = record.status
     code = "" if status.exit_code is None else str(status.exit_code)
-    took = runs.between(status.started_at, status.ended_at) if status.started_at else ""
+    took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
     target = "attached" if record.attached else "" if record.target == record.backend else record.target
     last = f"{loss.last:.4g}" if loss else ""
-    return record.run_id, str(status.state), code, runs.between(record.created_at), took, last, record.backend, target
+    return record.run_id, str(status.state), code, runs.elapsed(record.created_at), took, last, record.backend, target
 
 
 def _row_json(record: RunRecord, loss: Summary | None) -> dict[str, object]:

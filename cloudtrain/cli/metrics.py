@@ -86,7 +86,7 @@ def _print_points_table(selected: Sequence[Run], name: str) -> None:
         for row in run.store.metrics(run.run_id, name)
     ]
     if rows:
-        terminal.table((*(["run"] if several else []), "step", name, "at"), rows, right=("step", name))
+        terminal.print_table((*(["run"] if several else []), "step", name, "at"), rows, right=("step", name))
 
 
 def _print_summary(summaries: dict[str, list[Summary]]) -> None:
@@ -95,7 +95,7 @@ def _print_summary(summaries: dict[str, list[Summary]]) -> None:
     rows = [
         (*([run_id] if several else []), *_summary_row(row)) for run_id, curves in summaries.items() for row in curves
     ]
-    terminal.table((*(["run"] if several else []), *heads), rows, right=heads[1:])
+    terminal.print_table((*(["run"] if several else []), *heads), rows, right=heads[1:])
 
 
 def _summary_row(row: Summary) -> tuple[str, ...]:
@@ -119,9 +119,9 @@ def _print_charts(selected: Sequence[Run], names: Sequence[str]) -> None:
             if points:
                 curves[terminal.clean(run.run_id)] = [(point.step, point.value) for point in points]
         if curves:
-            terminal.say(name, style="bold")
+            terminal.print_lines(name, style="bold")
             lines = chart.chart(curves, width, CHART_HEIGHT, colours=colours)
-            terminal.write(*lines)
+            terminal.print_raw(*lines)
 
 
 def format_number(value: float) -> str:

@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.cli.view.jobs import JOB_FILES, wanted
+from cloudtrain.cli.view.jobs import JOB_FILES, parse_job_argument
 from cloudtrain.errors import BadRequest, BadSource
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
         if as_json:
             terminal.print_json({"path": why, "why": explanation})
         else:
-            terminal.say(explanation)
+            terminal.print_lines(explanation)
         return 0
     try:
         bundle = Bundle.make(folder, targets.home() / "bundles", **allowed)
@@ -61,15 +61,17 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     if as_list:
         _print_files(bundle.files)
     count = f"{len(bundle.files)} file{'s' * (len(bundle.files) != 1)}"
-    terminal.say(f"{bundle.source}  {count}, {runs.size(size)}, {runs.size(bundle.size_bytes)} packed")
+    terminal.print_lines(
+        f"{bundle.source}  {count}, {runs.format_size(size)}, {runs.format_size(bundle.size_bytes)} packed"
+    )
     commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
-    terminal.pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
+    terminal.print_pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
     return 0
 
 
 def _print_files(files: Sequence[File]) -> None:
     for file in files:
-        terminal.say(f"{file.size:>12,}  {file.path}")
+        terminal.print_lines(f"{file.size:>12,}  {file.path}")
 
 
 def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
@@ -77,7 +79,7 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
         return path, {}
-    job_input = wanted(text)
+    job_input = parse_job_argument(text)
     if isinstance(job_input, Plan):
         raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
     from cloudtrain.backends import registry

@@ -9,8 +9,8 @@ import click
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.cli.view.jobs import Wanted, wanted
-from cloudtrain.cli.view.summary import of_plan
+from cloudtrain.cli.view.jobs import JobInput, parse_job_argument
+from cloudtrain.cli.view.summary import print_plan
 
 
 @options.command()
@@ -42,7 +42,7 @@ def command(
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
     """
-    plan = _make_plan(wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
+    plan = _make_plan(parse_job_argument(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
     if manifests:
@@ -51,20 +51,20 @@ def command(
     if as_json or output == "-":
         sys.stdout.write(plan.to_json())
         return 0
-    of_plan(plan)
+    print_plan(plan)
     if output:
         import shlex
 
-        terminal.say("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
+        terminal.print_lines("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
     else:
-        terminal.say("", "request:")
+        terminal.print_lines("", "request:")
         import json
 
-        terminal.show_json(json.dumps(plan.request, indent=2, ensure_ascii=False) + "\n")
+        terminal.print_coloured_json(json.dumps(plan.request, indent=2, ensure_ascii=False) + "\n")
     return 0
 
 
-def _make_plan(job_input: Wanted | Plan, target: str | None, key: str | None) -> Plan:
+def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None) -> Plan:
     if isinstance(job_input, Plan):
         return job_input
     from cloudtrain.runs.plan import Planner

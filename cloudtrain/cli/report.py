@@ -38,5 +38,5 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     if as_json:
         terminal.print_json({"run_id": found.run_id, "path": str(path), "size_bytes": size})
     else:
-        terminal.say(f"{path}  {runs.size(size)}")
+        terminal.print_lines(f"{path}  {runs.format_size(size)}")
     return 0

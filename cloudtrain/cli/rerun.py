@@ -35,7 +35,7 @@ def command(
     cloudtrain rerun tiny-lm-26 --set hyperparameters.learning_rate=1e-4 -f
     cloudtrain rerun tiny-lm-26 --source .
     """
-    options.exclusive(follow, wait)
+    options.check_exclusive(follow, wait)
     parent = runs.find(run_id)
 
     def start() -> Begun:

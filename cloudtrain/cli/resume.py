@@ -16,7 +16,7 @@ def command(run_id: str, follow: bool, wait: bool, on_interrupt: str, as_json: b
     The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that goes on or
     has succeeded is refused. With -f only the new attempt's log is followed.
     """
-    options.exclusive(follow, wait)
+    options.check_exclusive(follow, wait)
     found = runs.find(run_id)
 
     def start() -> Begun:

@@ -22,7 +22,7 @@ def command(output: str | None) -> int:
     text = schema_text()
     if output and output != "-":
         Path(output).write_text(text, "utf-8")
-        terminal.say(f"written to {output}")
+        terminal.print_lines(f"written to {output}")
     else:
         sys.stdout.write(text)
     return 0

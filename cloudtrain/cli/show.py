@@ -71,19 +71,19 @@ def _print_run(run: Run) -> None:
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
-    heading = f"{run.run_id}  {runs.ended(status) if status.state.final else status.state}"
-    terminal.say(heading, style=f"bold {runs.STYLES.get(status.state.value, '')}")
-    terminal.pairs(
+    heading = f"{run.run_id}  {runs.describe_end(status) if status.state.final else status.state}"
+    terminal.print_lines(heading, style=f"bold {runs.STYLES.get(status.state.value, '')}")
+    terminal.print_pairs(
         [
             ("reason", status.reason),
-            *why.rows(run.verdict()),
+            *why.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),
-            ("backend", summary.place(plan)),
-            ("world", summary.world(plan)),
-            ("limit", summary.limit(plan)),
-            ("runs", summary.words(plan)),
-            ("source", summary.source(plan)),
+            ("backend", summary.describe_target(plan)),
+            ("world", summary.describe_nodes(plan)),
+            ("limit", summary.describe_limit(plan)),
+            ("runs", summary.describe_command(plan)),
+            ("source", summary.describe_source(plan)),
             ("parent", record.parent or ""),
             ("key", record.key or ""),
             ("handle", "" if record.attached else attempts[-1].handle or _unaccepted_state(attempts[-1])),
@@ -91,14 +91,14 @@ def _print_run(run: Run) -> None:
             ("created", record.created_at),
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
-            ("billed", summary.billed(attempts)),
-            ("model", summary.model(run)),
+            ("billed", summary.describe_billing(attempts)),
+            ("model", summary.model_location(run)),
         ]
     )
-    timeline.tell(run)
-    provenance.tell(run)
-    terminal.say("", "job")
-    terminal.pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SHOWN_ABOVE)
+    timeline.print_timeline(run)
+    provenance.print_provenance(run)
+    terminal.print_lines("", "job")
+    terminal.print_pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SHOWN_ABOVE)
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:
@@ -124,10 +124,10 @@ _SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "
 
 def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     from cloudtrain.backends import registry
-    from cloudtrain.cli.view.jobs import wanted
+    from cloudtrain.cli.view.jobs import parse_job_argument
     from cloudtrain.job import targets
 
-    job_input = wanted(argument, (), sets)
+    job_input = parse_job_argument(argument, (), sets)
     if isinstance(job_input, Plan):
         raise BadRequest("a plan does not know where its values were written", "name the job file")
     resolved = targets.resolve(job_input.job, job_input.sets, target=target, backends=registry.names())
@@ -142,7 +142,7 @@ def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ..
             [{"path": path, "value": value, "origin": origin} for path, value, origin in rows], indent=2
         )
     else:
-        terminal.table(("value", "", "from"), [(path, _text(value), origin) for path, value, origin in rows])
+        terminal.print_table(("value", "", "from"), [(path, _text(value), origin) for path, value, origin in rows])
     return 0
 
 

@@ -7,7 +7,7 @@ import click
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.follow import Begun, begin
-from cloudtrain.cli.view.jobs import wanted
+from cloudtrain.cli.view.jobs import parse_job_argument
 from cloudtrain.errors import BadRequest
 
 
@@ -53,10 +53,10 @@ def command(
     """
     from cloudtrain.runs.submit import Submitter
 
-    options.exclusive(follow, wait)
+    options.check_exclusive(follow, wait)
     if new and adopt:
         raise click.UsageError("--new and --adopt exclude each other")
-    job_input = wanted(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
+    job_input = parse_job_argument(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
     if isinstance(job_input, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
@@ -79,5 +79,5 @@ def command(
         terminal.note(f"the same job as {run.run_id}, {since}: taken up, not started twice; --new starts another one")
         return Begun(run, "is taken up again on")
 
-    store = runs.heard(submitter.store)
+    store = runs.print_warnings_at_exit(submitter.store)
     return begin(store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -6,7 +6,7 @@ import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
-from cloudtrain.cli.view.follow import final_json, quietly, tell_end
+from cloudtrain.cli.view.follow import final_json, report_end, wait_quietly
 
 TIMEOUT_EXIT_CODE = 124
 
@@ -33,7 +33,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
         run = runs.find(run_id)
         run.refresh()
         try:
-            status = quietly(run, timeout_s)
+            status = wait_quietly(run, timeout_s)
         except TimeoutError as error:
             if as_json:
                 terminal.print_json({**final_json(run, run.record.status), "error": str(error), "phase": "client"})
@@ -42,5 +42,5 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
         except KeyboardInterrupt:
             terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain wait {run.run_id}")
             return INTERRUPTED
-        code = tell_end(run, status, as_json=as_json) or code
+        code = report_end(run, status, as_json=as_json) or code
     return code

@@ -7,7 +7,7 @@ import time
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
-from cloudtrain.cli.view.follow import tell_end
+from cloudtrain.cli.view.follow import report_end
 from cloudtrain.errors import BadRequest
 
 STANDBY_POLL_S = 0.25
@@ -46,4 +46,4 @@ def command(run_id: str | None, as_json: bool) -> int:
         run.refresh()  # starts a watcher in the background
         terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain watch {run.run_id}")
         return INTERRUPTED
-    return tell_end(run, status, as_json=as_json)
+    return report_end(run, status, as_json=as_json)

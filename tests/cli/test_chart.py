@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from cloudtrain.cli.view.chart import chart, short, spark
+from cloudtrain.cli.view.chart import chart, format_short, sparkline
 
 
 def test_a_small_curve_goes_from_its_lowest_to_its_highest():
-    assert spark([0, 1, 2, 3, 4, 5, 6, 7], 8, unicode=True) == "▁▂▃▄▅▆▇█"
-    assert spark([9, 9, 0, 7], 2, unicode=True) == "▁█"
-    assert spark([5, math.nan, 5], 9, unicode=True) == "▁▁"
-    assert spark([math.inf], 9) == "" == spark([], 9) == spark([1.0], 0)
-    assert spark([0, 4], 9, unicode=False) == "_^"
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, unicode=True) == "▁▂▃▄▅▆▇█"
+    assert sparkline([9, 9, 0, 7], 2, unicode=True) == "▁█"
+    assert sparkline([5, math.nan, 5], 9, unicode=True) == "▁▁"
+    assert sparkline([math.inf], 9) == "" == sparkline([], 9) == sparkline([1.0], 0)
+    assert sparkline([0, 4], 9, unicode=False) == "_^"
 
 
 def test_a_falling_line_in_marks():
@@ -62,11 +62,11 @@ EXTREMES = [
 
 @pytest.mark.parametrize("values", EXTREMES)
 def test_numbers_of_any_size_are_drawn(values):
-    assert set(spark(values, 9, unicode=True)) <= set("▁▂▃▄▅▆▇█") and spark(values, 9)
+    assert set(sparkline(values, 9, unicode=True)) <= set("▁▂▃▄▅▆▇█") and sparkline(values, 9)
     for unicode in (False, True):
         lines = chart({"a": list(enumerate(values)), "b": [(0, 1.0)]}, 40, 5, unicode=unicode)
         assert max(map(len, lines)) <= 40 and "nan" not in "".join(lines) and "inf" not in "".join(lines)
-    assert spark(EXTREMES[0], 9, unicode=True) == "█▁█▁█▁"
+    assert sparkline(EXTREMES[0], 9, unicode=True) == "█▁█▁█▁"
     drawn = chart({"a": list(enumerate(EXTREMES[0]))}, 40, 5, unicode=False)
     assert "1.70e+308 |*" in drawn[0] and "-1.70e+308 |" in drawn[4] and "*" in drawn[4]
     assert len(chart({"a": [(-1.7e308, 0), (1.7e308, 1)]}, 40, 5, unicode=False)) == 6
@@ -82,4 +82,6 @@ def test_numbers_of_any_size_are_drawn(values):
     ],
 )  # fmt: skip
 def test_numbers_are_short(value, text):
-    assert short(value) == text and (not math.isfinite(value) or short(-value) == "-" * (value != 0) + text)
+    assert format_short(value) == text and (
+        not math.isfinite(value) or format_short(-value) == "-" * (value != 0) + text
+    )

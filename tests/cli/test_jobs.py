@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view.jobs import Wanted, script_job, wanted
+from cloudtrain.cli.view.jobs import JobInput, parse_job_argument, script_job
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.job import Job
 
@@ -84,8 +84,8 @@ def test_a_nested_work_tree_is_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_folder_and_any_script_name(tmp_path, name, monkeypatch):
     script = script_at(tmp_path / name / f"{name.lstrip('-')}.py")
-    found = wanted(str(script))
-    assert isinstance(found, Wanted)
+    found = parse_job_argument(str(script))
+    assert isinstance(found, JobInput)
     job = Job.from_dict(found.job)
     assert job.source == str(script.parent)
     assert job.entrypoint == script.name
@@ -95,34 +95,34 @@ def test_any_folder_and_any_script_name(tmp_path, name, monkeypatch):
 def test_a_script_that_begins_with_a_dash_is_refused(project):
     script_at(project / "-train.py")
     with pytest.raises(BadRequest, match="begins with a dash"):
-        wanted("./-train.py")
+        parse_job_argument("./-train.py")
 
 
 @pytest.mark.parametrize("name", ["run.sh", "train"])
 def test_other_scripts(project, name):
     (project / name).write_text("#!/bin/sh\necho hello\n")
-    found = wanted(name)
-    assert isinstance(found, Wanted) and found.job["entrypoint"] == name
+    found = parse_job_argument(name)
+    assert isinstance(found, JobInput) and found.job["entrypoint"] == name
 
 
 def test_a_job_file_with_more_arguments(project):
     (project / "job.yaml").write_text('entrypoint: train.py\nargs: [a, "1.10", no]\n')
-    found = wanted("job.yaml", ["--x", 'b "c"', ""])
-    assert isinstance(found, Wanted) and found.job == Path("job.yaml")
+    found = parse_job_argument("job.yaml", ["--x", 'b "c"', ""])
+    assert isinstance(found, JobInput) and found.job == Path("job.yaml")
     assert Job.load(found.job, found.sets).args == ["a", "1.10", "no", "--x", 'b "c"', ""]
 
 
 def test_set_args_and_more_arguments_add_up(project):
     (project / "job.yaml").write_text("entrypoint: train.py\nargs: [a]\n")
-    found = wanted("job.yaml", ["c"], ["args=[b]"])
-    assert isinstance(found, Wanted)
+    found = parse_job_argument("job.yaml", ["c"], ["args=[b]"])
+    assert isinstance(found, JobInput)
     assert Job.load(project / "job.yaml", found.sets).args == ["b", "c"]
 
 
 def test_short_options_are_settings_and_win(project):
     (project / "job.yaml").write_text("entrypoint: train.py\nnum_nodes: 8\n")
-    found = wanted("job.yaml", sets=["num_nodes=3"], gpus="A100:8", nodes="2", processes="4")
-    assert isinstance(found, Wanted)
+    found = parse_job_argument("job.yaml", sets=["num_nodes=3"], gpus="A100:8", nodes="2", processes="4")
+    assert isinstance(found, JobInput)
     job = Job.load(project / "job.yaml", found.sets)
     assert (job.num_nodes, job.processes, job.resources.accelerators) == (2, 4, "A100:8")
 
@@ -130,16 +130,16 @@ def test_short_options_are_settings_and_win(project):
 @pytest.mark.parametrize("text", [None, ".", "job.yaml", "../project"])
 def test_ways_to_name_the_job_file(project, text):
     (project / "job.yaml").write_text("entrypoint: train.py\n")
-    found = wanted(text)
-    assert isinstance(found, Wanted)
+    found = parse_job_argument(text)
+    assert isinstance(found, JobInput)
     assert Path(found.job).resolve() == project / "job.yaml"  # type: ignore[arg-type]
 
 
 def test_json_is_a_plan_or_a_job(project, cli):
     cli("plan", "train.py", "-o", "plan.json")
-    assert isinstance(wanted("plan.json"), Plan)
+    assert isinstance(parse_job_argument("plan.json"), Plan)
     (project / "job.json").write_text(json.dumps({"entrypoint": "train.py"}))
-    assert isinstance(wanted("job.json"), Wanted)
+    assert isinstance(parse_job_argument("job.json"), JobInput)
     for more in ({"args": ["x"]}, {"sets": ["name=x"]}, {"nodes": "2"}):
         with pytest.raises(BadRequest, match="as it is"):
-            wanted("plan.json", **more)
+            parse_job_argument("plan.json", **more)

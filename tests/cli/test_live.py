@@ -15,8 +15,8 @@ import pytest
 
 from cloudtrain import events
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view.columns import cells
-from cloudtrain.cli.view.live import LOG, ROOM, Live, Panel, used
+from cloudtrain.cli.view.columns import display_width
+from cloudtrain.cli.view.live import LOG_HEIGHT, MIN_HEIGHT, LiveView, Panel, format_usage
 from cloudtrain.cli.view.terminal import clean
 from cloudtrain.events import Event, State, Status
 from cloudtrain.history.store import Store
@@ -131,21 +131,25 @@ def test_the_panel_says_what_the_history_knows(store, monkeypatch):
     assert lines[4] == "node 1  cpu 250%  memory 12 GB  gpu0 87% 43/86 GB"
     assert lines[-1] == "... and 2 more nodes" and len(lines) == 3 + 8 + 1
     panel.bar = "a bar"
-    low = panel.lines(100, ROOM - LOG)
-    assert len(low) == ROOM - LOG and low[3].startswith("node 0  cpu") and low[4:] == ["... and 9 more nodes", "a bar"]
+    low = panel.lines(100, MIN_HEIGHT - LOG_HEIGHT)
+    assert (
+        len(low) == MIN_HEIGHT - LOG_HEIGHT
+        and low[3].startswith("node 0  cpu")
+        and low[4:] == ["... and 9 more nodes", "a bar"]
+    )
     for height in range(1, 20):
         assert len(panel.lines(100, height)) <= height
     panel.bar = ""
     record(store, 60, 198, loss=0.05)
-    panel.hear(["anything", "step 198/200  loss 3"])
+    panel.read_total_steps(["anything", "step 198/200  loss 3"])
     assert "step 198/200 (99%)" in panel.lines(100, 20)[1] and "ETA" in panel.lines(100, 20)[1]
     panel.bar = "x" * 300
     assert all(len(line) < 40 for line in map(clean, panel.lines(40, 20)))
 
 
 def test_use_of_a_node_that_says_little():
-    assert used(events.read_usage({})) == ""
-    assert used(events.read_usage({"cpu_percent": 3, "gpus": [{"percent": 7}]})) == "cpu 3%  gpu0 7%"
+    assert format_usage(events.read_usage({})) == ""
+    assert format_usage(events.read_usage({"cpu_percent": 3, "gpus": [{"percent": 7}]})) == "cpu 3%  gpu0 7%"
 
 
 def test_the_panel_stands_what_ranks_print(store):
@@ -158,7 +162,7 @@ def test_the_panel_stands_what_ranks_print(store):
     lines = panel.lines(100, 20)
     assert [line for line in lines if line.startswith("node")] == ["node 2  memory 2.0 GB"]
     assert any(line.startswith("loss -1.7e+308  ") for line in lines)
-    panel.hear(["step 1/" + "9" * 5000])
+    panel.read_total_steps(["step 1/" + "9" * 5000])
     assert "step 39/400" in panel.lines(100, 20)[1]
 
 
@@ -167,13 +171,13 @@ def test_the_panel_is_cut_where_the_terminal_ends(store):
     panel.bar = "学習\t" * 20
     assert panel.lines(40, 20)[-1] == "学習 " * 7 + "学習"  # 39 columns: a wide character takes two
     panel.bar = "é" * 50 + "e\u0301" * 50  # a combining accent takes none
-    assert cells(panel.lines(81, 20)[-1]) == 80 and panel.lines(81, 20)[-1].endswith("\u0301")
+    assert display_width(panel.lines(81, 20)[-1]) == 80 and panel.lines(81, 20)[-1].endswith("\u0301")
 
 
 def test_the_log_goes_on_without_a_panel(store, monkeypatch, capsys):
     """A history that has lost the run takes the panel, and no line of the log."""
     monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-    with Live(Run("lost-1", store, watch=False)) as live:
+    with LiveView(Run("lost-1", store, watch=False)) as live:
         for line in ("one", "two"):
             live.add(line)
             wait_for(lambda line=line: line in out.getvalue(), f"the line {line!r}")

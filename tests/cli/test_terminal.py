@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.cli.view import columns
-from cloudtrain.cli.view.terminal import BATCH, Lines, clean, pairs, show_json, table
+from cloudtrain.cli.view.terminal import BATCH, LineWriter, clean, print_coloured_json, print_pairs, print_table
 from tests.conftest import wait_for
 
 OBEYED = [chr(code) for code in [*range(9), *range(10, 32), *range(127, 160)]]
@@ -61,7 +61,7 @@ def test_clean_keeps_what_is_harmless(text):
 def test_lines_are_whole_in_order_and_once():
     out = io.StringIO()
     count = BATCH * 3 + 7
-    with Lines(out) as lines:
+    with LineWriter(out) as lines:
         for number in range(count):
             lines.add(str(number))
     assert out.getvalue().splitlines() == [str(number) for number in range(count)]
@@ -69,7 +69,7 @@ def test_lines_are_whole_in_order_and_once():
 
 def test_a_line_is_written_while_the_next_is_awaited():
     out = io.StringIO()
-    with Lines(out) as lines:
+    with LineWriter(out) as lines:
         for number in range(5):
             lines.add(f"line {number}")
             wait_for(lambda: f"line {number}\n" in out.getvalue(), "the line")
@@ -84,7 +84,7 @@ def test_many_lines_are_few_writes():
             return super().write(text)
 
     out = Counted()
-    with Lines(out) as lines:
+    with LineWriter(out) as lines:
         for number in range(BATCH * 10):
             lines.add("x")
     assert len(out.getvalue()) == BATCH * 20
@@ -98,19 +98,19 @@ def test_a_reader_that_left_is_told_to_the_writer(count):
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        with Lines(Closed()) as lines:
+        with LineWriter(Closed()) as lines:
             for number in range(count):
                 lines.add("x")
     assert threading.active_count() < 20
 
 
 def test_a_table_that_is_piped_is_aligned_and_plain(capsys):
-    table(("name", "size"), [("a\x1b[31m", "1"), ("long name", "1000")], right=("size",))
+    print_table(("name", "size"), [("a\x1b[31m", "1"), ("long name", "1000")], right=("size",))
     assert capsys.readouterr().out == "name       size\na             1\nlong name  1000\n"
 
 
 def test_pairs_leave_out_what_is_empty(capsys):
-    pairs([("one", "1"), ("none", ""), ("lines", "a\nb")])
+    print_pairs([("one", "1"), ("none", ""), ("lines", "a\nb")])
     assert capsys.readouterr().out == "  one    1\n  lines  a\n         b\n"
 
 
@@ -127,13 +127,13 @@ def test_pairs_leave_out_what_is_empty(capsys):
 )
 def test_long_cells_are_folded_as_a_terminal_counts(text, width, found):
     assert columns.fold(text, width) == found
-    assert all(columns.cells(line) <= width for line in found)
+    assert all(columns.display_width(line) <= width for line in found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=8), st.integers(1, 300))
 def test_columns_are_narrowed_only_as_far_as_it_needs(told, total):
     widths, whole = [width for width, _ in told], [keep for _, keep in told]
-    found = columns.fitted(widths, whole, total)
+    found = columns.fit_widths(widths, whole, total)
     needed = sum(found) + columns.GAP * (len(found) - 1)
     for before, after, keep in zip(widths, found, whole, strict=True):
         assert after == before or (not keep and columns.NARROWEST <= after < before)
@@ -149,7 +149,7 @@ def test_json_on_a_terminal(monkeypatch, capsys, colour):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colour else "1")
     told = {'a " key': ["te\x9bxt: 1", -1.5e-7, True, None], "deep": {"x": 'no "y": 2'}}
-    show_json(json.dumps(told))
+    print_coloured_json(json.dumps(told))
     shown = capsys.readouterr().out
     assert ("\x1b[36m" in shown) == colour and "\x9b" not in shown
     assert json.loads(re.sub(r"\x1b\[\d+m", "", shown)) == told

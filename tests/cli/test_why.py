@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.cli.view.why import LONGEST, rows
+from cloudtrain.cli.view.why import LONGEST, verdict_rows
 from cloudtrain.diagnosis.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("census")
@@ -37,13 +37,13 @@ def test_a_run_that_ended_well_has_no_verdict(project, shell):
 
 
 def test_a_long_line_is_cut_and_a_reason_is_not_said_twice():
-    assert rows(None) == []
+    assert verdict_rows(None) == []
     long = Verdict("nan-loss", "it became NaN", "x" * 1000, "log", 2, 7, 5, "a lower learning rate", True)
-    assert rows(long) == [
+    assert verdict_rows(long) == [
         ("why", "it became NaN (rank 5) (nan-loss)"),
         ("said", "node 2, line 7: " + "x" * (LONGEST - 3) + "..."),
         ("try", "a lower learning rate (this changes the results)"),
     ]
     placed = Verdict("script-error", "its own", "KeyError: 'x'", "log", 0, 3, 0, raised="rows.py, line 12")
-    assert rows(placed)[2] == ("at", "rows.py, line 12")
-    assert rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("said", "")
+    assert verdict_rows(placed)[2] == ("at", "rows.py, line 12")
+    assert verdict_rows(Verdict("quota", "too much", "the platform's words", "reason"))[1] == ("said", "")

@@ -1,1 +1,1 @@
-"""What several commands share: options, tables, and how runs, logs and errors are shown."""
+"""Shared by the commands: options, tables, and the output of runs, logs and errors."""

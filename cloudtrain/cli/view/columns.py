@@ -1,4 +1,4 @@
-"""Columns of a table within the width of a terminal: cells measured as a terminal shows them, long ones folded."""
+"""Fit table columns into a terminal: display width of text, folding of long cells."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import zip_longest
 
-GAP = 2  # blanks between columns
-NARROWEST = 8  # a column is folded no further
+GAP = 2  # blanks between two columns
+MIN_WIDTH = 8  # no column becomes narrower
 
 
-def cells(text: str) -> int:
-    """Return how many columns a terminal needs for a text: two for a wide character, none for a combining one."""
+def display_width(text: str) -> int:
+    """Return the display width of a text in columns: 2 for a wide character, 0 for a combining one."""
     if text.isascii():
         return len(text)
     return sum(
@@ -21,52 +21,56 @@ def cells(text: str) -> int:
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """Return a text with blanks up to so many columns of a terminal."""
-    blanks = " " * (width - cells(text))
+    """Pad a text with blanks to `width` columns, on the left with `right`."""
+    blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
 
 
 def cut(text: str, width: int) -> str:
-    """Return the beginning of a line, at most so many columns of a terminal; a tab is one blank."""
+    """Cut a line to at most `width` columns; a tab counts as one blank."""
     text = text.replace("\t", " ")
     if text.isascii():
         return text[: max(width, 0)]
-    taken = 0
-    for at, char in enumerate(text):
-        taken += cells(char)
-        if taken > width:
-            return text[:at]
+    used = 0
+    for index, char in enumerate(text):
+        used += display_width(char)
+        if used > width:
+            return text[:index]
     return text
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return a text in lines of at most so many columns, broken at blanks where there are any."""
-    if cells(text) <= width:
+    """Wrap a text into lines of at most `width` columns, at blanks where possible."""
+    if display_width(text) <= width:
         return [text]
-    if cells(text) == len(text):
+    if display_width(text) == len(text):
         return textwrap.wrap(text, width, break_on_hyphens=False, drop_whitespace=True) or [""]
     lines, line = [], ""
     for char in text:
-        if line and cells(line + char) > width:
+        if line and display_width(line + char) > width:
             lines.append(line)
             line = ""
         line += char
     return [*lines, line]
 
 
-def fitted(widths: Sequence[int], whole: Sequence[bool], total: int) -> list[int]:
-    """Return widths that fit into `total`, the widest made narrower first; those that stay `whole` never are."""
-    found = list(widths)
-    while (over := sum(found) + GAP * (len(found) - 1) - total) > 0:
-        foldable = sorted((found[at] for at in range(len(found)) if not whole[at]), reverse=True)
-        if not foldable or foldable[0] <= NARROWEST:
+def fit_widths(widths: Sequence[int], whole: Sequence[bool], total: int) -> list[int]:
+    """Return column widths that fit into `total`: the widest shrinks first, columns marked in `whole` never shrink."""
+    fitted_widths = list(widths)
+    while (over := sum(fitted_widths) + GAP * (len(fitted_widths) - 1) - total) > 0:
+        foldable = sorted(
+            (fitted_widths[index] for index in range(len(fitted_widths)) if not whole[index]), reverse=True
+        )
+        if not foldable or foldable[0] <= MIN_WIDTH:
             break
-        widest, next_one = foldable[0], next((width for width in foldable if width < foldable[0]), NARROWEST)
-        at = next(at for at in range(len(found)) if not whole[at] and found[at] == widest)
-        found[at] = max(widest - over, min(next_one, widest - 1), NARROWEST)
-    return found
+        widest, second_widest = foldable[0], next((width for width in foldable if width < foldable[0]), MIN_WIDTH)
+        index = next(
+            index for index in range(len(fitted_widths)) if not whole[index] and fitted_widths[index] == widest
+        )
+        fitted_widths[index] = max(widest - over, min(second_widest, widest - 1), MIN_WIDTH)
+    return fitted_widths
 
 
-def lines(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the lines of a row, each with a text for every column."""
+def row_lines(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return the lines of a table row, with one text for every column."""
     return list(zip_longest(*(fold(cell, width) for cell, width in zip(row, widths, strict=True)), fillvalue=""))

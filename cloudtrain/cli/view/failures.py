@@ -1,11 +1,11 @@
-"""Exceptions into exit codes: the one place where the command line ends when something is wrong.
+"""Turn exceptions into error messages and exit codes, for all commands.
 
 0    done; for submit --wait, submit --follow, wait: the run SUCCEEDED
 1    unexpected (the traceback is kept in a file), or a run that failed without a code of its own
 2    the request cannot be done: usage, job, source, target, run id, a file or history that cannot be used, a full disk
 5    the platform refused, or could not be reached
 130  interrupted by Ctrl-C; a run that was being followed goes on
-141  whoever read the output has left
+141  the reader of the output closed the pipe (SIGPIPE)
 
 With `--json` the same goes to standard output as {"error", "hint", "phase", "exit_code"}: phase is "client" when the
 command itself could not be done, and "run" when a run ended in another state than SUCCEEDED.
@@ -26,7 +26,7 @@ from cloudtrain.cli.view.terminal import note, print_json
 from cloudtrain.errors import BadJob, CloudtrainError, RunFailed
 
 INTERRUPTED = 130
-PIPE = 141  # 128 + SIGPIPE, as a program in C would end
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as the shell reports a program in C
 SYSTEM_HINTS = {
     errno.ENOSPC: "free some disk space, or set CLOUDTRAIN_HOME to another disk",
     errno.EDQUOT: "free some of the quota, or set CLOUDTRAIN_HOME to another disk",
@@ -38,34 +38,34 @@ SYSTEM_HINTS = {
 }
 
 
-def report(error: BaseException, words: Sequence[str]) -> int:
-    """Say what went wrong, in one sentence and a hint, and return the exit code."""
-    mine = list(words[: words.index("--")] if "--" in words else words)
-    as_json = "--json" in mine
+def report(error: BaseException, arguments: Sequence[str]) -> int:
+    """Print an error with its hint, and return the exit code."""
+    own_arguments = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    as_json = "--json" in own_arguments
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, BrokenPipeError):
-        return _quiet()
+        return _discard_output()
     if isinstance(error, KeyboardInterrupt | click.Abort):
         _print("interrupted", "", as_json, INTERRUPTED)
         return INTERRUPTED
-    if "--debug" in mine or os.environ.get("CLOUDTRAIN_DEBUG", "") not in ("", "0"):
+    if "--debug" in own_arguments or os.environ.get("CLOUDTRAIN_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
-    message, hint, code, more = _said(error, mine)
+    message, hint, code, extra = _describe(error, own_arguments)
     try:
-        _print(message, hint, as_json, code, more)
+        _print(message, hint, as_json, code, extra)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _quiet()
-    except OSError:  # it was the output itself that could not be written
-        _quiet()
+        return _discard_output()
+    except OSError:  # standard output itself cannot be written
+        _discard_output()
     return code
 
 
-def _said(error: BaseException, words: Sequence[str]) -> tuple[str, str, int, dict[str, Any]]:
-    """Return message, hint, exit code and what JSON adds."""
+def _describe(error: BaseException, arguments: Sequence[str]) -> tuple[str, str, int, dict[str, Any]]:
+    """Return message, hint, exit code and further keys for JSON."""
     if isinstance(error, BadJob):
         problems = [{**vars(problem)} for problem in error.problems]
         return error.message, error.hint, error.exit_code, {"problems": problems}
@@ -76,33 +76,33 @@ def _said(error: BaseException, words: Sequence[str]) -> tuple[str, str, int, di
     if isinstance(error, click.ClickException):
         from cloudtrain.cli import COMMANDS
 
-        command = next((word for word in words if word in COMMANDS), "")
-        return _sentence(error.format_message()), " ".join(f"cloudtrain {command} --help".split()), error.exit_code, {}
+        command = next((argument for argument in arguments if argument in COMMANDS), "")
+        return _as_clause(error.format_message()), " ".join(f"cloudtrain {command} --help".split()), error.exit_code, {}
     if isinstance(error, OSError) and error.errno is not None:
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return f"{place}{_sentence(error.strerror or str(error))}", SYSTEM_HINTS.get(error.errno, ""), 2, {}
+        prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return f"{prefix}{_as_clause(error.strerror or str(error))}", SYSTEM_HINTS.get(error.errno, ""), 2, {}
     if isinstance(error, MemoryError):
         return "there is not enough memory", "", 1, {}
-    return f"this should not have happened: {type(error).__name__}: {_first_line(error)}", _keep(error), 1, {}
+    return f"this should not have happened: {type(error).__name__}: {_first_line(error)}", _save_traceback(error), 1, {}
 
 
-def _print(message: str, hint: str, as_json: bool, code: int, more: dict[str, Any] | None = None) -> None:
+def _print(message: str, hint: str, as_json: bool, code: int, extra: dict[str, Any] | None = None) -> None:
     first, *others = message.splitlines() or ["failed"]
-    note(first, head="error: ", style="bold red")
+    note(first, prefix="error: ", style="bold red")
     for line in [*others, *([f"  hint: {hint}"] if hint else [])]:
         note(line)
     if as_json:
-        print_json({"error": message, "hint": hint, "phase": "client", "exit_code": code, **(more or {})})
+        print_json({"error": message, "hint": hint, "phase": "client", "exit_code": code, **(extra or {})})
 
 
-def _quiet() -> int:
-    """Keep the interpreter from complaining at its end about an output that nobody reads."""
+def _discard_output() -> int:
+    """Send standard output to /dev/null: else the interpreter reports the closed pipe at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE
+    return BROKEN_PIPE
 
 
-def _keep(error: BaseException) -> str:
-    """Write the traceback into a file below the home and return where; blocking."""
+def _save_traceback(error: BaseException) -> str:
+    """Write the traceback into a file below the home. Return the hint that names the file; blocking."""
     import traceback
     from datetime import UTC, datetime
 
@@ -125,7 +125,7 @@ def _prune(folder: Path, keep: int = 50) -> None:
         old.unlink(missing_ok=True)
 
 
-def _sentence(text: str) -> str:
+def _as_clause(text: str) -> str:
     text = text.strip().rstrip(".")
     return text[:1].lower() + text[1:]
 

@@ -1,4 +1,4 @@
-"""To the end of a run: its log as it comes or in silence, what it ended with, and what Ctrl-C does on the way."""
+"""Follow or wait for a run, report how it ended, and handle Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.cli.view import columns, runs, summary, terminal
 from cloudtrain.cli.view.failures import INTERRUPTED
-from cloudtrain.cli.view.log import Memory, Screen, print_log
+from cloudtrain.cli.view.log import LastLines, LineFormatter, print_log
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
     from cloudtrain.runs.run import Run
 
-CONFIRM_S = 10.0  # how long a cancel waits for the platform's word
+CONFIRM_S = 10.0  # how long a cancel waits for the platform's confirmation
 
 
 class Begun(NamedTuple):
@@ -47,7 +47,7 @@ def begin(
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
             if follow or wait:
-                return to_the_end(run, follow=follow, as_json=as_json, after=after)
+                return follow_to_end(run, follow=follow, as_json=as_json, after=after)
             return BackendError.exit_code if unknown else 0
         except KeyboardInterrupt as stop:
             run = run or _being_submitted(store)
@@ -58,9 +58,9 @@ def begin(
 
 def _tell_begin(run: Run, how: str, *, follow: bool, wait: bool, as_json: bool) -> None:
     if not as_json:
-        summary.of_submitted(run, how)
+        summary.print_submitted(run, how)
         if not (follow or wait):
-            summary.next_commands(run.run_id, "follow", "show", "cancel")
+            summary.print_next_commands(run.run_id, "follow", "show", "cancel")
     elif follow or not wait:
         terminal.print_json({**runs.submitted_json(run), "reused": run.adopted})
     else:
@@ -78,27 +78,29 @@ def _being_submitted(store: Store) -> Run | None:
     return next((Run(attempt.run_id, store) for attempt in store.unsettled() if attempt.owner == me), None)
 
 
-def to_the_end(run: Run, *, follow: bool, as_json: bool = False, after: str | None = None) -> int:
-    """Stay with a run until it is final, say how it ended, and return its exit code; blocking."""
-    memory = Memory()
+def follow_to_end(run: Run, *, follow: bool, as_json: bool = False, after: str | None = None) -> int:
+    """Follow or wait for a run until it is final, print how it ended, and return its exit code; blocking."""
+    last_lines = LastLines()
     if follow:
-        terminal.say(*[] if as_json else [""])
-        print_log(run, Screen(run.attempts[-1], as_json=as_json), follow=True, after=after, memory=memory)
-        terminal.say(*[] if as_json else [""])
-    return tell_end(run, quietly(run), memory if follow else None, as_json=as_json)
+        terminal.print_lines(*[] if as_json else [""])
+        print_log(
+            run, LineFormatter(run.attempts[-1], as_json=as_json), follow=True, after=after, last_lines=last_lines
+        )
+        terminal.print_lines(*[] if as_json else [""])
+    return report_end(run, wait_quietly(run), last_lines if follow else None, as_json=as_json)
 
 
-def quietly(run: Run, timeout_s: float | None = None) -> Status:
-    """Wait for a run's end; on a terminal a line on standard error shows that it lives. Raises TimeoutError."""
-    if not terminal.obeys(sys.stderr):
+def wait_quietly(run: Run, timeout_s: float | None = None) -> Status:
+    """Wait until a run is final; on a terminal a status line on standard error shows progress. Raises TimeoutError."""
+    if not terminal.supports_escapes(sys.stderr):
         return run.wait(timeout_s)
-    shown = 0.0
+    last_drawn = 0.0
 
     def tick(record: RunRecord) -> None:
-        nonlocal shown
-        if (moment := time.monotonic()) - shown > 0.5:
-            shown = moment
-            line = f"{record.run_id}  {record.status.state}  {runs.between(record.created_at)}"
+        nonlocal last_drawn
+        if (moment := time.monotonic()) - last_drawn > 0.5:
+            last_drawn = moment
+            line = f"{record.run_id}  {record.status.state}  {runs.elapsed(record.created_at)}"
             sys.stderr.write(f"\r\x1b[K{columns.cut(line, terminal.width(sys.stderr) - 1)}")
             sys.stderr.flush()
 
@@ -108,22 +110,22 @@ def quietly(run: Run, timeout_s: float | None = None) -> Status:
         sys.stderr.write("\r\x1b[K")
 
 
-def tell_end(run: Run, status: Status, memory: Memory | None = None, *, as_json: bool = False) -> int:
-    """Say how a run ended and return its exit code; a failure with the last lines of the rank that failed first."""
-    whose, last = "", list[str]()
-    if status.state not in (State.SUCCEEDED, State.CANCELLED) and not (memory and memory.alone):
-        whose, last = (memory or _read(run)).why(_failed_rank(run))
+def report_end(run: Run, status: Status, seen: LastLines | None = None, *, as_json: bool = False) -> int:
+    """Print how a run ended and return its exit code. A failure is printed with the last lines of the rank that failed first."""
+    rank_name, last_lines = "", list[str]()
+    if status.state not in (State.SUCCEEDED, State.CANCELLED) and not (seen and seen.single_rank):
+        rank_name, last_lines = (seen or _read_last_lines(run)).failure_lines(_failed_rank(run))
     if as_json:
         terminal.print_json(final_json(run, status))
-        for text in last:
+        for text in last_lines:
             terminal.note(text)
     else:
-        summary.of_end(run, status, last, whose=whose)
+        summary.print_end(run, status, last_lines, rank_name=rank_name)
     return status.cli_exit_code
 
 
 def final_json(run: Run, status: Status) -> dict[str, Any]:
-    """Return what `wait --json` and `submit --wait --json` print: as `submit`, and how the run ended."""
+    """Return the JSON of `wait --json` and `submit --wait --json`: that of `submit`, and how the run ended."""
     data = {
         **runs.submitted_json(run),
         "state": status.state.value,
@@ -142,10 +144,10 @@ def final_json(run: Run, status: Status) -> dict[str, Any]:
 
 
 def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
-    """Cancel a run; return a sentence on what came of it, and its status after at most `wait_s` seconds."""
-    open_intent = run.attempts[-1].handle is None  # then cancelling looks at the platform itself
-    if (before := run.record.status if open_intent else run.refresh()).state.final:
-        return f"{run.run_id}  had already ended {before.state}", before
+    """Cancel a run; return a sentence about the outcome, and the status after at most `wait_s` seconds."""
+    open_intent = run.attempts[-1].handle is None  # then cancel() itself asks the platform
+    if (status_before := run.record.status if open_intent else run.refresh()).state.final:
+        return f"{run.run_id}  had already ended {status_before.state}", status_before
     try:
         status = run.cancel(wait_s)
     except KeyboardInterrupt:
@@ -179,41 +181,41 @@ def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool)
         terminal.note(f"  end it with     cloudtrain cancel {run.run_id}")
         return INTERRUPTED
     terminal.note(f"detached: {run.run_id} goes on")
-    behind = f" --after {cursor}" if cursor else ""
-    terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{behind}")
+    after_option = f" --after {cursor}" if cursor else ""
+    terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{after_option}")
     terminal.note(f"  end it with  cloudtrain cancel {run.run_id}")
-    run.acknowledge()  # the person knows it now, even where it was interrupted before its id was printed
-    run.refresh()  # and somebody should watch it
+    run.acknowledge()  # the id is printed now, even if the interrupt came before
+    run.refresh()  # starts a watcher in the background
     return INTERRUPTED
 
 
 @contextmanager
-def _terminated_as_interrupt(wanted: bool) -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, for CI systems that end a job so."""
-    if not wanted:
+def _terminated_as_interrupt(enabled: bool) -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, for CI systems that end a job with SIGTERM."""
+    if not enabled:
         yield
         return
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    former = signal.signal(signal.SIGTERM, stop)
+    previous_handler = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _read(run: Run) -> Memory:
-    """Read the newest attempt's log for what its ranks said last; blocking."""
-    memory = Memory()
+def _read_last_lines(run: Run) -> LastLines:
+    """Read the last lines of every rank from the newest attempt's log; blocking."""
+    last_lines = LastLines()
     for line in run.logs(after=f"{run.attempts[-1].number}/", raw=True):
-        memory.add(line)
-    return memory
+        last_lines.add(line)
+    return last_lines
 
 
 def _failed_rank(run: Run) -> int | None:
-    """Return the rank that failed first, as the launcher's result event has it."""
+    """Return the rank that failed first, from the launcher's result event; None where it is not known."""
     newest = run.attempts[-1].attempt_id
     for event in reversed(run.store.events(run.run_id, "result")):
         rank = event.data.get("failed_rank", event.data.get("rank"))

@@ -1,4 +1,4 @@
-"""What JOB means on the command line: a job file, a script, a plan, a folder with a job.yaml, or the job.yaml here."""
+"""Parse the JOB argument: a job file, a script, a plan, a folder with a job.yaml, or the job.yaml here."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ JOB_FILES = ("job.yaml", "job.yml")
 SCRIPTS = (".py", ".sh")
 
 
-class Wanted(NamedTuple):
-    """A job for `Submitter`, and the settings to lay over it."""
+class JobInput(NamedTuple):
+    """A job for `Submitter`, and the `--set` values that override it."""
 
     job: Mapping[str, Any] | Path
     sets: tuple[str, ...]
 
 
-def wanted(
-    text: str | None,
+def parse_job_argument(
+    argument: str | None,
     args: Sequence[str] = (),
     sets: Sequence[str] = (),
     *,
     gpus: str | None = None,
     nodes: str | None = None,
     processes: str | None = None,
-) -> Wanted | Plan:
-    """Return what a JOB argument names, with everything else that was said on the command line; blocking.
+) -> JobInput | Plan:
+    """Return the job or plan that a JOB argument names, with the options of the command line applied; blocking.
 
-    Raises BadRequest when it names nothing that can be submitted.
+    Raises BadRequest when the argument names nothing that can be submitted.
     """
-    short = (("resources.accelerators", gpus), ("num_nodes", nodes), ("processes_per_node", processes))
-    settings = [*sets, *(f"{key}={value}" for key, value in short if value is not None)]
-    path = _path(text)
+    shorthand = (("resources.accelerators", gpus), ("num_nodes", nodes), ("processes_per_node", processes))
+    settings = [*sets, *(f"{key}={value}" for key, value in shorthand if value is not None)]
+    path = _resolve_path(argument)
     if path.suffix in SCRIPTS or (path.suffix not in (".yaml", ".yml", ".json") and _has_shebang(path)):
-        return Wanted(script_job(path, args), tuple(settings))
-    if path.suffix == ".json" and (plan := _plan(path)):
+        return JobInput(script_job(path, args), tuple(settings))
+    if path.suffix == ".json" and (plan := _load_plan(path)):
         if settings or args:
             raise BadRequest(
                 "a plan is sent as it is, without changes", "cloudtrain plan ... -o plan.json makes another one"
@@ -52,49 +52,49 @@ def wanted(
             "cloudtrain init writes a job file",
         )
     if args:
-        settings.append("args=" + json.dumps([*_args_of(path, settings), *args], ensure_ascii=False))
-    return Wanted(path, tuple(settings))
+        settings.append("args=" + json.dumps([*_job_args(path, settings), *args], ensure_ascii=False))
+    return JobInput(path, tuple(settings))
 
 
 def script_job(path: Path, args: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the job of a bare script.
+    """Return a job for a script without a job file.
 
-    Its source is the folder one stands in when that holds the script and belongs to the same git work tree, else the
-    root of the script's work tree; outside git the script's own folder. The script runs in its source.
+    The source is the current folder when it contains the script and belongs to the same git work tree, else the root of
+    the script's work tree. Outside git it is the script's own folder. The script runs in its source.
     """
     from cloudtrain.job.job import fit_name
 
-    script = Path(os.path.abspath(path))  # noqa: PTH100 - a link stays in the tree that it was named in
-    here = Path.cwd()
-    root = _work_tree(script.parent)
-    if root is None:  # never a whole home, because somebody stood there
-        source = here if here in script.parents and here not in (Path.home(), Path("/")) else script.parent
+    script = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would leave the tree through a link
+    cwd = Path.cwd()
+    root = _find_work_tree(script.parent)
+    if root is None:  # never package the whole home folder
+        source = cwd if cwd in script.parents and cwd not in (Path.home(), Path("/")) else script.parent
     else:
-        source = here if here in script.parents and _work_tree(here) == root else root
+        source = cwd if cwd in script.parents and _find_work_tree(cwd) == root else root
     entrypoint = str(script.relative_to(source))
     if entrypoint.startswith("-"):
         raise BadRequest(f"{entrypoint} begins with a dash", "rename the script")
     return {"name": fit_name(script.stem), "source": str(source), "entrypoint": entrypoint, "args": list(args)}
 
 
-def _path(text: str | None) -> Path:
-    if text is None:
-        found = next((Path(name) for name in JOB_FILES if Path(name).is_file()), None)
-        if found is None:
+def _resolve_path(argument: str | None) -> Path:
+    if argument is None:
+        job_file = next((Path(name) for name in JOB_FILES if Path(name).is_file()), None)
+        if job_file is None:
             raise BadRequest("there is no job.yaml here", "name a job file or a script, or write one: cloudtrain init")
-        return found
-    path = Path(text)
+        return job_file
+    path = Path(argument)
     try:
         if path.is_dir():
-            inside = next((path / name for name in JOB_FILES if (path / name).is_file()), None)
-            if inside is None:
+            inner_file = next((path / name for name in JOB_FILES if (path / name).is_file()), None)
+            if inner_file is None:
                 raise BadRequest(
                     f"the folder {path} holds no job.yaml", "name a job file or a script, or write one: cloudtrain init"
                 )
-            return inside
+            return inner_file
         if not path.exists():
             raise BadRequest(
-                f"there is no file {path}{_near(path)}",
+                f"there is no file {path}{_suggestion(path)}",
                 "name a job file, a script or a plan; cloudtrain init writes a job file",
             )
         if not path.is_file():
@@ -105,19 +105,19 @@ def _path(text: str | None) -> Path:
     return path
 
 
-def _near(path: Path) -> str:
+def _suggestion(path: Path) -> str:
     from difflib import get_close_matches
 
     try:
         names = [entry.name for entry in path.parent.iterdir()][:5000]
     except OSError:
         return ""
-    near = get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+    matches = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(matches[0])}?" if matches else ""
 
 
-def _plan(path: Path) -> Plan | None:
-    """Return the plan in a JSON file, or None when the file is something else: a job, perhaps."""
+def _load_plan(path: Path) -> Plan | None:
+    """Return the plan in a JSON file; None when the file is something else, such as a job."""
     try:
         text = path.read_text("utf-8")
         data = json.loads(text)
@@ -126,7 +126,7 @@ def _plan(path: Path) -> Plan | None:
     return Plan.from_json(text) if isinstance(data, dict) and {"request", "manifest"} & data.keys() else None
 
 
-def _args_of(path: Path, sets: Sequence[str]) -> list[str]:
+def _job_args(path: Path, sets: Sequence[str]) -> list[str]:
     from cloudtrain.job.job import Job
 
     return list(Job.load(path, sets).args)
@@ -137,6 +137,6 @@ def _has_shebang(path: Path) -> bool:
         return file.read(2) == b"#!"
 
 
-def _work_tree(folder: Path) -> Path | None:
+def _find_work_tree(folder: Path) -> Path | None:
     """Return the root of the git work tree around a folder; None outside one, and where git does not trust it."""
     return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), None)

@@ -1,4 +1,4 @@
-"""Lines of a run's log on the screen: chosen, prefixed, cleaned, and remembered for the end."""
+"""Print the log of a run: filter, prefix and clean its lines; keep the last ones of every rank."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cloudtrain import events
-from cloudtrain.cli.view.terminal import Lines, clean, is_terminal
+from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal
 
 if TYPE_CHECKING:
     from cloudtrain.events import LogLine
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
-KEPT = 60  # last lines of every rank that are remembered
+KEPT_LINES = 60  # of every rank
 TRACEBACK = "Traceback (most recent call last):"
 
 
-class Screen:
-    """How lines are shown; `show` returns the text of a line, or None for one that is not shown.
+class LineFormatter:
+    """Format log lines; `format` returns the text of a line, or None for a line that is not printed.
 
-    Marked lines and those of other nodes or ranks are left out; `[node:rank]` stands before each where there are
-    several ranks. On a terminal control sequences are taken out; a pipe gets the text as it is. `raw` is exactly what
-    the job wrote, marked lines too; `as_json` is every line as an object.
+    It leaves out events (marked lines) and the lines of other nodes or ranks. With several ranks every line begins with
+    `[node:rank]`. On a terminal it removes control sequences; a pipe gets the text as it is. `raw` prints exactly what
+    the job wrote, events included. `as_json` prints every line as an object.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class Screen:
         self.for_people = not raw and not as_json
         self._prefixes: dict[tuple[int, int], str] = {}
 
-    def show(self, line: LogLine) -> str | None:
-        at, node, rank, seq, text, cursor = line
+    def format(self, line: LogLine) -> str | None:
+        timestamp, node, rank, seq, text, cursor = line
         if not self._all and (self._node not in (None, node) or self._rank not in (None, rank)):
             return None
         if self._encode:
-            return self._encode({"at": at, "node": node, "rank": rank, "seq": seq, "text": text, "cursor": cursor})
+            return self._encode(
+                {"at": timestamp, "node": node, "rank": rank, "seq": seq, "text": text, "cursor": cursor}
+            )
         if self._raw:
             return text
         if text.startswith(events.MARK) and events.parse(text):
@@ -63,22 +65,22 @@ class Screen:
         return text
 
     def _prefix(self, node: int, rank: int) -> str:
-        found = self._prefixes.get((node, rank))
-        if found is None:
-            found = (f"[{node}:{rank}] " if rank >= 0 else f"[{node}:launcher] ") if self._prefixed else "[launcher] "
-            self._prefixes[node, rank] = found
-        return found
+        prefix = self._prefixes.get((node, rank))
+        if prefix is None:
+            prefix = (f"[{node}:{rank}] " if rank >= 0 else f"[{node}:launcher] ") if self._prefixed else "[launcher] "
+            self._prefixes[node, rank] = prefix
+        return prefix
 
 
-class Memory:
-    """The last lines of every rank of the newest attempt, to show again why it failed."""
+class LastLines:
+    """The last lines of every rank of the newest attempt, to print them when it fails."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, int], deque[LogLine]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._last: dict[tuple[int, int], deque[LogLine]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
         self._attempt = ""
 
     def add(self, line: LogLine) -> None:
-        """Remember a line."""
+        """Keep a line."""
         attempt = line.cursor.partition("/")[0]
         if attempt != self._attempt:
             self._attempt = attempt
@@ -86,96 +88,99 @@ class Memory:
         self._last[line.node, line.rank].append(line)
 
     @property
-    def alone(self) -> bool:
-        """Whether one rank at most has spoken, so that what it said last is what was printed last."""
+    def single_rank(self) -> bool:
+        """Whether at most one rank has printed: then its last lines are the end of the log."""
         return sum(rank >= 0 for _, rank in self._last) <= 1
 
-    def why(self, failed_rank: int | None) -> tuple[str, list[str]]:
-        """Return whose lines tell why, and those lines: of the failed rank, else of the first that shows a traceback.
+    def failure_lines(self, failed_rank: int | None) -> tuple[str, list[str]]:
+        """Return the name of the rank that explains the failure, and its lines.
 
-        From the last traceback on, or the last few; those of the launcher when no rank has said anything.
+        It is the failed rank, else the rank with the first traceback, else the launcher. The lines start at its last
+        traceback, or are its last 20.
         """
-        told = {
-            where: [line for line in lines if not line.text.startswith(events.MARK)]
-            for where, lines in self._last.items()
+        lines_by_rank = {
+            node_rank: [line for line in lines if not line.text.startswith(events.MARK)]
+            for node_rank, lines in self._last.items()
         }
-        told = {where: lines for where, lines in told.items() if lines}
-        ranks = {where: lines for where, lines in told.items() if where[1] >= 0} or told
+        lines_by_rank = {node_rank: lines for node_rank, lines in lines_by_rank.items() if lines}
+        ranks = {node_rank: lines for node_rank, lines in lines_by_rank.items() if node_rank[1] >= 0} or lines_by_rank
         if not ranks:
             return "", []
-        where = next((where for where in ranks if where[1] == failed_rank), None) or min(
-            ranks, key=lambda where: _first_sign(ranks[where])
+        node_rank = next((node_rank for node_rank in ranks if node_rank[1] == failed_rank), None) or min(
+            ranks, key=lambda node_rank: _first_traceback(ranks[node_rank])
         )
-        texts = [line.text for line in ranks[where]]
-        begin = max((at for at, text in enumerate(texts) if text.startswith(TRACEBACK)), default=None)
-        # An exception with causes is several tracebacks: the first of the chain comes first.
-        while begin is not None and (above := _chained(texts, begin)) is not None:
+        texts = [line.text for line in ranks[node_rank]]
+        begin = max((index for index, text in enumerate(texts) if text.startswith(TRACEBACK)), default=None)
+        # A chained exception prints several tracebacks: start at the first of the chain.
+        while begin is not None and (above := _previous_in_chain(texts, begin)) is not None:
             begin = above
-        shown = texts[begin if begin is not None else -20 :]
-        name = f"node {where[0]}, rank {where[1]}" if where[1] >= 0 else f"the launcher of node {where[0]}"
-        return name, shown
+        excerpt = texts[begin if begin is not None else -20 :]
+        name = (
+            f"node {node_rank[0]}, rank {node_rank[1]}" if node_rank[1] >= 0 else f"the launcher of node {node_rank[0]}"
+        )
+        return name, excerpt
 
 
-def _chained(texts: list[str], begin: int) -> int | None:
-    before = " ".join(texts[max(0, begin - 3) : begin])
-    if "direct cause of the following exception" in before or "another exception occurred" in before:
-        return max((at for at in range(begin) if texts[at].startswith(TRACEBACK)), default=None)
+def _previous_in_chain(texts: list[str], begin: int) -> int | None:
+    preceding = " ".join(texts[max(0, begin - 3) : begin])
+    if "direct cause of the following exception" in preceding or "another exception occurred" in preceding:
+        return max((index for index in range(begin) if texts[index].startswith(TRACEBACK)), default=None)
     return None
 
 
-def _first_sign(lines: list[LogLine]) -> tuple[bool, str]:
-    """Return a key that puts the rank first whose traceback came first, then the one that spoke last."""
-    signs = [line.at for line in lines if line.text.startswith(TRACEBACK)]
-    return (not signs, signs[0] if signs else lines[-1].at)
+def _first_traceback(lines: list[LogLine]) -> tuple[bool, str]:
+    """Return a sort key: first the rank with the earliest traceback, then the one that printed last."""
+    times = [line.at for line in lines if line.text.startswith(TRACEBACK)]
+    return (not times, times[0] if times else lines[-1].at)
 
 
 def print_log(
     run: Run,
-    screen: Screen,
+    formatter: LineFormatter,
     *,
     follow: bool = False,
     after: str | None = None,
     tail: int | None = None,
-    memory: Memory | None = None,
+    last_lines: LastLines | None = None,
 ) -> str | None:
-    """Print a run's lines behind a cursor, with `follow` until it is final; return the last cursor. Blocking."""
+    """Print a run's log after a cursor, with `follow` until the run is final; return the last cursor. Blocking."""
     cursor = after
-    with _out(run, screen, follow) as out:
+    with _open_output(run, formatter, follow) as out:
         if tail is not None:
             last: deque[str] = deque(maxlen=tail)
             for line in run.logs(after=cursor, raw=True):
                 cursor = line.cursor
-                if (text := screen.show(line)) is not None:
+                if (text := formatter.format(line)) is not None:
                     last.append(text)
             for text in last:
                 out.add(text)
             if not follow:
                 return cursor
-        show, add = screen.show, out.add
+        format_line, add = formatter.format, out.add
         try:
             for line in run.logs(follow=follow, after=cursor, raw=True):
                 cursor = line.cursor
-                if memory:
-                    memory.add(line)
-                if (text := show(line)) is not None:
+                if last_lines:
+                    last_lines.add(line)
+                if (text := format_line(line)) is not None:
                     add(text)
         except KeyboardInterrupt as stop:
             raise Interrupted(cursor) from stop
     return cursor
 
 
-def _out(run: Run, screen: Screen, follow: bool) -> Lines:
-    """Return where the lines go: with a live view below them when a person follows them on a terminal."""
-    if follow and screen.for_people and is_terminal():
+def _open_output(run: Run, formatter: LineFormatter, follow: bool) -> LineWriter:
+    """Return the writer of the lines: with a live panel when a person follows the log on a terminal."""
+    if follow and formatter.for_people and is_terminal():
         from cloudtrain.cli.view import live
 
-        if live.wanted():
-            return live.Live(run)
-    return Lines()
+        if live.is_supported():
+            return live.LiveView(run)
+    return LineWriter()
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while following; `cursor` is where to go on."""
+    """Ctrl-C while following; `cursor` is the position to continue from."""
 
     def __init__(self, cursor: str | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, with their shell completion."""
+"""Arguments and options shared by the commands, with their shell completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """A command that also takes `--debug` behind its name."""
+    """A click command that also accepts `--debug` after its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -20,12 +20,12 @@ class Command(click.Command):
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function that returns an exit code a command."""
+    """Turn a function that returns an exit code into a click command."""
     return click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], **settings})
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the ids that begin so; nothing when the history cannot be read."""
+    """Complete a run id; nothing when the history cannot be read."""
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.history.store import Store
     from cloudtrain.job import targets
@@ -37,19 +37,19 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the backends and the targets of cloudtrain.toml that begin so."""
+    """Complete a backend or a target of cloudtrain.toml."""
     from cloudtrain.backends import registry
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.job import targets
 
     try:
-        known = {*registry.names(), *targets.named_targets()}
+        names = {*registry.names(), *targets.named_targets()}
     except (CloudtrainError, OSError):
-        known = set(registry.names())
-    return [CompletionItem(name) for name in sorted(known) if name.startswith(incomplete)]
+        names = set(registry.names())
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-# RUN of a command that only reads: left out, it is the newest
+# RUN of a command that only reads; without it the newest run is shown
 run_or_newest = click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_runs)
 run_named = click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -70,7 +70,7 @@ sets_option = click.option(
 
 
 def job_options(function: F) -> F:
-    """Add the argument JOB and the options that change a job."""
+    """Add the argument JOB and the options that override values of the job."""
     for add in reversed(
         [
             click.argument("job", metavar="[JOB|SCRIPT]", required=False, type=click.Path()),
@@ -92,14 +92,14 @@ def job_options(function: F) -> F:
     return function
 
 
-def exclusive(follow: bool, wait: bool) -> None:
+def check_exclusive(follow: bool, wait: bool) -> None:
     """Refuse --follow together with --wait."""
     if follow and wait:
         raise click.UsageError("--follow and --wait exclude each other")
 
 
 def ending_options(function: F) -> F:
-    """Add --follow, --wait and --on-interrupt, for commands that start something."""
+    """Add --follow, --wait and --on-interrupt, for commands that start an attempt."""
     for add in reversed(
         [
             click.option(

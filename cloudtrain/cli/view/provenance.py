@@ -1,4 +1,4 @@
-"""Where a run came from, as `show` tells it: commit and patch, the machine that submitted it, what it ran on."""
+"""Print the provenance of a run: commit, patch, the machine that submitted it, the machines it ran on."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cloudtrain.report.packages import requirements
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-SHOWN = 5  # names of files
+MAX_SENTENCES = 5  # about files that were left out of the patch
 
 
-def tell(run: Run) -> None:
-    """Print a run's provenance; nothing for a run of an older cloudtrain."""
+def print_provenance(run: Run) -> None:
+    """Print a run's provenance; nothing for a run that an older cloudtrain submitted."""
     origin = run.store.provenance(run.run_id)
     if not origin:
         return
     client: Mapping[str, Any] = origin.get("client") or {}
-    terminal.say("", "provenance")
-    terminal.pairs(
+    terminal.print_lines("", "provenance")
+    terminal.print_pairs(
         [
             ("commit", _commit(origin)),
             ("patch", _patch(origin, run.run_id)),
@@ -39,7 +39,7 @@ def tell(run: Run) -> None:
 
 
 def print_patch(run: Run) -> int:
-    """Print the patch of the tree that was submitted, byte for byte; 1 when there is none."""
+    """Print the patch of the submitted tree, byte for byte. Return 1 when there is none."""
     origin = run.store.provenance(run.run_id)
     text = str(origin.get("text") or "")
     for sentence in origin.get("left_out") or ():
@@ -55,19 +55,19 @@ def print_patch(run: Run) -> int:
 
 
 def print_requirements(run: Run) -> int:
-    """Print the packages that a run's ranks had, as `pip freeze` does; 1 when none are known."""
-    found = requirements(run.store.events(run.run_id, "requirements"))
-    terminal.say(*found) if found else terminal.note(f"{run.run_id} has told of no packages")
-    return 0 if found else 1
+    """Print the packages of a run's ranks in the format of `pip freeze`. Return 1 when none were reported."""
+    packages = requirements(run.store.events(run.run_id, "requirements"))
+    terminal.print_lines(*packages) if packages else terminal.note(f"{run.run_id} has told of no packages")
+    return 0 if packages else 1
 
 
 def _packages(run: Run) -> str:
-    found = requirements(run.store.events(run.run_id, "requirements"))
-    return f"{len(found)} (cloudtrain show {run.run_id} --requirements)" if found else ""
+    packages = requirements(run.store.events(run.run_id, "requirements"))
+    return f"{len(packages)} (cloudtrain show {run.run_id} --requirements)" if packages else ""
 
 
 def _submitter(run: Run) -> str:
-    """Return who submitted an attached run, as its job's labels say; the machine is not told to others."""
+    """Return who submitted an attached run, from the labels of its job. The machine is not recorded there."""
     user = (run.record.job.get("labels") or {}).get("user")
     return f"by {user}" if user else ""
 
@@ -83,30 +83,30 @@ def _patch(origin: Mapping[str, Any], run_id: str) -> str:
     if not text:
         return ""
     files = sum(line.startswith("diff --git ") for line in text.splitlines())
-    words = f"{files} file{'s' * (files != 1)}, {len(text.splitlines())} lines"
-    return f"{words} (cloudtrain show {run_id} --patch)"
+    counts = f"{files} file{'s' * (files != 1)}, {len(text.splitlines())} lines"
+    return f"{counts} (cloudtrain show {run_id} --patch)"
 
 
 def _left_out(origin: Mapping[str, Any]) -> str:
-    said = list(origin.get("left_out") or ())
-    more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
-    return "\n".join([*said[:SHOWN], *more])
+    sentences = list(origin.get("left_out") or ())
+    rest = [f"and {len(sentences) - MAX_SENTENCES} more"] if len(sentences) > MAX_SENTENCES else []
+    return "\n".join([*sentences[:MAX_SENTENCES], *rest])
 
 
 def _machines(run: Run) -> list[str]:
-    """Return a line for every node of the newest attempt: what its launcher, and a trainer, said of the world."""
+    """Return a line for every node of the newest attempt: what its launcher and trainer reported in `world` events."""
     newest = run.attempts[-1].attempt_id
     nodes: dict[int, dict[str, Any]] = {}
     for event in run.store.events(run.run_id, "world"):
         if event.attempt == newest:
             nodes.setdefault(event.node, {}).update(event.data)
     lines = []
-    for node, said in sorted(nodes.items()):
-        versions = said.get("versions")
-        parts = [str(said["hostname"])] if said.get("hostname") else []
-        parts += [f"Python {said['python']}"] if said.get("python") else []
+    for node, facts in sorted(nodes.items()):
+        versions = facts.get("versions")
+        parts = [str(facts["hostname"])] if facts.get("hostname") else []
+        parts += [f"Python {facts['python']}"] if facts.get("python") else []
         parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
-        parts += [f"{said['gpus']} GPUs"] if said.get("gpus") else []
-        parts += [str(said["device"])] if said.get("device") else []
+        parts += [f"{facts['gpus']} GPUs"] if facts.get("gpus") else []
+        parts += [str(facts["device"])] if facts.get("device") else []
         lines.append(f"node {node}: {', '.join(parts)}")
     return lines[:8] + ([f"and {len(lines) - 8} nodes more"] if len(lines) > 8 else [])

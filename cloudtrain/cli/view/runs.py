@@ -1,4 +1,4 @@
-"""Runs as the command line shows them: found by id or prefix, as JSON, their times in words."""
+"""Look up runs by id or prefix, and format them: JSON, times, sizes, how they ended."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ STYLES = {
 }
 
 
-def history() -> Store:
-    """Return the history; what a person should be told of it is said when the command ends."""
+def open_history() -> Store:
+    """Open the history; its warnings are printed when the command ends."""
     from cloudtrain.history.store import Store
     from cloudtrain.job import targets
 
-    return heard(Store(targets.home()))
+    return print_warnings_at_exit(Store(targets.home()))
 
 
-def heard(store: Store) -> Store:
-    """Return the store; its warnings go to standard error when the command ends."""
+def print_warnings_at_exit(store: Store) -> Store:
+    """Print the warnings of a store to standard error when the command ends; return the store."""
 
     def warn() -> None:
         for warning in store.warnings:
@@ -48,15 +48,15 @@ def heard(store: Store) -> Store:
 
 
 def find(text: str | None) -> Run:
-    """Return the run of an id, a unique prefix, or the newest; raises UnknownRun."""
+    """Return the run with an id or a unique prefix, or the newest run for None; raises UnknownRun."""
     from cloudtrain.runs.run import Run
 
-    store = history()
+    store = open_history()
     return Run(store.find(text).run_id, store)
 
 
 def submitted_json(run: Run) -> dict[str, Any]:
-    """Return what `submit --json` prints."""
+    """Return the JSON of `submit --json`."""
     record, newest = run.record, run.attempts[-1]
     return {
         "run_id": run.run_id,
@@ -67,7 +67,7 @@ def submitted_json(run: Run) -> dict[str, Any]:
 
 
 def shown_json(run: Run) -> dict[str, Any]:
-    """Return what `show --json` prints: as `submit`, and all that the history knows."""
+    """Return the JSON of `show --json`: that of `submit`, and everything in the history about the run."""
     from cloudtrain.report.packages import requirements
 
     record = run.record
@@ -96,7 +96,7 @@ def shown_json(run: Run) -> dict[str, Any]:
 
 
 def verdict_json(run: Run) -> dict[str, Any] | None:
-    """Return why a run failed, None where it did not."""
+    """Return the verdict on a failed run as JSON, None where it did not fail."""
     verdict = run.verdict()
     return verdict.to_dict() if verdict else None
 
@@ -126,8 +126,8 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
     }
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in words: 12s, 3m 05s, 2h 10m, 4d 03h."""
+def format_duration(seconds: float) -> str:
+    """Format a duration: 12s, 3m 05s, 2h 10m, 4d 03h."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -141,25 +141,25 @@ def duration(seconds: float) -> str:
     return f"{whole // size}{units[0]}" + (f" {rest:02d}{units[1]}" if rest else "")
 
 
-def between(begin: str | None, end: str | None = None) -> str:
-    """Return the time between two ISO moments in words (until now without an end); empty without a beginning."""
-    first = moment(begin)
+def elapsed(begin: str | None, end: str | None = None) -> str:
+    """Format the time between two ISO times, until now without `end`; "" without `begin`."""
+    first = parse_time(begin)
     if first is None:
         return ""
-    last = moment(end) or datetime.now(UTC)
-    return duration((last - first).total_seconds())
+    last = parse_time(end) or datetime.now(UTC)
+    return format_duration((last - first).total_seconds())
 
 
-def moment(text: str | None) -> datetime | None:
-    """Return the moment of an ISO text, None where there is none."""
+def parse_time(text: str | None) -> datetime | None:
+    """Parse an ISO time; None for a missing or invalid one."""
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in words."""
+def format_size(count: float) -> str:
+    """Format a number of bytes: 12 B, 3.4 kB, 2.0 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
@@ -167,10 +167,10 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def ended(status: Status) -> str:
-    """Return how a run ended, in a few words: `FAILED with exit code 3 after 12s`."""
-    words = str(status.state)
+def describe_end(status: Status) -> str:
+    """Describe how a run ended: `FAILED with exit code 3 after 12s`."""
+    text = str(status.state)
     if status.exit_code and status.state is not State.SUCCEEDED:
-        words += f" with exit code {status.exit_code}"
-    took = between(status.started_at, status.ended_at) if status.ended_at else ""
-    return words + (f" after {took}" if took else "")
+        text += f" with exit code {status.exit_code}"
+    took = elapsed(status.started_at, status.ended_at) if status.ended_at else ""
+    return text + (f" after {took}" if took else "")

@@ -1,4 +1,4 @@
-"""What is said of a plan, of a run that was just submitted, and of its end: short, with the next commands."""
+"""Print summaries of a plan, a submitted run and a run that ended, with the commands to run next."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 
-def of_plan(plan: Plan, *, head: str = "") -> None:
-    """Print a plan in a few lines."""
-    terminal.say(head or f"{plan.run_id}  would go to {place(plan)}", style="bold")
-    terminal.pairs(
+def print_plan(plan: Plan, *, heading: str = "") -> None:
+    """Print the summary of a plan."""
+    terminal.print_lines(heading or f"{plan.run_id}  would go to {describe_target(plan)}", style="bold")
+    terminal.print_pairs(
         [
-            ("world", world(plan)),
-            ("limit", f"{limit(plan)} (limits.max_runtime), {_attempts(plan)} (retry.max_attempts)"),
-            ("runs", words(plan)),
-            ("source", source(plan)),
-            ("price", _price(plan)),
+            ("world", describe_nodes(plan)),
+            ("limit", f"{describe_limit(plan)} (limits.max_runtime), {_describe_attempts(plan)} (retry.max_attempts)"),
+            ("runs", describe_command(plan)),
+            ("source", describe_source(plan)),
+            ("price", _describe_price(plan)),
             *(("note", text) for text in plan.notes),
         ]
     )
 
 
-def of_submitted(run: Run, how: str) -> None:
-    """Print the id of a run first of all, then where it runs, its limits and what can be done with it."""
+def print_submitted(run: Run, action: str) -> None:
+    """Print the summary of a run that was just submitted, its id first."""
     plan = run.attempts[-1].plan
-    of_plan(plan, head=f"{run.run_id}  {how} {place(plan)}")
-    terminal.pairs([("folder", str(run.store.home / "runs" / run.run_id) if plan.backend == "local" else "")])
+    print_plan(plan, heading=f"{run.run_id}  {action} {describe_target(plan)}")
+    terminal.print_pairs([("folder", str(run.store.home / "runs" / run.run_id) if plan.backend == "local" else "")])
 
 
-def next_commands(run_id: str, *names: str) -> None:
-    """Print commands to go on with."""
+def print_next_commands(run_id: str, *names: str) -> None:
+    """Print the commands that a user may run next."""
     lines = {
         "follow": f"cloudtrain logs -f {run_id}",
         "logs": f"cloudtrain logs {run_id}",
@@ -46,21 +46,21 @@ def next_commands(run_id: str, *names: str) -> None:
         "fetch": f"cloudtrain fetch {run_id} -o out/",
         "metrics": f"cloudtrain metrics {run_id}",
         "resume": f"cloudtrain resume {run_id}",
-        "mended": f"cloudtrain rerun {run_id} --source .",
-        "rerun": f"cloudtrain rerun {run_id} --set limits.max_runtime=48h",
+        "rerun_fixed": f"cloudtrain rerun {run_id} --source .",
+        "rerun_longer": f"cloudtrain rerun {run_id} --set limits.max_runtime=48h",
     }
-    terminal.pairs([("next" if not number else "", lines[name]) for number, name in enumerate(names)])
+    terminal.print_pairs([("next" if not number else "", lines[name]) for number, name in enumerate(names)])
 
 
-def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> None:
-    """Print how a run ended: where its model lies, or the last lines of the rank that failed first and the reason."""
-    if last:
-        terminal.say("", f"--- the last lines of {whose} ---", *last, "")
-    line = f"{run.run_id}  {runs.ended(status)}" + (f": {status.reason}" if status.reason else "")
-    terminal.say(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
+def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str = "") -> None:
+    """Print how a run ended: the location of its model, or the last lines of the rank that failed first and the verdict."""
+    if last_lines:
+        terminal.print_lines("", f"--- the last lines of {rank_name} ---", *last_lines, "")
+    line = f"{run.run_id}  {runs.describe_end(status)}" + (f": {status.reason}" if status.reason else "")
+    terminal.print_lines(line, style=f"bold {runs.STYLES.get(status.state.value, '')}")
     if status.state is State.SUCCEEDED:
-        terminal.pairs([("model", model(run))])
-        next_commands(
+        terminal.print_pairs([("model", model_location(run))])
+        print_next_commands(
             run.run_id,
             *(["fetch"] if _has_results(run) else []),
             *(["metrics"] if run.store.curves.summary(run.run_id) else []),
@@ -69,65 +69,65 @@ def of_end(run: Run, status: Status, last: list[str], *, whose: str = "") -> Non
         return
     from cloudtrain.cli.view import why
 
-    terminal.pairs(why.rows(run.verdict()))
+    terminal.print_pairs(why.verdict_rows(run.verdict()))
     if run.record.attached:
-        next_commands(run.run_id, "logs", "fetch")
+        print_next_commands(run.run_id, "logs", "fetch")
     elif status.state is State.TIMED_OUT:
-        next_commands(run.run_id, "logs", "resume", "rerun")
+        print_next_commands(run.run_id, "logs", "resume", "rerun_longer")
     else:
-        next_commands(run.run_id, "logs", "mended" if status.state is State.FAILED else "resume")
+        print_next_commands(run.run_id, "logs", "rerun_fixed" if status.state is State.FAILED else "resume")
 
 
-def billed(attempts: Sequence[AttemptRecord]) -> str:
-    """Return what the platform bills for all attempts, in words; with a price that was known, what that comes to."""
-    told = [attempt for attempt in attempts if attempt.status.billable_s is not None]
-    if not told:
+def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
+    """Describe the billed time of all attempts, with the cost where the price is known."""
+    billed_attempts = [attempt for attempt in attempts if attempt.status.billable_s is not None]
+    if not billed_attempts:
         return ""
-    seconds = sum(attempt.status.billable_s or 0 for attempt in told)
-    words = f"{runs.duration(seconds)} of nodes' time, {seconds:,} s"
-    price = told[-1].plan.price
+    seconds = sum(attempt.status.billable_s or 0 for attempt in billed_attempts)
+    text = f"{runs.format_duration(seconds)} of nodes' time, {seconds:,} s"
+    price = billed_attempts[-1].plan.price
     if not price or "usd_per_hour" not in price:
-        return words
+        return text
     usd = sum(
         (attempt.status.billable_s or 0) / 3600 * float(price["usd_per_hour"]) / int(attempt.plan.manifest["nodes"])
-        for attempt in told
+        for attempt in billed_attempts
     )
-    return f"{words}: about {usd:.2f} USD at the price of {price['as_of']}"
+    return f"{text}: about {usd:.2f} USD at the price of {price['as_of']}"
 
 
-def world(plan: Plan) -> str:
-    """Return nodes x processes in words."""
+def describe_nodes(plan: Plan) -> str:
+    """Describe nodes, processes and GPUs of a plan."""
     nodes, processes = int(plan.manifest["nodes"]), int(plan.manifest["processes_per_node"])
     gpus = int(plan.manifest.get("gpus_per_node") or 0)
-    words = f"{_count(nodes, 'node')} x {_count(processes, 'process', 'processes')}"
-    return words + (f", {_count(gpus, 'GPU')} each" if gpus else "")
+    text = f"{_count(nodes, 'node')} x {_count(processes, 'process', 'processes')}"
+    return text + (f", {_count(gpus, 'GPU')} each" if gpus else "")
 
 
-def place(plan: Plan) -> str:
-    """Return the target and its backend."""
+def describe_target(plan: Plan) -> str:
+    """Return the target with its backend."""
     return plan.backend if plan.target in ("", plan.backend) else f"{plan.target} ({plan.backend})"
 
 
-def limit(plan: Plan) -> str:
-    """Return the longest time of an attempt in words."""
-    return f"at most {runs.duration(float(plan.manifest['max_runtime_s']))}"
+def describe_limit(plan: Plan) -> str:
+    """Describe the longest time of an attempt."""
+    return f"at most {runs.format_duration(float(plan.manifest['max_runtime_s']))}"
 
 
-def _attempts(plan: Plan) -> str:
+def _describe_attempts(plan: Plan) -> str:
     return _count(int((plan.job.get("retry") or {}).get("max_attempts", 1)), "attempt")
 
 
-def words(plan: Plan) -> str:
-    """Return the command of a rank behind the interpreter, as a shell would read it."""
+def describe_command(plan: Plan) -> str:
+    """Return the command of a rank without the interpreter, quoted for a shell."""
     import shlex
 
-    argv = [str(word) for word in plan.manifest["argv"]]
-    text = " ".join(shlex.quote(word) if word.isprintable() else repr(word) for word in argv)
+    argv = [str(argument) for argument in plan.manifest["argv"]]
+    text = " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def source(plan: Plan) -> str:
-    """Return what is packaged: folder, files, size, commit."""
+def describe_source(plan: Plan) -> str:
+    """Describe the packaged source: folder, files, size, commit."""
     bundle = plan.bundle
     commit = (
         f", commit {bundle['commit'][:12]}{' with changes' if bundle.get('dirty') else ''}"
@@ -135,18 +135,18 @@ def source(plan: Plan) -> str:
         else ""
     )
     files = _count(int(bundle["files"]), "file")
-    return f"{plan.job.get('source', '')} ({files}, {runs.size(bundle['size_bytes'])} packed{commit})"
+    return f"{plan.job.get('source', '')} ({files}, {runs.format_size(bundle['size_bytes'])} packed{commit})"
 
 
-def _price(plan: Plan) -> str:
+def _describe_price(plan: Plan) -> str:
     price: Any = plan.price
     if not price:
         return ""
     return f"{price.get('usd_per_hour')} USD an hour (as of {price.get('as_of')}, {price.get('source')})"
 
 
-def model(run: Run) -> str:
-    """Return where the model lies, when that is known without asking the platform."""
+def model_location(run: Run) -> str:
+    """Return the location of the model, "" where only the platform knows it."""
     record = run.record
     output = record.job.get("output")
     if output:
@@ -166,5 +166,5 @@ def _has_results(run: Run) -> bool:
     )
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

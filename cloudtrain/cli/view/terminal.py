@@ -1,4 +1,4 @@
-"""Writing for people: plain when piped, coloured and fitted on a terminal, which obeys nothing in a job's text."""
+"""Print to the terminal: plain text on a pipe, colours and fitted tables on a terminal, no control sequences of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from cloudtrain.cli.view import columns
 
 BATCH = 2000  # lines written at once
-DELAY_S = 0.02  # how long a line may wait for others
+DELAY_S = 0.02  # how long a line may wait for more lines
 # CSI; OSC, DCS, PM, APC, SOS up to their end on the line; any other escape; C0 without tab, DEL, C1
 _CONTROL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]?"
@@ -21,7 +21,7 @@ _CONTROL = re.compile(
 
 
 def clean(text: str) -> str:
-    """Return one line without what a terminal would obey: escape sequences and control characters other than tab."""
+    """Remove escape sequences and control characters, except tab, from a line."""
     return text if text.isprintable() else _CONTROL.sub("", text)
 
 
@@ -29,34 +29,34 @@ def is_terminal(stream: TextIO | None = None) -> bool:
     return (stream or sys.stdout).isatty()
 
 
-def obeys(stream: TextIO | None = None) -> bool:
-    """Return whether this is a terminal that obeys escape sequences."""
+def supports_escapes(stream: TextIO | None = None) -> bool:
+    """Return whether a stream is a terminal that supports escape sequences."""
     import os
 
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-def say(*lines: str, style: str = "") -> None:
-    """Print lines of our own to standard output; `style` (bold, green, red, ...) is seen on a terminal only."""
-    begin, end = _codes(sys.stdout, style)
+def print_lines(*lines: str, style: str = "") -> None:
+    """Print lines to standard output, cleaned of control sequences; `style` (bold, green, ...) shows on a terminal only."""
+    begin, end = _style_codes(sys.stdout, style)
     for line in lines:
         sys.stdout.write(f"{begin}{clean(line)}{end}\n")
 
 
-def write(*lines: str) -> None:
-    """Print lines that are ours to the last character, colours included."""
+def print_raw(*lines: str) -> None:
+    """Print lines unchanged, colours included. Use it only for text without a job's output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def colours(stream: TextIO | None = None) -> bool:
-    """Return whether colours are shown: not on a pipe, a dumb terminal, or under NO_COLOR."""
+    """Return whether to print colours: not on a pipe, on a dumb terminal, or with NO_COLOR set."""
     import os
 
-    return obeys(stream) and not os.environ.get("NO_COLOR")
+    return supports_escapes(stream) and not os.environ.get("NO_COLOR")
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Return how many columns a stream's terminal has, standard output's where none is named; 80 where nobody says."""
+    """Return the columns of a stream's terminal (default: standard output); 80 where they are not known."""
     import os
     import shutil
 
@@ -67,39 +67,39 @@ def width(stream: TextIO | None = None) -> int:
 
 
 def height() -> int:
-    """Return how many lines standard output's terminal has; 24 where nobody says."""
+    """Return the lines of standard output's terminal; 24 where they are not known."""
     import shutil
 
     return shutil.get_terminal_size().lines
 
 
-def _codes(stream: TextIO, style: str) -> tuple[str, str]:
-    """Return what switches a style on and off; nothing where colours are not shown."""
+def _style_codes(stream: TextIO, style: str) -> tuple[str, str]:
+    """Return the escape sequences that start and end a style; "" where colours are off."""
     if not style or not colours(stream):
         return "", ""
-    return "".join(f"\x1b[{_STYLES[word]}m" for word in style.split()), "\x1b[0m"
+    return "".join(f"\x1b[{_STYLES[name]}m" for name in style.split()), "\x1b[0m"
 
 
 _STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
-def note(line: str, *, head: str = "", style: str = "") -> None:
-    """Print a remark beside the output, to standard error; `head` stands before it in a style."""
-    begin, end = _codes(sys.stderr, style)
-    sys.stderr.write(f"{begin}{head}{end}{clean(line)}\n")
+def note(line: str, *, prefix: str = "", style: str = "") -> None:
+    """Print a note to standard error, after a `prefix` in a style."""
+    begin, end = _style_codes(sys.stderr, style)
+    sys.stderr.write(f"{begin}{prefix}{end}{clean(line)}\n")
     sys.stderr.flush()
 
 
-def pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
-    """Print labels and values, one pair a line, aligned; a value of several lines goes on below."""
-    found = [(label, value) for label, value in rows if value]
-    width = max((len(label) for label, _ in found), default=0)
-    for label, value in found:
+def print_pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
+    """Print aligned labels and values, without empty ones; a value may have several lines."""
+    nonempty = [(label, value) for label, value in rows if value]
+    width = max((len(label) for label, _ in nonempty), default=0)
+    for label, value in nonempty:
         for number, line in enumerate(value.splitlines()):
-            say(f"{indent}{label if not number else '':<{width}}  {line}")
+            print_lines(f"{indent}{label if not number else '':<{width}}  {line}")
 
 
-def table(
+def print_table(
     headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
@@ -107,35 +107,39 @@ def table(
     styles: dict[str, str] | None = None,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table: columns of `right` stand right; on a terminal with `styles` by a cell's text, long cells folded.
+    """Print a table. On a terminal it folds long cells and styles a cell by its text (`styles`).
 
-    Where a terminal is too narrow, columns of `spare` are left out, the first of them first.
+    `right` names the columns to align right. On a narrow terminal the columns of `spare` are left out, in their order.
     """
     rows = [list(headers), *([clean(cell) for cell in row] for row in rows)]
-    widths = [max(columns.cells(row[at]) for row in rows) for at in range(len(headers))]
+    widths = [max(columns.display_width(row[index]) for row in rows) for index in range(len(headers))]
     kept = list(range(len(headers)))
     if is_terminal():
-        kept = _fitting(headers, widths, spare)
-        whole = [headers[at] in ("run", "state", "name") for at in kept]
-        widths = columns.fitted([widths[at] for at in kept], whole, width())
+        kept = _fitting_columns(headers, widths, spare)
+        whole = [headers[index] in ("run", "state", "name") for index in kept]
+        widths = columns.fit_widths([widths[index] for index in kept], whole, width())
     for number, row in enumerate(rows):
-        of_row = [_codes(sys.stdout, (styles or {}).get(row[at], "") if number else "bold") for at in kept]
-        for line in columns.lines([row[at] for at in kept], widths):
-            texts = [columns.pad(line[at], widths[at], headers[kept[at]] in right) for at in range(len(kept))]
+        cell_styles = [
+            _style_codes(sys.stdout, (styles or {}).get(row[index], "") if number else "bold") for index in kept
+        ]
+        for line in columns.row_lines([row[index] for index in kept], widths):
+            texts = [
+                columns.pad(line[index], widths[index], headers[kept[index]] in right) for index in range(len(kept))
+            ]
             texts[-1] = texts[-1].rstrip()
-            shown = (" " * columns.GAP).join(
-                f"{begin}{text}{end}" for (begin, end), text in zip(of_row, texts, strict=True)
+            text_line = (" " * columns.GAP).join(
+                f"{begin}{text}{end}" for (begin, end), text in zip(cell_styles, texts, strict=True)
             )
-            sys.stdout.write(shown.rstrip() + "\n")
+            sys.stdout.write(text_line.rstrip() + "\n")
 
 
-def _fitting(headers: Sequence[str], widths: Sequence[int], spare: Sequence[str]) -> list[int]:
-    """Return the columns that are shown on a terminal of this width."""
+def _fitting_columns(headers: Sequence[str], widths: Sequence[int], spare: Sequence[str]) -> list[int]:
+    """Return the indices of the columns that fit into the terminal."""
     kept = list(range(len(headers)))
     for head in spare:
-        if sum(widths[at] + columns.GAP for at in kept) - columns.GAP <= width():
+        if sum(widths[index] + columns.GAP for index in kept) - columns.GAP <= width():
             break
-        kept = [at for at in kept if headers[at] != head]
+        kept = [index for index in kept if headers[index] != head]
     return kept
 
 
@@ -146,8 +150,8 @@ def print_json(data: Any, *, indent: int | None = None) -> None:
     sys.stdout.write(json.dumps(data, indent=indent, ensure_ascii=False, default=str) + "\n")
 
 
-def show_json(text: str) -> None:
-    """Print JSON text for a person: on a terminal coloured, with every character beyond ASCII escaped."""
+def print_coloured_json(text: str) -> None:
+    """Print JSON text; on a terminal with colours, and non-ASCII characters escaped."""
     if is_terminal():
         import json
 
@@ -158,19 +162,19 @@ def show_json(text: str) -> None:
 _TOKEN = re.compile(
     r'(?P<key>"(?:[^"\\]|\\.)*")(?=:)|(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>true|false|null)|(?P<number>-?\d[\d.eE+-]*)'
 )
-_OF_TOKEN = {"key": "cyan", "text": "green", "word": "yellow", "number": "bold"}
+_TOKEN_STYLES = {"key": "cyan", "text": "green", "word": "yellow", "number": "bold"}
 
 
-def _coloured(found: re.Match[str]) -> str:
-    begin, end = _codes(sys.stdout, _OF_TOKEN[str(found.lastgroup)])
-    return f"{begin}{found.group()}{end}"
+def _coloured(match: re.Match[str]) -> str:
+    begin, end = _style_codes(sys.stdout, _TOKEN_STYLES[str(match.lastgroup)])
+    return f"{begin}{match.group()}{end}"
 
 
-class Lines:
-    """Many lines to standard output, in batches: at 200,000 lines a second as fast as they come, else at once.
+class LineWriter:
+    """Write lines to standard output in batches, up to 200,000 lines a second.
 
-    A thread writes what has waited for `DELAY_S`, so that a reader which blocks for the next line never holds back the
-    last one. A context manager; raises BrokenPipeError when nobody reads any more.
+    A thread writes lines that have waited for `DELAY_S`, so that a caller that blocks for the next line does not delay the
+    last one. A context manager; raises BrokenPipeError when the reader has closed the pipe.
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -178,12 +182,12 @@ class Lines:
         self._waiting: list[str] = []
         self._some = threading.Event()
         self._lock = threading.Lock()
-        self._pause = threading.Event()  # set by nobody: what waits for it sleeps
+        self._pause = threading.Event()  # never set: waiting for it is a sleep
         self._closed = False
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineWriter:
         self._thread.start()
         return self
 
@@ -194,7 +198,7 @@ class Lines:
         self.flush()
 
     def add(self, line: str) -> None:
-        """Take one line, without its end."""
+        """Add one line, without its newline."""
         self._waiting.append(line)
         if not self._some.is_set():
             self._some.set()
@@ -202,13 +206,13 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; blocks while the reader is slow."""
+        """Write the waiting lines; blocks while the reader is slow."""
         with self._lock:
             if self._error:
                 raise self._error
             lines = self._waiting[:]
             if lines:
-                del self._waiting[: len(lines)]  # a line that was added since stays
+                del self._waiting[: len(lines)]  # keeps lines that were added meanwhile
                 self._write(lines)
                 self._out.flush()
 

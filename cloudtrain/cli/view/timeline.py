@@ -1,4 +1,4 @@
-"""What happened when: a run's attempts as bars over the run's time, and the events of its nodes."""
+"""Print the timeline of a run: its attempts as bars, and the events of its nodes."""
 
 from __future__ import annotations
 
@@ -15,69 +15,75 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 KINDS = ("state", "world", "checkpoint", "alarm", "result")
-LINES = 30
-BAR = 24  # columns
-_UNTOLD = ("hostname", "pid", "node_rank", "platform", "python", "versions")  # provenance tells them
+MAX_LINES = 30  # of events
+BAR_WIDTH = 24  # columns
+_PROVENANCE_KEYS = ("hostname", "pid", "node_rank", "platform", "python", "versions")  # printed by provenance.py
 
 
-def tell(run: Run) -> None:
-    """Print a run's attempts and its events, the newest of them."""
+def print_timeline(run: Run) -> None:
+    """Print a run's attempts and its newest events."""
     record, attempts = run.record, run.attempts
-    begin, end = runs.moment(record.created_at), runs.moment(record.status.ended_at) or datetime.now(UTC)
+    begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or datetime.now(UTC)
     assert begin is not None
-    terminal.say("", "attempts")
-    terminal.table(
+    terminal.print_lines("", "attempts")
+    terminal.print_table(
         ("  attempt", "state", "exit", "took", "when", "reason"),
-        [_attempt(attempt, begin, max((end - begin).total_seconds(), 1e-3)) for attempt in attempts],
+        [_attempt_row(attempt, begin, max((end - begin).total_seconds(), 1e-3)) for attempt in attempts],
         right=("exit", "took"),
         styles=runs.STYLES,
         spare=("when", "exit", "took"),
     )
-    lines = list(events(run, begin))
+    lines = list(event_lines(run, begin))
     if lines:
-        terminal.say("", "timeline")
-        if len(lines) > LINES:
-            terminal.say(f"  ... {len(lines) - LINES} events before (--json has them all)")
-        terminal.say(*lines[-LINES:])
+        terminal.print_lines("", "timeline")
+        if len(lines) > MAX_LINES:
+            terminal.print_lines(f"  ... {len(lines) - MAX_LINES} events before (--json has them all)")
+        terminal.print_lines(*lines[-MAX_LINES:])
 
 
-def _attempt(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[str, ...]:
+def _attempt_row(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[str, ...]:
     status = attempt.status
-    took = runs.between(status.started_at, status.ended_at) if status.started_at else ""
+    took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
     code = "" if status.exit_code is None else str(status.exit_code)
-    return f"  {attempt.number}", str(status.state), code, took, _bar(attempt, begin, whole_s), status.reason
+    return f"  {attempt.number}", str(status.state), code, took, _attempt_bar(attempt, begin, whole_s), status.reason
 
 
-def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str:
-    """Return when an attempt waited (-) and ran (=), over the time of the whole run."""
+def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str:
+    """Return a bar over the time of the run: `-` while the attempt waited, `=` while it ran."""
 
     def column(text: str | None, default: int) -> int:
-        moment = runs.moment(text)
-        return min(BAR, max(0, round((moment - begin).total_seconds() / whole_s * BAR))) if moment else default
+        moment = runs.parse_time(text)
+        return (
+            min(BAR_WIDTH, max(0, round((moment - begin).total_seconds() / whole_s * BAR_WIDTH))) if moment else default
+        )
 
-    last = column(attempt.status.ended_at, BAR)
+    last = column(attempt.status.ended_at, BAR_WIDTH)
     first = min(column(attempt.created_at, 0), last)
     started = min(max(column(attempt.status.started_at, last), first), last)
-    return f"{'-' * (started - first) + '=' * (last - started) or '=':>{last}}".ljust(BAR)
+    return f"{'-' * (started - first) + '=' * (last - started) or '=':>{last}}".ljust(BAR_WIDTH)
 
 
-def events(run: Run, begin: datetime) -> Iterator[str]:
-    """Yield a line for each event of a run; what several nodes said alike within a second is one line."""
-    told = [event for event in run.store.events(run.run_id) if event.kind in KINDS]
-    for _, group in groupby(told, key=lambda event: (event.attempt, event.at[:19], event.kind, _said(event))):
-        alike = list(group)
-        first = alike[0]
-        moment = runs.moment(first.at)
-        since = f"+{runs.duration((moment - begin).total_seconds())}" if moment else ""
-        nodes = sorted({event.node for event in alike})
-        whose = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
-        yield f"  {since:>8}  {first.attempt.rpartition('-')[2]} {whose}  {first.kind} {_said(first)}".rstrip()
+def event_lines(run: Run, begin: datetime) -> Iterator[str]:
+    """Yield a line for each event of a run. Equal events of several nodes within a second make one line."""
+    selected = [event for event in run.store.events(run.run_id) if event.kind in KINDS]
+    for _, group in groupby(
+        selected, key=lambda event: (event.attempt, event.at[:19], event.kind, _describe_event(event))
+    ):
+        same_events = list(group)
+        first = same_events[0]
+        moment = runs.parse_time(first.at)
+        offset = f"+{runs.format_duration((moment - begin).total_seconds())}" if moment else ""
+        nodes = sorted({event.node for event in same_events})
+        node_text = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        yield f"  {offset:>8}  {first.attempt.rpartition('-')[2]} {node_text}  {first.kind} {_describe_event(first)}".rstrip()
 
 
-def _said(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     data: Mapping[str, Any] = event.data
-    told = {name: value for name, value in data.items() if value not in (None, "", [], {}) and name not in _UNTOLD}
+    values = {
+        name: value for name, value in data.items() if value not in (None, "", [], {}) and name not in _PROVENANCE_KEYS
+    }
     if event.kind == "state":
-        return str(told.get("state", ""))
-    text = "  ".join(f"{name}={value}" for name, value in told.items())
+        return str(values.get("state", ""))
+    text = "  ".join(f"{name}={value}" for name, value in values.items())
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,4 +1,4 @@
-"""Why a run failed, in a few lines: what happened, what was said and where, what to try."""
+"""Format the verdict on a failed run: cause, evidence and where it was logged, fix."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
 
-LONGEST = 400  # characters of a job's line
+LONGEST = 400  # characters of a log line
 
 
-def rows(verdict: Verdict | None) -> list[tuple[str, str]]:
-    """Return labels and values to print of a verdict; none for none."""
+def verdict_rows(verdict: Verdict | None) -> list[tuple[str, str]]:
+    """Return the labels and values of a verdict to print; empty for None."""
     if verdict is None:
         return []
-    said = verdict.deciding if len(verdict.deciding) <= LONGEST else verdict.deciding[: LONGEST - 3] + "..."
-    place = f"node {verdict.node}, line {verdict.seq}: " if verdict.where == "log" else ""
+    excerpt = verdict.deciding if len(verdict.deciding) <= LONGEST else verdict.deciding[: LONGEST - 3] + "..."
+    location = f"node {verdict.node}, line {verdict.seq}: " if verdict.where == "log" else ""
     return [
         ("why", f"{verdict.sentence} ({verdict.label})"),
-        ("said", place + said if place else ""),  # a reason stands there already
+        ("said", location + excerpt if location else ""),  # the reason is printed already
         *([("at", verdict.raised)] if verdict.raised else []),
         ("try", verdict.advice),
     ]

@@ -101,10 +101,14 @@ class Review:
         plan = found.plan
         assert plan is not None
         rows = [
-            ("run", plan.run_id), ("place", summary.place(plan)), ("world", summary.world(plan)),
-            ("limit", summary.limit(plan)), ("runs", summary.words(plan)), ("source", summary.source(plan)),
+            ("run", plan.run_id),
+            ("place", summary.describe_target(plan)),
+            ("world", summary.describe_nodes(plan)),
+            ("limit", summary.describe_limit(plan)),
+            ("runs", summary.describe_command(plan)),
+            ("source", summary.describe_source(plan)),
             *(("note", note) for note in plan.notes),
-        ]  # fmt: skip
+        ]
         with ui.element("dl").classes("ct-pairs"):
             for name, value in rows:
                 with ui.element("dt"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cloudtrain.cli.view.runs import size
+from cloudtrain.cli.view.runs import format_size
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import Controls, sentence
 from cloudtrain.console.draft import Draft, Listing
@@ -83,9 +83,9 @@ class Sources:
                     "ct-callout ct-callout-bad"
                 )
                 told.props('role="alert"')
-            total = size(sum(file.size for file in found.files))
+            total = format_size(sum(file.size for file in found.files))
             count = f"{len(found.files):,} file{'s' * (len(found.files) != 1)}, {total}"
-            packed = f", {size(found.packed_bytes)} packed" if found.packed_bytes else ""
+            packed = f", {format_size(found.packed_bytes)} packed" if found.packed_bytes else ""
             self.said.set_text(f"{count}{packed}" if found.files else "")
             with ui.element("p").classes("ct-small ct-dim ct-mono"):
                 ui.label(text.clean(found.root) + (f" at {found.commit}" if found.commit else ""))
@@ -107,7 +107,7 @@ class Sources:
                             with ui.element("td").classes("ct-mono"):
                                 ui.label(text.clean(file.path))
                             with ui.element("td").classes("ct-number"):
-                                ui.label(size(file.size))
+                                ui.label(format_size(file.size))
         if len(found.files) > SHOWN:
             ui.label(f"and {len(found.files) - SHOWN:,} more: cloudtrain package --list names all").classes(
                 "ct-dim ct-small"

@@ -32,46 +32,49 @@ def told(run: Run) -> Told:
     """Return what there is to say of a run; blocking, for a failed run's first verdict its log is read."""
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
-    begin = runs.moment(record.created_at)
+    begin = runs.parse_time(record.created_at)
     assert begin is not None
-    end = runs.moment(status.ended_at) or datetime.now(UTC)
+    end = runs.parse_time(status.ended_at) or datetime.now(UTC)
     files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
     facts = (
         ("job", record.name),
-        ("backend", summary.place(plan)),
-        ("world", summary.world(plan)),
-        ("command", summary.words(plan)),
-        ("source", f"{files} file{'s' if files != 1 else ''}, {runs.size(plan.bundle.get('size_bytes', 0))} packed"),
+        ("backend", summary.describe_target(plan)),
+        ("world", summary.describe_nodes(plan)),
+        ("command", summary.describe_command(plan)),
+        (
+            "source",
+            f"{files} file{'s' if files != 1 else ''}, {runs.format_size(plan.bundle.get('size_bytes', 0))} packed",
+        ),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
-        ("limit", summary.limit(plan)),
+        ("limit", summary.describe_limit(plan)),
         ("created", text.moment(record.created_at)),
-        ("took", runs.between(status.started_at, status.ended_at) if status.ended_at else ""),
+        ("took", runs.elapsed(status.started_at, status.ended_at) if status.ended_at else ""),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
-        ("billed", summary.billed(attempts)),
+        ("billed", summary.describe_billing(attempts)),
         ("page", status.url or ""),
     )
     return Told(
         status,
         facts,
-        (("reason", status.reason), *why.rows(run.verdict())),
+        (("reason", status.reason), *why.verdict_rows(run.verdict())),
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
-        tuple(timeline.events(run, begin))[-EVENTS:],
+        tuple(timeline.event_lines(run, begin))[-EVENTS:],
         record.cancel_requested,
     )
 
 
 def _attempt(attempt: AttemptRecord) -> tuple[str, ...]:
     status = attempt.status
-    took = runs.between(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
+    took = runs.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
     code = "" if status.exit_code is None else str(status.exit_code)
     return str(attempt.number), status.state.value, code, took, status.reason
 
 
 def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float, float, float]:
     def part(at: str | None, default: float) -> float:
-        moment = runs.moment(at)
+        moment = runs.parse_time(at)
         return min(1.0, max(0.0, (moment - begin).total_seconds() / whole_s)) if moment else default
 
     ended = part(attempt.status.ended_at, 1.0)

@@ -51,7 +51,7 @@ class Results:
             ui.label("no files here yet").classes("ct-dim")
             return
         with widgets.folded(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
-            cells = [(_link(self._run_id, file.path), runs.size(file.size_bytes)) for file in files[:SHOWN]]
+            cells = [(_link(self._run_id, file.path), runs.format_size(file.size_bytes)) for file in files[:SHOWN]]
             widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
             if len(files) > SHOWN:
                 ui.label(f"and {len(files) - SHOWN} more: cloudtrain fetch {self._run_id} -o out/").classes("ct-dim")
@@ -74,7 +74,7 @@ def _read(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bo
             str(event.data["step"]),
             event.attempt.rpartition("-a")[2],
             text.moment(event.at),
-            runs.size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
+            runs.format_size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
         )
         for event in told
         if event.node == 0

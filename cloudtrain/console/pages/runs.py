@@ -183,7 +183,7 @@ def _rows(store: Store, asked: Asked) -> tuple[list[Row], int]:
 
 def _row(record: RunRecord, loss: Any) -> Row:
     status = record.status
-    took = words.between(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
+    took = words.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
     created = text.moment(record.created_at).removesuffix(" UTC")
     last = f"{loss.last:.4g}" if loss else ""
     return Row(record.run_id, status.state, created, took, last, text.clean(record.target or record.backend, 60))
