@@ -55,7 +55,7 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
         )
         for record in records:
             if not record.status.state.final and record.status.reason:
-                terminal.say(f"  {record.run_id}: {record.status.reason}")
+                terminal.print_lines(f"  {record.run_id}: {record.status.reason}")
     else:
         terminal.print_lines("there are no runs yet" if not (selected_states or name) else "no run is like that")
         terminal.print_pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])
