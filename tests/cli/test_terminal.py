@@ -136,9 +136,9 @@ def test_columns_are_narrowed_only_as_far_as_it_needs(told, total):
     found = columns.fit_widths(widths, whole, total)
     needed = sum(found) + columns.GAP * (len(found) - 1)
     for before, after, keep in zip(widths, found, whole, strict=True):
-        assert after == before or (not keep and columns.NARROWEST <= after < before)
+        assert after == before or (not keep and columns.MIN_WIDTH <= after < before)
     if needed > total:  # nothing more can be taken
-        assert all(keep or width <= columns.NARROWEST for width, keep in zip(found, whole, strict=True))
+        assert all(keep or width <= columns.MIN_WIDTH for width, keep in zip(found, whole, strict=True))
     elif found != widths:
         assert needed == total
 
