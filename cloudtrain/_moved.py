@@ -18,7 +18,7 @@ from typing import Any
 _MODULES = """
 : events<state events<usage
 backends: api<backend aws gcs<bucket google<googleapi images machines manifest registry s3<s3files
-backends.attached: backend<sharedrun files<outputfiles
+backends.attached: files<outputfiles run<sharedrun
 backends.kubernetes: client<kubeapi fetch_pod<requests.podfetch jobs<kubejobs kubeconfig log_merge<podlog
 backends.kubernetes: logs<kubelogs options<kubernetesoptions init_container<requests.podstart request<requests.kubernetes
 backends.kubernetes: rules<requests.kubernetesrules status<kubestatus store<kubestore volumes<kubeclaims
@@ -86,7 +86,9 @@ backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.e
  events.MAX_ROW=metrics.MAX_ROW
 events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
 nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail
-report.page=report.page.render spawn.watcher=runs.watcher.start usage.read=events.read_usage
+report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
+sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
+spawn.watcher=runs.watcher.start usage.read=events.read_usage
 """
 _GONE = "cloudtrain.requests"  # a package that is no more; its modules are listed
 

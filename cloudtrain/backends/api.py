@@ -89,6 +89,21 @@ class Plan:
         return cls(**{**data, "notes": tuple(data.get("notes", ()))})
 
 
+@dataclass(frozen=True)
+class AttachedAttempt:
+    """An attempt of a run that was submitted elsewhere, as the run's output has it."""
+
+    uri: str  # of the run's folder
+    plan: Plan
+    status: Status
+    created_at: str
+    provenance: Mapping[str, Any]  # commit, patch and the like, as cloudtrain.source.provenance has it
+
+    @property
+    def handle(self) -> str:
+        return f"{ATTACHED}{self.plan.attempt_id}@{self.uri}"
+
+
 @runtime_checkable
 class Backend(Protocol):
     """A place where jobs run. Constructors take validated options and a folder of their own, and do no I/O."""
@@ -154,6 +169,23 @@ class Backend(Protocol):
     @classmethod
     def discover(cls) -> dict[str, Any]:
         """Return options that could be found out about the account (init); never raises."""
+        ...
+
+
+@runtime_checkable
+class ReadsOutputs(Backend, Protocol):
+    """The backend of runs that were submitted elsewhere: it reads them from their outputs. Every call blocks."""
+
+    def attempts(self, uri: str) -> list[AttachedAttempt]:
+        """Return the attempts of the run at a URI, the oldest first; raises BadRequest where there is no history."""
+        ...
+
+    def output_sizes(self, uri: str) -> dict[str, int]:
+        """Return name -> bytes of the files in a run's outputs."""
+        ...
+
+    def read_output(self, uri: str, name: str, most: int) -> bytes | None:
+        """Return a file of a run's outputs, None where it is gone; raises BackendError where it has more bytes."""
         ...
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from cloudtrain.backends.api import Backend
+from cloudtrain.backends.api import Backend, ReadsOutputs
 from cloudtrain.errors import MissingExtra, UnknownBackend
 
 GROUP = "cloudtrain.backends"
@@ -25,6 +25,8 @@ BUILT_IN: dict[str, tuple[str, str | None]] = {
     "vertex": ("cloudtrain.backends.vertex.backend:VertexBackend", "vertex"),
     "vertex-local": ("cloudtrain.backends.vertex.local:VertexLocalBackend", None),
 }
+
+ATTACHED = "cloudtrain.backends.attached.backend:AttachedBackend"  # reads runs of others; no job names it
 
 
 class Names(Collection[str]):
@@ -61,9 +63,8 @@ def backend_class(name: str) -> type[Backend]:
             f"there is no backend or target {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
             f"known backends: {', '.join(names())}",
         )
-    module, _, attribute = target.partition(":")
     try:
-        return cast("type[Backend]", getattr(import_module(module), attribute))
+        return cast("type[Backend]", _load(target))
     except ModuleNotFoundError as error:
         if extra is None or (error.name or "").partition(".")[0] == "cloudtrain":
             raise
@@ -73,6 +74,17 @@ def backend_class(name: str) -> type[Backend]:
 def create(name: str, options: Mapping[str, Any], home: Path) -> Backend:
     """Return a backend over validated options; its folder is `<home>/runs`."""
     return backend_class(name)(options, home / "runs")
+
+
+def create_attached(home: Path) -> ReadsOutputs:
+    """Return the backend that reads runs which were submitted elsewhere."""
+    return cast("type[ReadsOutputs]", _load(ATTACHED))({}, home / "runs")
+
+
+def _load(target: str) -> object:
+    """Import "module:class" and return the class."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def _plugins() -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import ATTACHED, Backend, Plan
@@ -22,9 +22,7 @@ FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
     """Return the backend of a plan, over the options that the plan was made with; of an attached run what reads it."""
     if handle is not None and handle.startswith(ATTACHED):
-        from cloudtrain.backends.attached.backend import SharedBackend
-
-        return cast("Backend", SharedBackend(handle))
+        return registry.create_attached(home)
     options: Mapping[str, Any] = (plan.job.get("options") or {}).get(plan.backend) or {}
     return registry.create(plan.backend, options, home)
 

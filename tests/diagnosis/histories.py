@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.attached.backend import SharedBackend
 from cloudtrain.events import Event, State, Status
 from cloudtrain.history.store import Store
 from tests.diagnosis.entries import Entry
@@ -29,7 +28,7 @@ def stored(store: Store, folder: Path, name: str, entry: Entry) -> str:
     record = Path(uri) / "history" / plan.attempt_id / START / "run.json"
     record.parent.mkdir(parents=True)
     record.write_text(f'{{"version": 1, "run_id": "{run_id}", "attempt": 1, "state": "{entry.end["state"]}"}}')
-    store.attach(plan, SharedBackend.handle(plan.attempt_id, uri), AT, uri, {})
+    store.attach(plan, f"attached:{plan.attempt_id}@{uri}", AT, uri, {})
     told = {name: entry.end[name] for name in ("by", "failed_rank") if entry.end[name] is not None}
     store.record(plan.attempt_id, events=[Event(plan.attempt_id, 0, 0, AT, "result", told)] if told else [])
     status = Status(State[entry.end["state"]], entry.end["exit_code"], entry.end["reason"] or "", AT, AT)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cloudtrain
-from cloudtrain.backends.attached.backend import SharedRun
+from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
@@ -166,7 +166,7 @@ def test_a_running_one_is_attached_and_what_is_new_comes_later(store, submitted,
 def test_the_log_goes_on_behind_every_line(submitted, tmp_path: Path):
     run = submitted(tmp_path / "out")
     ended(run)
-    shared = SharedRun(str(tmp_path / "out" / run.run_id))
+    shared = AttachedRun(str(tmp_path / "out" / run.run_id))
     (attempt,) = shared.attempts()
     lines = list(shared.lines(attempt.plan.attempt_id))
     assert len(lines) > 20 and [line.at for line in lines] == sorted(line.at for line in lines)

@@ -12,8 +12,8 @@ import pytest
 
 from cloudtrain import events
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.attached import backend
-from cloudtrain.backends.attached.backend import SharedRun
+from cloudtrain.backends.attached import run as attached_run
+from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
@@ -90,7 +90,7 @@ def test_when_an_attempt_began_is_told_to_the_microsecond(tmp_path: Path):
     again = {**RECORD, "attempt": 2}
     written(tmp_path, again, start="20261120T101600.700001Z-x", attempt=f"{RUN}-a2")
     written(tmp_path, again, start="20261120T101600.900000Z-y", attempt=f"{RUN}-a2")
-    (attempt,) = SharedRun(str(tmp_path)).attempts()
+    (attempt,) = AttachedRun(str(tmp_path)).attempts()
     assert attempt.created_at == "2026-11-20T10:16:00.700001Z"
 
 
@@ -117,12 +117,12 @@ def test_whatever_a_field_holds_nothing_breaks(tmp_path: Path):
     read = 0
     for name, record in changed():
         try:
-            (attempt,) = SharedRun(written(tmp_path / "out", record)).attempts()
+            (attempt,) = AttachedRun(written(tmp_path / "out", record)).attempts()
         except CloudtrainError as error:
             assert error.message and not name.startswith(("about", "manifest", "state", "reason")), name
             continue
         read += 1
-        text = attempt.plan.to_json() + json.dumps([attempt.origin, attempt.created_at, str(attempt.status)])
+        text = attempt.plan.to_json() + json.dumps([attempt.provenance, attempt.created_at, str(attempt.status)])
         assert "\\u001b" not in text and "\\u0000" not in text and len(text) < 2_000_000, name
         assert attempt.plan.attempt_id == ATTEMPT and Plan.from_json(attempt.plan.to_json()) == attempt.plan
     assert read > 150
@@ -233,19 +233,19 @@ def test_starts_of_one_attempt_follow_one_another(tmp_path: Path):
     written(tmp_path / "out", {**RECORD, "reason": "the second"}, line(0, "c"), start=later)
     run = attach(top, tmp_path / "home")
     assert run.record.status.reason == "the second"
-    assert [(each.seq, each.text) for each in run.logs()] == [(0, "a"), (1, "b"), (backend.STARTS, "c")]
+    assert [(each.seq, each.text) for each in run.logs()] == [(0, "a"), (1, "b"), (attached_run.STARTS, "c")]
 
 
 def test_a_gap_in_a_log_is_waited_for_and_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     top = Path(written(tmp_path / "out", log=line(0, "a")))
     pieces = top / "logs" / ATTEMPT / "node-0" / START
     (pieces / "00000002").write_bytes(line(2, "c"))
-    shared = SharedRun(str(top))
+    shared = AttachedRun(str(top))
     shared.attempts()
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a"]
     (pieces / "00000001").write_bytes(line(1, "b"))
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a", "b", "c"]
-    monkeypatch.setattr(backend, "MOST_PIECE", len(line(0, "a")) + 1)
+    monkeypatch.setattr(attached_run, "MOST_PIECE", len(line(0, "a")) + 1)
     (pieces / "00000001").write_bytes(line(1, "long"))
     assert [each.text for each in shared.lines(ATTEMPT)] == ["a"]
 
