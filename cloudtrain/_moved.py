@@ -83,7 +83,7 @@ backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
 backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
- events.MAX_ROW=metrics.MAX_ROW
+events.MAX_ROW=metrics.MAX_ROW
 events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
 nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt

@@ -1,8 +1,8 @@
-"""What a backend is: the one file that a backend's author reads.
+"""The interface of a backend: Plan, Feature and the Backend protocol. A backend's author needs only this file.
 
-A backend turns a Job into the exact request of its platform (`plan`, pure), sends it (`submit`), and afterwards finds,
-watches, stops and empties it by a handle: a string that is all a new object needs. It never touches the store, never
-prints, and never imports another backend. `cloudtrain.testing.contract` is the suite that it must pass.
+A backend converts a Job into the exact request of its platform (`plan`, pure) and sends it (`submit`). Afterwards it
+finds, watches, cancels and fetches the attempt by its handle, a string that another process can use as well. It never
+touches the history, never prints, and never imports another backend. It must pass the suite `cloudtrain.testing.contract`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 PLAN_VERSION = 1
 FETCHABLE = ("model", "outputs", "checkpoints")
-ATTACHED = "attached:"  # begins the identity and the handles of a run that was submitted elsewhere; no backend's do
+ATTACHED = "attached:"  # prefix of the identity and handles of a run that was submitted elsewhere; no backend uses it
 
 
 class Feature(StrEnum):
-    """What a backend can do; a job that needs more is refused before anything is uploaded."""
+    """What a backend supports; a job that needs more is refused before anything is uploaded."""
 
     MULTI_NODE = "more than one node"
     MIN_NODES = "fewer nodes than asked for (min_nodes)"
@@ -51,10 +51,10 @@ class Plan:
     backend: str
     run_id: str
     attempt: int
-    request: Mapping[str, Any]  # the platform's own request; values that only the server knows stand as ${...}
+    request: Mapping[str, Any]  # the platform's own request; ${...} stands for values that only the server knows
     bundle: Mapping[str, Any]  # sha256, source_sha256, size_bytes, files, commit, dirty
     manifest: Mapping[str, Any]  # see cloudtrain.backends.manifest.Manifest
-    job: Mapping[str, Any]  # the resolved job, from which the same bundle can be made again
+    job: Mapping[str, Any]  # the resolved job, from which the same bundle can be built again
     target: str = ""
     retries: str = "client"  # who starts the next attempt: client or platform
     price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
@@ -106,56 +106,56 @@ class AttachedAttempt:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A place where jobs run. Constructors take validated options and a folder of their own, and do no I/O."""
+    """A platform that runs jobs. Constructors take validated options and the backend's own folder, and do no I/O."""
 
     name: str
-    poll_s: float  # how often its status may be asked for, in seconds
+    poll_s: float  # seconds between two calls of `status`
     features: frozenset[Feature]
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None: ...
 
     @classmethod
     def options(cls) -> type[BaseModel]:
-        """Return the model of this backend's `options`; a method, so that readers need not import pydantic."""
+        """Return the pydantic model of this backend's `options`; a method, so that other commands need not import pydantic."""
         ...
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        """Return what would be sent. Pure: no network, clock, randomness, SDK or credentials.
+        """Return everything that `submit` would send. Pure: no network, clock, randomness, SDK or credentials.
 
-        Raises BadJob with every problem that this platform has with the job.
+        Raises BadJob with every reason why this platform cannot run the job.
         """
         ...
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
-        """Upload, create, and return the handle; blocks until the platform has accepted.
+        """Upload the bundle, create the job, and return its handle; blocks until the platform has accepted it.
 
-        Sending the same plan again completes what an interrupted call left undone and returns the same handle.
+        A second call with the same plan completes an interrupted one and returns the same handle.
 
         Raises:
             BackendError: the platform refuses the attempt (validation, permission): it is FAILED.
-            NoCapacity: there are no such machines, or a quota is used up: the event `capacity`.
+            NoCapacity: insufficient capacity, or a quota is used up: the event `capacity`.
             Unreachable: no answer, throttled, or an error on the platform's side: the attempt stays open, and nothing
                 is sent again before `find` has answered.
         """
         ...
 
     def find(self, attempt_id: str) -> str | None:
-        """Return the handle of an attempt that exists on the platform, None where the platform says that it has none.
+        """Return the handle of an attempt that exists on the platform, None if the platform confirms that it has none.
 
-        Blocking. Raises BackendError where the platform cannot be asked: that is no None.
+        Blocking. Raises BackendError if the platform does not answer; it must not return None then.
         """
         ...
 
     def status(self, handle: str) -> Status:
-        """Return the attempt's state now; LOST when the platform no longer knows it."""
+        """Return the attempt's current status; LOST if the platform no longer has it."""
         ...
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        """Yield the lines of all nodes, in order on each node; with `follow` until the attempt is final."""
+        """Yield the log lines of all nodes after the cursor `after`, in order on each node; with `follow` until the end."""
         ...
 
     def cancel(self, handle: str) -> None:
-        """Ask the platform to stop the attempt; idempotent, does not wait."""
+        """Request that the platform stops the attempt; idempotent, does not wait for the end."""
         ...
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
@@ -163,12 +163,12 @@ class Backend(Protocol):
         ...
 
     def check(self) -> list[Problem]:
-        """Return what stands in the way of using this backend from here (doctor)."""
+        """Return the problems that would stop a submission from this machine (`cloudtrain doctor`)."""
         ...
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
-        """Return options that could be found out about the account (init); never raises."""
+        """Return options that the account's settings show (`cloudtrain init`); never raises."""
         ...
 
 
@@ -191,31 +191,31 @@ class ReadsOutputs(Backend, Protocol):
 
 @runtime_checkable
 class HasCapacity(Protocol):
-    """A backend that can say what accelerators its place has; not every platform tells."""
+    """A backend that can report the accelerators of its platform."""
 
     def capacity(self) -> str:
-        """Return one sentence for doctor; blocking. Raises BackendError."""
+        """Return one sentence on the accelerators, for doctor; blocking. Raises BackendError."""
         ...
 
 
 @runtime_checkable
 class HasImages(Protocol):
-    """A backend that can say which container images an attempt's nodes run; asked when it runs, and at its end."""
+    """A backend that can report the container images of an attempt's nodes; called when it starts to run and at its end."""
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return node -> its image as `cloudtrain.backends.images.pinned_image` writes it, of the nodes that are known; blocking.
+        """Return node -> image as `cloudtrain.backends.images.pinned_image` returns it, for the nodes that are known.
 
-        Raises BackendError; a run goes on without an answer.
+        Blocking. Raises BackendError; the run continues without an answer.
         """
         ...
 
 
 @runtime_checkable
 class HasLabels(Protocol):
-    """A backend that can read the labels of an attempt back from its platform; asked when a `--key` is reused."""
+    """A backend that can read an attempt's labels back from its platform; called when a `--key` is reused."""
 
     def labels(self, handle: str) -> dict[str, str]:
-        """Return the labels of `plan.job["labels"]` that the platform kept; blocking. Raises BackendError."""
+        """Return the labels of `plan.job["labels"]` that the platform stored; blocking. Raises BackendError."""
         ...
 
 
@@ -230,11 +230,11 @@ class HasManifests(Protocol):
 
 @runtime_checkable
 class HasRemains(Protocol):
-    """A backend whose submission has several steps, so that an interrupted one can leave something that may run."""
+    """A backend whose submission has several steps: an interrupted one can leave parts that still run."""
 
     def discard(self, attempt_id: str) -> None:
-        """Stop what is left of an attempt that `find` does not know, and that nobody wants; blocking, idempotent.
+        """Stop what is left of an abandoned attempt that `find` does not return; blocking, idempotent.
 
-        Raises BackendError where that cannot be confirmed: the attempt stays open.
+        Raises BackendError if that cannot be confirmed: the attempt stays open.
         """
         ...

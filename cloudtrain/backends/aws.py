@@ -1,7 +1,7 @@
-"""AWS as seen from a client: one session, its clients, and every error of theirs as a sentence with what to do.
+"""Call AWS through boto3: one session for a profile and region, and every AWS error as a message with a hint.
 
-boto3 is imported when something is asked. Throttling, 5xx and lost connections are tried again by botocore itself, with
-backoff and jitter; what arrives here has failed for good.
+boto3 is imported at the first call. botocore itself retries throttling, 5xx and lost connections with backoff and jitter;
+the errors that arrive here are final.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 from cloudtrain.importing import Quickly
 
-TRIES = 6  # of one request; the pauses between them grow to 20 s
+TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
-# Tries, and both times, of what no job needs: where it does not answer nobody is to wait for long.
+# service -> tries, connect and read timeouts. No job depends on these services, so a call gives up early.
 OPTIONAL_SERVICES = {"ecr": (2, 5, 5)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _INVALID = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
-# What botocore.retries.standard takes for throttling, and S3's own words for it.
+# The codes that botocore.retries.standard treats as throttling, and those of S3.
 _THROTTLED = {
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
@@ -41,9 +41,9 @@ _NO_BUCKET = {"NoSuchBucket"}
 
 
 class AwsError(BackendError):
-    """AWS refused or failed; `code` is its own word for it.
+    """AWS refused a request or failed; `code` is AWS's error code.
 
-    `resent` is true where botocore had sent the request before: an earlier try may have been carried out.
+    `resent` is true if botocore had sent the request before: an earlier try may have been carried out.
     """
 
     def __init__(self, message: str, hint: str = "", code: str = "", *, resent: bool = False) -> None:
@@ -53,15 +53,15 @@ class AwsError(BackendError):
 
 
 class AwsUnreachable(AwsError, Unreachable):
-    """AWS did not answer, is overloaded, or failed by itself: the request may have been carried out."""
+    """AWS did not answer, throttles, or failed with 5xx: the request may have been carried out."""
 
 
 class AwsNoCapacity(AwsError, NoCapacity):
-    """AWS has no such machines, or a quota of the account is used up."""
+    """Insufficient capacity, or a quota of the account is used up."""
 
 
 class Aws:
-    """A session of one profile and region; thread-safe like its clients. Nothing is asked before it is needed."""
+    """A boto3 session of one profile and region and its clients; thread-safe. Created at the first call."""
 
     def __init__(self, backend: str, region: str | None, profile: str | None, endpoint: str | None) -> None:
         self.backend, self.profile, self.endpoint = backend, profile, endpoint
@@ -70,7 +70,7 @@ class Aws:
 
     @cached_property
     def session(self) -> Any:
-        """The boto3 session; raises MissingExtra, AwsError for a profile that does not exist."""
+        """The boto3 session; raises MissingExtra without boto3, AwsError for a profile that does not exist."""
         try:
             with Quickly():
                 import boto3
@@ -93,7 +93,7 @@ class Aws:
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
         if service not in self._clients:
-            with Quickly():  # the model of an API is a hundred thousand objects
+            with Quickly():  # loading an API's model creates a hundred thousand objects
                 session = self.session
                 from botocore.config import Config
 
@@ -109,22 +109,24 @@ class Aws:
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
-        self.session  # noqa: B018 - says what is missing where there is no botocore
+        self.session  # noqa: B018 - raises MissingExtra without botocore
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
         try:
             return getattr(self.client(service), operation)(**values)
         except (BotoCoreError, ClientError, ResponseParserError) as error:
-            action = getattr(error, "operation_name", None) or _camel_case(operation)  # a transfer asks several
+            action = getattr(error, "operation_name", None) or _camel_case(
+                operation
+            )  # one transfer calls several operations
             raise self.explain(error, f"{service}:{action}") from None
 
     def account(self) -> str:
-        """Return the account of the credentials; blocking."""
+        """Return the account id of the credentials; blocking."""
         return str(self.call("sts", "get_caller_identity")["Account"])
 
     def explain(self, error: Exception, action: str) -> AwsError:
-        """Return one of botocore's errors as a sentence and a hint; AwsUnreachable and AwsNoCapacity say what kind."""
+        """Convert a botocore error into an AwsError with a message and a hint: AwsUnreachable, AwsNoCapacity, or a refusal."""
         answer = getattr(error, "response", None)
         if not isinstance(answer, dict):
             return self._explain_no_answer(error)

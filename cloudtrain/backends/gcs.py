@@ -1,4 +1,4 @@
-"""A Cloud Storage bucket: put a bundle there once, bring a run's folders back."""
+"""Upload and download objects of a Google Cloud Storage bucket."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cloudtrain.backends import google
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, Unreachable
 
-CHUNK = 16 << 20  # bytes in one request of an upload; a multiple of 256 KiB
-ONE_REQUEST = 8 << 20  # bytes; below, one request does it
-PARALLEL_DOWNLOADS = 4  # downloads
+CHUNK = 16 << 20  # bytes in one request of a resumable upload; a multiple of 256 KiB
+ONE_REQUEST = 8 << 20  # bytes; up to here an upload is a single request
+PARALLEL_DOWNLOADS = 4
 
 
 class Bucket:
-    """One bucket of an account; every call blocks. Raises ApiError, Unreachable."""
+    """The objects of one bucket; every call blocks. Raises ApiError, Unreachable."""
 
     def __init__(self, api: GoogleApi, name: str) -> None:
         self._api, self.name = api, name
 
     def exists(self, name: str, size: int | None = None) -> bool:
-        """Return whether an object (of that size) exists."""
+        """Return whether an object exists, with that size if `size` is set."""
         failure = f"gs://{self.name}/{name} cannot be looked up"
         answer = self._api.call(
             "GET", "storage", self._object_path(name), failure, query={"fields": "size"}, accept=(404,)
@@ -38,10 +38,7 @@ class Bucket:
         return size is None or int(answer.json["size"]) == size
 
     def upload_once(self, path: Path, name: str) -> bool:
-        """Upload a file unless an object of that name exists, whoever else may be doing the same; False when it did.
-
-        Nothing is sent for an object that exists.
-        """
+        """Upload a file unless an object of that name exists; False if it exists. Safe against concurrent uploads."""
         if self.exists(name):
             return False
         failure = f"the source cannot be uploaded to gs://{self.name}/{name}"
@@ -50,7 +47,7 @@ class Bucket:
         upload_path = f"/upload/storage/v1/b/{quote(self.name)}/o"
         content_type = {"Content-Type": "application/gzip"}
         if size <= ONE_REQUEST:
-            # Sent twice after an answer that got lost, it finds its own object: 412 is success.
+            # A retry after a lost answer finds its own object: 412 is success.
             one_request = {**query, "uploadType": "media"}
             answer = self._api.call(
                 "POST",
@@ -76,7 +73,7 @@ class Bucket:
         return session.status != 412 and self._upload_chunks(path, size, session.headers["location"], failure)
 
     def list_objects(self, prefix: str) -> dict[str, tuple[int, str]]:
-        """Return name -> (bytes, MD5) of all objects below a prefix."""
+        """Return object name -> (bytes, MD5) of all objects below a prefix."""
         objects: dict[str, tuple[int, str]] = {}
         query = {"prefix": prefix, "fields": "items(name,size,md5Hash),nextPageToken", "maxResults": "1000"}
         while True:
@@ -89,13 +86,13 @@ class Bucket:
             query["pageToken"] = page["nextPageToken"]
 
     def download(self, name: str, into: IO[bytes]) -> None:
-        """Write an object's bytes into a file."""
+        """Download an object into an open file."""
         self._api.download(
             "storage", f"{self._object_path(name)}?alt=media", f"gs://{self.name}/{name} cannot be read", into
         )
 
     def download_prefix(self, prefix: str, into: Path) -> int:
-        """Copy all objects below a prefix into a folder, and return how many; what is here and equal is not read again.
+        """Download all objects below a prefix into a folder, and return how many; equal files are not downloaded again.
 
         Raises BackendError for a name that would lead out of the folder.
         """
@@ -123,7 +120,7 @@ class Bucket:
         return len(names)
 
     def _upload_chunks(self, path: Path, size: int, session: str, failure: str) -> bool:
-        """Send the pieces of a resumable upload; one that broke off goes on where it was."""
+        """Send the chunks of a resumable upload; an interrupted one resumes at the offset that the server reports."""
         offset = stalled_tries = 0
         with open(path, "rb") as file:
             while True:

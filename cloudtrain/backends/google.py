@@ -1,6 +1,6 @@
-"""Google's REST APIs with google-auth alone: calls, retries, and errors as sentences that say what to do.
+"""Call Google Cloud's REST APIs with google-auth alone: authentication, retries, and errors with a hint what to do.
 
-A simulator's address stands for all services and needs no credentials.
+A simulator has one address for all services and needs no credentials.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachabl
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 60.0
 TRIES = 5
-PAUSE_S = 0.25  # doubled from try to try
-RETRYABLE = (408, 429, 500, 502, 503, 504)  # the same call may work later
+PAUSE_S = 0.25  # before the second try; doubled after each
+RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
 _QUOTA_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
 _CALL_RATE = re.compile(
     r"per (minute|second|100 seconds|day)|rate.?limit|requests", re.IGNORECASE
-)  # of calls, not of machines
+)  # a rate limit of calls, not a quota of machines
 
 
 class ApiError(BackendError):
-    """An API answered with an error; `status` is that of HTTP, `said` its own words."""
+    """An API answered with an error; `status` is the HTTP status, `api_message` the API's own message."""
 
     def __init__(self, status: int, api_message: str, failure: str) -> None:
         message, hint = explain_error(status, api_message, failure)
@@ -38,22 +38,22 @@ class ApiError(BackendError):
 
 
 class ApiUnreachable(ApiError, Unreachable):
-    """An API is overloaded or failed by itself: what was asked may have been done."""
+    """An API throttles or failed with 5xx: the request may have been carried out."""
 
 
 class ApiNoCapacity(ApiError, NoCapacity):
-    """There are no such machines, or a quota for them is used up."""
+    """Insufficient capacity, or a quota for machines is used up."""
 
 
 def api_error(status: int, api_message: str, failure: str) -> ApiError:
-    """Return an API's answer as the error of its kind."""
+    """Return the error for an API's answer: ApiNoCapacity, ApiUnreachable, or ApiError for a refusal."""
     if is_capacity_error(status, api_message):
         return ApiNoCapacity(status, api_message, failure)
     return (ApiUnreachable if status in RETRYABLE or status >= 500 else ApiError)(status, api_message, failure)
 
 
 class Answer(NamedTuple):
-    """What an API answered: status, headers by small letters, body."""
+    """An HTTP response: status, headers with lowercase names, body."""
 
     status: int
     headers: Mapping[str, str]
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The body as data; raises Unreachable where something on the way has answered in place of the API."""
+        """The body parsed as JSON; raises Unreachable where a proxy answered instead of the API."""
         try:
             return json.loads(self.body or b"null")
         except ValueError:
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 
 
 class GoogleApi:
-    """Calls of one account. `endpoint` gives a simulator's address; it is asked again when that does not answer."""
+    """A client of Google's APIs for one account and region. `endpoint` returns a simulator's address, for every call."""
 
     def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
         self._region, self._endpoint = region, endpoint
@@ -86,7 +86,7 @@ class GoogleApi:
         return self._endpoint() if self._endpoint else None
 
     def url(self, service: str) -> str:
-        """Return the address of aiplatform, storage or logging."""
+        """Return the base URL of aiplatform, storage or logging."""
         if self._endpoint is not None:
             return self._endpoint()
         return (
@@ -112,7 +112,7 @@ class GoogleApi:
     ) -> Answer:
         """Return an answer of 2xx or a status in `accept`; `failure` begins the error's sentence. Blocking.
 
-        Raises ApiError, Unreachable where nobody knows whether it was done, BackendError without credentials.
+        Raises ApiError, Unreachable if the request may or may not have been carried out, BackendError without credentials.
         """
         if body is not None:
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
@@ -146,7 +146,7 @@ class GoogleApi:
         raise AssertionError("the last try returns or raises")
 
     def download(self, service: str, path: str, failure: str, into: IO[bytes], offset: int = 0) -> None:
-        """Write a large answer into a file, from byte `at` on; blocking. Raises ApiError, Unreachable."""
+        """Download a large answer into a file, from byte `offset` on; blocking. Raises ApiError, Unreachable."""
         for turn in range(TRIES):
             try:
                 headers = {**self._auth_header(), **({"Range": f"bytes={offset}-"} if offset else {})}
@@ -161,7 +161,7 @@ class GoogleApi:
                 with error:
                     api_message = _error_message(_read_body(error))
                 if error.code == 416:
-                    return  # all of it was there
+                    return  # the file was complete already
                 if error.code not in RETRYABLE or turn == TRIES - 1:
                     raise api_error(error.code, api_message, failure) from None
             except (OSError, http.client.HTTPException) as error:
@@ -196,7 +196,7 @@ class GoogleApi:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect, and to another place without the token: urllib itself would take it along."""
+    """Follows redirects, without the access token when the host changes; urllib itself would send it there."""
 
     def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
         redirected = super().redirect_request(req, *rest)
@@ -211,7 +211,7 @@ def _origin(address: str) -> tuple[str, str]:
 
 
 def is_capacity_error(status: int, api_message: str) -> bool:
-    """Return whether an answer tells of missing machines or a used up quota for them; a rate of calls is no quota."""
+    """Return whether an error means insufficient capacity or a used up quota of machines, not a rate limit of calls."""
     lowercase = api_message.lower()
     if _QUOTA_METRIC.search(api_message) or "resources are insufficient" in lowercase or "stockout" in lowercase:
         return True
@@ -219,7 +219,7 @@ def is_capacity_error(status: int, api_message: str) -> bool:
 
 
 def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str]:
-    """Return one sentence and a hint for an error of Google's APIs."""
+    """Return a message and a hint for an error of Google's APIs."""
     text = " ".join(api_message.split())[:400]
     lowercase = text.lower()
     metric = _QUOTA_METRIC.search(text)
@@ -264,7 +264,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
 
 
 def _read_body(error: urllib.error.HTTPError) -> bytes:
-    """Return what came with a refusal, as far as it came: the refusal itself is known."""
+    """Return an error's body, or the part that arrived before the connection broke off."""
     try:
         return error.read()
     except http.client.IncompleteRead as broken:
@@ -274,7 +274,7 @@ def _read_body(error: urllib.error.HTTPError) -> bytes:
 
 
 def _error_message(body: bytes) -> str:
-    """Return an error's own words; a registry has a list of errors."""
+    """Return the message in an error's JSON body; a container registry answers with a list of errors."""
     text = body.decode("utf-8", "replace")
     try:
         answer = json.loads(text)
@@ -289,7 +289,7 @@ def _lowercase_names(headers: Any) -> dict[str, str]:
 
 
 def _auth_transport() -> Any:
-    """Return what google-auth sends its own requests with: urllib, so that it needs no further package."""
+    """Return google-auth's transport, built on urllib so that no other HTTP package is needed."""
     from google.auth import exceptions, transport
 
     class Response(transport.Response):

@@ -1,4 +1,4 @@
-"""Container images by name: the parts of a reference, and the digest that tells one image from a later one of the same tag."""
+"""Container image names: parse a reference, pin it by digest, and describe the images of a run's nodes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-MAX_LENGTH = 500  # characters of what is kept
-PULLED_S = 3600.0  # after a job's start what a tag stands for is what was pulled; later it may long be another image
+MAX_LENGTH = 500  # characters of an image name that is stored
+PULLED_S = (
+    3600.0  # this long after a job's start its tag is taken to mean the image that was pulled; later it may have moved
+)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PINNED = re.compile(r"(?:[\w.:/-]+@)?sha256:[0-9a-f]{64}", re.ASCII)
-_SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # of older kubelets
+_SCHEMES = ("docker-pullable://", "docker://", "containerd://")  # prefixes that older kubelets report
 
 
 class Reference(NamedTuple):
@@ -26,7 +28,7 @@ def parse_reference(text: str) -> Reference:
     """Return the parts of an image's name as Docker reads it (distribution/reference, 2026-11-22)."""
     path_and_tag, _, digest = text.partition("@")
     head, slash, rest = path_and_tag.partition("/")
-    # What comes first is a registry only where it cannot be a folder of Docker Hub.
+    # The first part is a registry only if it cannot be a namespace on Docker Hub: it has a dot, a colon, or is localhost.
     registry, path = (
         (head, rest) if slash and (set(head) & set(".:") or head == "localhost") else ("docker.io", path_and_tag)
     )
@@ -37,25 +39,25 @@ def parse_reference(text: str) -> Reference:
 
 
 def pinned_image(image: str) -> str:
-    """Return what a platform said of an image that runs as NAME@sha256:... or sha256:..., "" where that names no one image."""
+    """Return an image that a platform reported as NAME@sha256:... or sha256:..., "" if it has no digest."""
     for scheme in _SCHEMES:
         image = image.removeprefix(scheme)
     return image if len(image) <= MAX_LENGTH and _PINNED.fullmatch(image) else ""
 
 
 def with_digest(text: str, digest: str) -> str:
-    """Return an image's name with the digest that its tag stood for, the tag kept: NAME:TAG@sha256:...; "" without one."""
+    """Return an image's name with a digest added, the tag kept: NAME:TAG@sha256:...; "" for an invalid digest."""
     return pinned_image(f"{text.partition('@')[0]}@{digest}")
 
 
 def tag_is_current(name: str, age_s: float | None) -> bool:
-    """Return whether a name stands for what a job pulled that began so many seconds ago; None is one that never began."""
+    """Return whether an image's tag still means what a job pulled `age_s` seconds ago; None: the job never started."""
     return age_s is not None and ("@" in name or age_s <= PULLED_S)
 
 
 def describe_images(images: Mapping[int, str]) -> list[str]:
-    """Return node -> image in words: one line where all that are known run the same, else one for each image."""
-    nodes: dict[str, list[int]] = {}  # by digest: one image may be known by several names
+    """Return the lines that describe node -> image: one line if all nodes run the same image, else one for each."""
+    nodes: dict[str, list[int]] = {}  # by digest: one image may have several names
     for node, image in sorted(images.items()):
         nodes.setdefault(digest_of(image), []).append(node)
     if len(nodes) < 2:
@@ -66,5 +68,5 @@ def describe_images(images: Mapping[int, str]) -> list[str]:
 
 
 def digest_of(image: str) -> str:
-    """Return the digest of what `exact` returned."""
+    """Return the digest of an image that `pinned_image` returned."""
     return image.rpartition("@")[2]

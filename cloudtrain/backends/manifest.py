@@ -1,7 +1,7 @@
-"""What travels with an attempt beside the source: the launcher's orders.
+"""The launcher's manifest: the command, inputs, limits and settings of one attempt, sent beside the source bundle.
 
-JSON, compressed, base64url, in pieces of at most 2,400 characters, so that it fits environment variables,
-hyperparameters and labels everywhere. It is not part of the bundle: a changed learning rate uploads nothing.
+It is JSON, compressed, base64url, in pieces of at most 2,400 characters, so that it fits environment variables,
+hyperparameters and labels of every platform. It is not part of the bundle: a changed learning rate uploads nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """The orders of one attempt; plain data, equal on every node."""
+    """What the launcher needs to run one attempt; plain data, equal on every node."""
 
     run_id: str
     attempt: int
-    argv: tuple[str, ...]  # the rank's command behind the interpreter: ("train.py", "--lr", "3.0e-4")
+    argv: tuple[str, ...]  # the rank's arguments after the interpreter: ("train.py", "--lr", "3.0e-4")
     nodes: int
     processes_per_node: int
     min_nodes: int | None = None
@@ -45,7 +45,9 @@ class Manifest:
     max_runtime_s: int = 24 * 3600
     grace_s: int = 30
     stall_s: int | None = None  # no limit; left out of the JSON then
-    about: Mapping[str, Any] = field(default_factory=dict)  # for who attaches (provenance.about); in the pieces only
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # for `attach` (provenance.about); only in the encoded pieces
     version: int = VERSION
 
     @property
@@ -58,7 +60,7 @@ class Manifest:
 
     @classmethod
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
-        """Return the orders for an attempt of a validated job."""
+        """Return the manifest for an attempt of a validated job."""
         return cls(
             run_id=run_id,
             attempt=attempt,
@@ -85,9 +87,9 @@ class Manifest:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready plain data: the orders themselves, as a plan shows them."""
+        """Return the manifest as JSON-ready data, as a plan shows it; without `about`."""
         data = asdict(self)
-        del data["about"]  # the plan says it already
+        del data["about"]  # a plan has the same data elsewhere
         data["argv"] = list(self.argv)
         if self.stall_s is None:
             del data["stall_s"]
@@ -101,9 +103,9 @@ class Manifest:
         return cls(**{**data, "argv": tuple(data["argv"])})
 
     def encode(self) -> list[str]:
-        """Return the pieces; raises BadRequest when they exceed 64 KiB together.
+        """Return the encoded pieces; raises BadRequest if they exceed 64 KiB together.
 
-        What is only told to those who attach to the run stays behind where there is no room for it.
+        If they would, the data for `attach` is left out: first the patch, then all of `about`.
         """
         no_patch = {name: value for name, value in self.about.items() if name != "patch"}
         for about in (self.about, no_patch, {}):

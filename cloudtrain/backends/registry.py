@@ -1,6 +1,6 @@
-"""Backend name -> class: the built-in table first, then the entry points `cloudtrain.backends` of installed packages.
+"""Find a backend by name: the built-in table first, then the entry points `cloudtrain.backends` of installed packages.
 
-The only module that knows the backends' names. A class is imported when it is asked for.
+The only module that knows the backends' names. It imports a backend's module only when that backend is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cloudtrain.backends.api import Backend, ReadsOutputs
 from cloudtrain.errors import MissingExtra, UnknownBackend
 
 GROUP = "cloudtrain.backends"
-# name -> "module:class", and the extra that brings what the module needs
+# name -> "module:class", and the pip extra that installs what the module needs
 BUILT_IN: dict[str, tuple[str, str | None]] = {
     "kubernetes": ("cloudtrain.backends.kubernetes.backend:KubernetesBackend", None),
     "local": ("cloudtrain.backends.local.backend:LocalBackend", None),
@@ -30,7 +30,7 @@ ATTACHED = "cloudtrain.backends.attached.backend:AttachedBackend"  # reads runs 
 
 
 class Names(Collection[str]):
-    """The names of all backends; for a built-in one nothing is looked up among the installed packages (some 20 ms)."""
+    """The names of all backends; a lookup of a built-in name does not scan the installed packages (some 20 ms)."""
 
     def __contains__(self, name: object) -> bool:
         return name in BUILT_IN or name in _plugins()
@@ -46,7 +46,7 @@ class Names(Collection[str]):
 
 
 def names() -> list[str]:
-    """Return the names of all backends that can be named, without importing any."""
+    """Return the names of all backends, built-in and installed, without importing any."""
     return list(Names())
 
 
@@ -72,7 +72,7 @@ def backend_class(name: str) -> type[Backend]:
 
 
 def create(name: str, options: Mapping[str, Any], home: Path) -> Backend:
-    """Return a backend over validated options; its folder is `<home>/runs`."""
+    """Return a backend with validated options; its folder is `<home>/runs`."""
     return backend_class(name)(options, home / "runs")
 
 

@@ -1,4 +1,4 @@
-"""Results in S3, brought here: archives unpacked without trusting them, prefixes copied, what is here not read again."""
+"""Upload and download S3 objects: single files, whole prefixes, and tar archives that are unpacked safely."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.errors import BackendError
 
 CHUNK = 1 << 20  # bytes in memory at a time
-UPLOAD_TRIES = 5  # of an object that others are putting at the same time
+UPLOAD_TRIES = 5  # tries to upload an object that others upload at the same time
 
 
 def download_archive(aws: Aws, uri: str, into: Path) -> None:
-    """Unpack an archive at s3://bucket/key below a folder; one that is not there is no error. Raises BackendError.
+    """Download a tar.gz at s3://bucket/key and unpack it into a folder; a missing one is no error. Raises BackendError.
 
-    Names and links that lead out of the folder, devices and owners are refused: the job's code wrote the archive.
+    The job's code wrote the archive, so it is not trusted: names and links that lead out of the folder, devices and
+    owners are refused.
     """
     bucket, key = _split_uri(uri)
     with tempfile.TemporaryFile() as file:
@@ -41,13 +42,13 @@ def download_archive(aws: Aws, uri: str, into: Path) -> None:
 
 
 def upload_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.0, **encryption: Any) -> None:
-    """Put a file where nothing is yet; what is there by that name is as good. Blocking. Raises AwsError, OSError."""
+    """Upload a file unless an object of that key exists; blocking. Raises AwsError, OSError."""
     for turn in range(UPLOAD_TRIES):
         with open(path, "rb") as file:
             try:
                 aws.call("s3", "put_object", Body=file, IfNoneMatch="*", Bucket=bucket, Key=key, **encryption)
             except AwsError as error:
-                if error.code in ("ConditionalRequestConflict", "409"):  # another submit is putting this very object
+                if error.code in ("ConditionalRequestConflict", "409"):  # another submit uploads the same object
                     if turn == UPLOAD_TRIES - 1:
                         raise AwsUnreachable(error.message, "try again in some minutes", error.code) from None
                     time.sleep(pause_s)
@@ -58,7 +59,7 @@ def upload_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.
 
 
 def exists(aws: Aws, bucket: str, key: str) -> bool:
-    """Tell whether an object exists; 403 is what S3 says of a missing one to who may not list the bucket."""
+    """Return whether an object exists. Without the permission to list, S3 answers 403 for a missing object."""
     try:
         aws.call("s3", "head_object", Bucket=bucket, Key=key)
     except AwsError as error:
@@ -69,22 +70,22 @@ def exists(aws: Aws, bucket: str, key: str) -> bool:
 
 
 def upload_archive(aws: Aws, folder: Path, uri: str) -> None:
-    """Put a folder's archive at s3://bucket/key; blocking. Raises BackendError."""
+    """Upload a folder as a tar.gz to s3://bucket/key; blocking. Raises BackendError."""
     bucket, key = _split_uri(uri)
     try:
         with tempfile.TemporaryFile(dir=folder.parent) as file:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
                 archive.add(folder, arcname=".")
             file.seek(0)
-            aws.call("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=key)  # in parts where it is large
+            aws.call("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=key)  # a multipart upload if it is large
     except OSError as error:
         raise BackendError(f"{folder} cannot be packed: {error.strerror}", "free some disk space") from None
 
 
 def download_prefix(aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = lambda: False) -> int:
-    """Copy all objects below s3://bucket/prefix/, or the one at s3://bucket/key, and return how many there are.
+    """Download all objects below s3://bucket/prefix/, or the one at s3://bucket/key, and return how many there are.
 
-    Of an object that is here with its size and time nothing is read. `stop` is asked before every piece. Raises
+    A file with the object's size and time is not downloaded again. `stop` is called before every chunk. Raises
     BackendError, also for a name that would lead out of `into`.
     """
     bucket, prefix = _split_uri(uri)
@@ -93,10 +94,10 @@ def download_prefix(aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = l
         name = str(stored["Key"])[len(prefix) :]
         if not prefix.endswith("/") and prefix:
             if name:
-                continue  # what only begins like it
+                continue  # another key with the same beginning
             name = prefix.rpartition("/")[2]
         if not name or name.endswith("/"):
-            continue  # what consoles make of a folder
+            continue  # the placeholder object of a folder
         if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise BackendError(f"the bucket {bucket} offers a file {name!r}, which is refused")
         count += 1
@@ -116,7 +117,7 @@ def download_prefix(aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = l
 
 
 def _read_chunks(aws: Aws, bucket: str, key: str) -> Iterator[bytes]:
-    """Yield an object's bytes; raises AwsError, also where the connection breaks on the way."""
+    """Yield an object's bytes in chunks; raises AwsError, also where the connection breaks off."""
     from botocore.exceptions import BotoCoreError
 
     body = aws.call("s3", "get_object", Bucket=bucket, Key=key)["Body"]

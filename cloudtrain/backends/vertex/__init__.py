@@ -1,4 +1,4 @@
-"""Custom jobs of Vertex AI, and their local mode."""
+"""The backends `vertex` (custom jobs on Vertex AI) and `vertex-local` (the same jobs against a local simulator)."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:

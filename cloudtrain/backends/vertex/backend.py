@@ -1,6 +1,6 @@
-"""Training on Vertex AI: every job is a custom job, and the platform drives its restarts.
+"""The backend `vertex`: runs every job as a Vertex AI custom job; the platform itself restarts it.
 
-The handle is the job's resource name. What the job is stands in request.py, how it is talked to in jobs.py.
+The handle is the job's resource name. request.py builds the job, jobs.py calls the API.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-POLL_S = 5.0  # reading a log is limited to some 60 calls a minute for a whole project
+POLL_S = 5.0  # Cloud Logging allows some 60 reads a minute for a whole project
 SIMULATED_S = 0.1
-LOOK_S = 2.0  # after a create that may have been heard
+LOOK_S = 2.0  # between looks for a job whose create had no answer
 
 
 class VertexBackend:
@@ -105,8 +105,11 @@ class VertexBackend:
         return self._jobs.logs(handle, follow=follow, after=after)
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return node -> its image. A tag's digest is the one behind it now: the watcher asks when it sees the run
-        begin to run, and a tag that has moved since the image was pulled tells the later one."""
+        """Return node -> its image with the digest that the tag stands for now.
+
+        The watcher calls this when the run starts. If the tag has moved since the image was pulled, the digest is the
+        later one.
+        """
         return self._jobs.images(handle)
 
     def labels(self, handle: str) -> dict[str, str]:
@@ -125,10 +128,12 @@ class VertexBackend:
             if not self._options.get(name)
         ]
         if self._client == "sdk" and not has_sdk():
-            said = "google-cloud-aiplatform is not installed: jobs are sent with google-auth alone"
-            problems.append(Problem(said, "options.vertex.client", "client: rest, or pip install 'cloudtrain[vertex]'"))
+            message = "google-cloud-aiplatform is not installed: jobs are sent with google-auth alone"
+            problems.append(
+                Problem(message, "options.vertex.client", "client: rest, or pip install 'cloudtrain[vertex]'")
+            )
         if not problems:
-            problems = [found for look in (self._can_list, self._has_bucket) if (found := _problem(look))]
+            problems = [problem for look in (self._can_list, self._has_bucket) if (problem := _problem_of(look))]
         return problems
 
     def _can_list(self) -> object:
@@ -139,21 +144,21 @@ class VertexBackend:
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         try:
             import google.auth
 
             _, project = google.auth.default()
-            found = {"project": project} if project else {}
+            options = {"project": project} if project else {}
         except Exception:
-            pass  # no google-auth, or no credentials: nothing is known
+            pass  # no google-auth, or no credentials
         region = os.environ.get("CLOUDSDK_AI_REGION") or os.environ.get("CLOUDSDK_COMPUTE_REGION")
-        return {**found, **({"region": region} if region else {})}
+        return {**options, **({"region": region} if region else {})}
 
 
-def _problem(look: Any) -> Problem | None:
+def _problem_of(check: Any) -> Problem | None:
     try:
-        look()
+        check()
     except CloudtrainError as error:
         return Problem(error.message, "", error.hint)
     return None

@@ -1,12 +1,13 @@
-"""The command of a container that knows nothing of cloudtrain: fetch the source from Cloud Storage, and become the launcher.
+"""The start command of a Vertex AI container: fetch the source from Cloud Storage, then exec the launcher.
 
-Standard library only, Python 3.9 or newer. It reads through the mount /gcs, or asks the JSON API when that is absent.
+The image needs no cloudtrain: standard library only, Python 3.9 or newer. The command reads the bundle through the mount
+/gcs, or through the JSON API without that mount.
 """
 
 from __future__ import annotations
 
 SOURCE = "CLOUDTRAIN_SOURCE"  # gs://bucket/path of the bundle
-DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # of the tar in it
+DIGEST = "CLOUDTRAIN_SOURCE_SHA256"  # digest of the tar inside the bundle
 
 FROM_CLOUD_STORAGE = r"""
 import gzip, hashlib, json, os, shutil, sys, tarfile, tempfile, time, urllib.parse, urllib.request

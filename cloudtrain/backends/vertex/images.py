@@ -1,9 +1,9 @@
-"""Container images in Google's registries: the digest that a tag stands for now, asked of the registry itself.
+"""Resolve the digest of an image tag in Google's container registries (Artifact Registry, gcr.io).
 
-The question is GET /v2/NAME/manifests/TAG of the OCI distribution specification, with the account's access token, as
-https://cloud.google.com/artifact-registry/docs/reference/docker-api shows it for the list of tags. It needs
-the right to download, of roles/artifactregistry.reader: https://cloud.google.com/artifact-registry/docs/repositories/download-files
-(both read 2026-11-22; no real registry was asked).
+The request is GET /v2/NAME/manifests/TAG of the OCI distribution specification, with the account's access token, as
+https://cloud.google.com/artifact-registry/docs/reference/docker-api shows it for the list of tags. It needs the download
+permission of roles/artifactregistry.reader: https://cloud.google.com/artifact-registry/docs/repositories/download-files
+(both read 2026-11-22; never tried against a real registry).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from cloudtrain.backends import images
 from cloudtrain.backends.google import GoogleApi
 
-# Without them a registry may translate an image with several platforms into one of them, which has another digest.
+# Without these a registry may convert a multi-platform image into one platform's, which has another digest.
 MANIFESTS = ", ".join(
     (
         "application/vnd.oci.image.index.v1+json",
@@ -24,14 +24,14 @@ MANIFESTS = ", ".join(
         "application/vnd.docker.distribution.manifest.v2+json",
     )
 )
-TRIES, TIMEOUT_S = 2, 10.0  # a watcher reads no log meanwhile, and its lease is short
+TRIES, TIMEOUT_S = 2, 10.0  # short, because the watcher reads no log meanwhile and its lease is short
 _GOOGLES = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|([a-z0-9-]+\.)*gcr\.io")
 
 
 def manifest_address(image: str) -> tuple[str, str] | None:
-    """Return (host, path) of the question for a tag's digest; None for an image that needs none, or is not Google's.
+    """Return (host, path) of a tag's manifest; None for an image with a digest or in another registry.
 
-    No other host is ever asked: an access token goes with the question.
+    Other hosts are never called, because the request carries an access token.
     """
     registry, name, tag, _ = images.parse_reference(image)
     if "@" in image or not _GOOGLES.fullmatch(registry):
@@ -40,12 +40,15 @@ def manifest_address(image: str) -> tuple[str, str] | None:
 
 
 def resolve_digest(api: GoogleApi, image: str) -> str:
-    """Return an image with its digest: its own where it is pinned, else that of its tag at this moment; "" where the
-    registry is not Google's, or has no such tag. Blocking; raises ApiError, Unreachable."""
-    if (asked := manifest_address(image)) is None:
+    """Return an image's name with the digest that its tag stands for now; blocking.
+
+    A name with a digest is returned as it is. Returns "" for other registries and for a tag that does not exist. Raises
+    ApiError, Unreachable.
+    """
+    if (host_and_path := manifest_address(image)) is None:
         return images.pinned_image(image)
-    host, path = asked
-    found = api.call(
+    host, path = host_and_path
+    answer = api.call(
         "GET",
         "registry",
         path if api.endpoint else f"https://{host}{path}",
@@ -55,8 +58,8 @@ def resolve_digest(api: GoogleApi, image: str) -> str:
         timeout_s=TIMEOUT_S,
         accept=(404,),
     )
-    if found.status == 404:
+    if answer.status == 404:
         return ""
-    # A manifest's digest is that of its bytes; the specification leaves the header open.
-    digest = found.headers.get("docker-content-digest") or f"sha256:{sha256(found.body).hexdigest()}"
+    # The header is optional; without it the digest is the SHA-256 of the manifest's bytes.
+    digest = answer.headers.get("docker-content-digest") or f"sha256:{sha256(answer.body).hexdigest()}"
     return images.with_digest(image, digest)

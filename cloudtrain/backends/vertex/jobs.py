@@ -1,7 +1,7 @@
-"""Custom jobs of Vertex AI as a client sees them: create once, find, look, follow, stop, bring home.
+"""Call Vertex AI's custom job API: create a job once, find it, read its status, log and images, cancel it, fetch results.
 
-The handle is the job's resource name. Creating goes through Google's SDK where the options say so and it is installed;
-everything else goes the light way, and so does that in all other cases.
+The handle is the job's resource name. Creation uses Google's SDK if the options say so and it is installed. All other
+calls use the REST API with google-auth alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cloudtrain.backends import images
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi, api_error, explain_error, is_capacity_error
 from cloudtrain.backends.vertex import images as google_images
-from cloudtrain.backends.vertex.logs import Merge, node_of, result, seconds
+from cloudtrain.backends.vertex.logs import LogMerge, final_result, node_of, parse_time
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
@@ -43,11 +43,11 @@ STATES = {
     "JOB_STATE_PARTIALLY_SUCCEEDED": State.FAILED,
     "JOB_STATE_PAUSED": State.FAILED,  # a custom job is never resumed
 }
-CREATES = 3  # tries, each after a look whether the last one was heard after all
-LOOKS = 3  # a job that was just created may be missing from a first list
-OVERLAP_S = 5.0  # beyond twice the settle time; what was read there before is dropped
+CREATES = 3  # tries; before each one `find` checks whether the last one created the job
+LOOKS = 3  # a new job may be missing from the first list
+OVERLAP_S = 5.0  # the log is read again from twice settle_s and this much earlier; known lines are dropped
 CREATE_S = 120.0
-_STATUS = re.compile(r"non-zero status of (\d+)")
+_EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 _HANDLE = re.compile(r"projects/[^/]+/locations/[^/]+/customJobs/\d+")
 
 
@@ -67,8 +67,8 @@ class CustomJobs:
         """Upload the bundle, create the job unless its attempt exists, and return its handle."""
         job = request["customJob"]
         attempt_id = job["labels"][ATTEMPT]
-        if (known := self.find(attempt_id)) is not None:
-            return known
+        if (handle := self.find(attempt_id)) is not None:
+            return handle
         Bucket(self._api, request["source"]["bucket"]).upload_once(bundle.path, request["source"]["object"])
         by_sdk = client == "sdk" and has_sdk()
         lost = False
@@ -79,50 +79,50 @@ class CustomJobs:
                 lost = lost or isinstance(error, Unreachable) or getattr(error, "status", 0) >= 500
                 if not lost:
                     raise
-                # Nobody knows whether it was heard: a second job would train twice.
-                if (known := self._look_again(attempt_id, error)) is not None:
-                    return known
+                # The job may have been created: a second one would train twice.
+                if (handle := self._find_after_error(attempt_id, error)) is not None:
+                    return handle
                 if turn == CREATES - 1 or not isinstance(error, Unreachable):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _look_again(self, attempt_id: str, error: BackendError) -> str | None:
-        """Look for a job whose create had no answer, more than once; raises Unreachable where a list has none either."""
+    def _find_after_error(self, attempt_id: str, error: BackendError) -> str | None:
+        """Look several times for a job whose create had no answer; raises Unreachable if the list has no answer either."""
         try:
             for look in range(LOOKS):
                 time.sleep(self._look_s * look)
-                if (known := self.find(attempt_id)) is not None:
-                    return known
-        except BackendError as silence:
-            said = f"{error.message}; whether the job exists could not be asked: {silence.message}"
-            raise Unreachable(said, silence.hint) from None
+                if (handle := self.find(attempt_id)) is not None:
+                    return handle
+        except BackendError as lookup_error:
+            message = f"{error.message}; whether the job exists could not be asked: {lookup_error.message}"
+            raise Unreachable(message, lookup_error.hint) from None
         return None
 
     def find(self, attempt_id: str) -> str | None:
-        """Return the handle of an attempt's job; a list that fails is an error, never an absence."""
+        """Return the handle of an attempt's job, None without one; raises BackendError if the jobs cannot be listed."""
         query = {"filter": f'labels.{ATTEMPT}="{attempt_id}"', "pageSize": "10"}
-        found: list[Mapping[str, Any]] = []
+        jobs: list[Mapping[str, Any]] = []
         while True:
             page = self._api.call(
                 "GET", "aiplatform", f"/v1/{self._parent}/customJobs", "jobs cannot be listed", query=query
             ).json
-            found += page.get("customJobs", ())
+            jobs += page.get("customJobs", ())
             if not page.get("nextPageToken"):
                 break
             query["pageToken"] = page["nextPageToken"]
-        return min(found, key=lambda job: str(job.get("createTime", "")))["name"] if found else None
+        return min(jobs, key=lambda job: str(job.get("createTime", "")))["name"] if jobs else None
 
     def _create(self, parent: str, job: Mapping[str, Any]) -> str:
-        made = self._api.call(
+        answer = self._api.call(
             "POST", "aiplatform", f"/v1/{parent}/customJobs", "the job was not accepted", body=job, tries=1
         )
         try:
-            return str(made.json["name"])
+            return str(answer.json["name"])
         except (LookupError, TypeError):
             raise Unreachable("the job was not accepted: the answer names no job", "check proxies") from None
 
     def _create_by_sdk(self, parent: str, job: Mapping[str, Any]) -> str:
-        """Create the job through aiplatform.CustomJob; the message is the plan's, field by field."""
+        """Create the job through aiplatform.CustomJob, with exactly the fields of the plan."""
         import logging
 
         with Quickly():
@@ -132,7 +132,7 @@ class CustomJobs:
             from google.cloud import aiplatform
             from google.cloud.aiplatform_v1 import CustomJob, CustomJobSpec
 
-        wanted = CustomJob.from_json(json.dumps(job))
+        planned = CustomJob.from_json(json.dumps(job))
         _, project, _, region = parent.split("/")
         endpoint = self._api.endpoint
         if endpoint is not None:
@@ -142,111 +142,116 @@ class CustomJobs:
             )
         else:
             credentials = self._api.credentials()
-        output = wanted.job_spec.base_output_directory.output_uri_prefix
-        made = aiplatform.CustomJob(
-            display_name=wanted.display_name,
-            worker_pool_specs=list(wanted.job_spec.worker_pool_specs),
+        output = planned.job_spec.base_output_directory.output_uri_prefix
+        created = aiplatform.CustomJob(
+            display_name=planned.display_name,
+            worker_pool_specs=list(planned.job_spec.worker_pool_specs),
             base_output_dir=output,
             staging_bucket="/".join(output.split("/")[:3]),
             project=project,
             location=region,
             credentials=credentials,
-            labels=dict(wanted.labels),
-            encryption_spec_key_name=wanted.encryption_spec.kms_key_name or None,
+            labels=dict(planned.labels),
+            encryption_spec_key_name=planned.encryption_spec.kms_key_name or None,
         )
-        CustomJobSpec.copy_from(made.job_spec, wanted.job_spec)  # what the constructor has no argument for
-        talk = logging.getLogger("google.cloud.aiplatform.jobs")  # it prints what it does
-        level = talk.level
-        talk.setLevel(logging.WARNING)
+        CustomJobSpec.copy_from(created.job_spec, planned.job_spec)  # fields that the constructor has no argument for
+        logger = logging.getLogger("google.cloud.aiplatform.jobs")  # it logs every step at INFO
+        level = logger.level
+        logger.setLevel(logging.WARNING)
         try:
-            made.submit(create_request_timeout=CREATE_S)
+            created.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
             raise api_error(int(error.code or 500), str(error.message), "the job was not accepted") from None
         except exceptions.RefreshError as error:
-            said = f"the job was not accepted: Google does not accept the credentials: {error}".split("\n")[0][:300]
-            raise BackendError(said, "gcloud auth application-default login") from None
+            message = f"the job was not accepted: Google does not accept the credentials: {error}".split("\n")[0][:300]
+            raise BackendError(message, "gcloud auth application-default login") from None
         except (OSError, GoogleAPIError, exceptions.TransportError) as error:  # requests' errors are OSErrors
             raise Unreachable(f"the job was not accepted: {type(error).__name__}") from None
         finally:
-            talk.setLevel(level)
-        return str(made.resource_name)
+            logger.setLevel(level)
+        return str(created.resource_name)
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def get(self, handle: str) -> dict[str, Any] | None:
-        """Return the job as the API tells it, None where it does not exist."""
+        """Return the job's resource from the API, None if it does not exist."""
         if not _HANDLE.fullmatch(handle):
             raise BackendError(f"{handle!r} is no job's name", "projects/P/locations/R/customJobs/ID")
-        found = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", accept=(404,))
-        return None if found.status == 404 else dict(found.json)
+        answer = self._api.call("GET", "aiplatform", f"/v1/{handle}", "the job cannot be looked at", accept=(404,))
+        return None if answer.status == 404 else dict(answer.json)
 
     def status(self, handle: str) -> Status:
-        """Return the attempt's state; a failure is told by the launcher's own word, which is waited for a little."""
+        """Return the attempt's status; a failure has the exit code and reason of the launcher's `result` event.
+
+        For `settle_s` after the end the status is STOPPING while that event has not arrived.
+        """
         job = self.get(handle)
         if job is None:
             return Status(State.LOST, None, f"{handle} is gone")
         state = STATES.get(job["state"], State.RUNNING)
-        started, ended = _time(job.get("startTime")), _time(job.get("endTime"))
+        started, ended = _utc_time(job.get("startTime")), _utc_time(job.get("endTime"))
         url = console_url(handle, self._project)
         if not state.final:
             return Status(state, started_at=started, url=url)
-        said = str((job.get("error") or {}).get("message", ""))
+        platform_error = str((job.get("error") or {}).get("message", ""))
         if state is State.SUCCEEDED:
             return Status(state, 0, "", started, ended, url)
         if state is State.CANCELLED:
             return Status(state, EXIT_RESUMABLE, "cancelled", started, ended, url)
         if state is State.TIMED_OUT:
-            return Status(state, None, f"expired before it ran: {said}".rstrip(": "), started, ended, url)
+            return Status(state, None, f"expired before it ran: {platform_error}".rstrip(": "), started, ended, url)
         if job["state"] != "JOB_STATE_FAILED":
             return Status(
-                state, None, f"{job['state'].removeprefix('JOB_STATE_').lower()}: {said}", started, ended, url
+                state, None, f"{job['state'].removeprefix('JOB_STATE_').lower()}: {platform_error}", started, ended, url
             )
-        word = self._word(job) if started else None
-        if word is None and started and time.time() - seconds(str(job["endTime"])) < self._settle_s:
+        result_event = self._result_event(job) if started else None
+        if result_event is None and started and time.time() - parse_time(str(job["endTime"])) < self._settle_s:
             return Status(State.STOPPING, started_at=started, url=url)
-        if word is not None and word.get("state") != "SUCCEEDED":
-            its = State[str(word["state"])]
-            code = None if its is State.LOST else int(word["code"])
-            return Status(its, code, str(word.get("reason", "")), started, ended, url)
-        code_said = _STATUS.search(said)
-        reason = explain_error(0, said, "Vertex AI")[0] if said else "Vertex AI gives no reason"
-        code = int(code_said[1]) if code_said else None
-        event = "capacity" if started is None and is_capacity_error(0, said) else ""
+        if result_event is not None and result_event.get("state") != "SUCCEEDED":
+            final_state = State[str(result_event["state"])]
+            code = None if final_state is State.LOST else int(result_event["code"])
+            return Status(final_state, code, str(result_event.get("reason", "")), started, ended, url)
+        exit_status = _EXIT_STATUS.search(platform_error)
+        reason = explain_error(0, platform_error, "Vertex AI")[0] if platform_error else "Vertex AI gives no reason"
+        code = int(exit_status[1]) if exit_status else None
+        event = "capacity" if started is None and is_capacity_error(0, platform_error) else ""
         return Status(state, code, reason, started, ended, url, event=event)
 
     def images(self, handle: str) -> dict[int, str]:
-        """Return node -> the image that its pool names, with the digest that the tag stands for now.
+        """Return node -> the image of its worker pool, with the digest that the tag stands for now.
 
-        The service itself tells no digest. Each image is asked for once, of Google's registries alone; a tag of a job that
-        began more than an hour ago is not asked for, nor is anything said of one that never began.
+        Vertex AI reports no digest, so each image is resolved once, in Google's registries only. A tag is not resolved
+        more than an hour after the job's start, nor for a job that never started.
         """
         job = self.get(handle)
         if not job or "startTime" not in job:
             return {}
-        age_s = time.time() - seconds(str(job["startTime"]))
-        named: dict[int, str] = {}
+        age_s = time.time() - parse_time(str(job["startTime"]))
+        image_names: dict[int, str] = {}
         for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"]):
             image = (pool.get("containerSpec") or {}).get("imageUri")
             for replica in range(int(pool.get("replicaCount", 0))):
                 node = node_of(f"workerpool{number}-{replica}")
                 if image and node is not None and images.tag_is_current(image, age_s):
-                    named[node] = image
-        known = {image: google_images.resolve_digest(self._api, image) for image in dict.fromkeys(named.values())}
-        return {node: known[image] for node, image in named.items() if known[image]}
+                    image_names[node] = image
+        pinned = {
+            image: google_images.resolve_digest(self._api, image) for image in dict.fromkeys(image_names.values())
+        }
+        return {node: pinned[image] for node, image in image_names.items() if pinned[image]}
 
     def labels(self, handle: str) -> dict[str, str]:
-        """Return a job's labels, those that every job of ours has left out."""
+        """Return a job's labels without those that cloudtrain adds to every job."""
         job = self.get(handle)
         if job is None:
             raise BackendError(f"{handle} is gone")
         return {name: str(value) for name, value in job.get("labels", {}).items() if name not in (ATTEMPT, RUN)}
 
     def cancel(self, handle: str) -> None:
-        """Ask for the end; a job that has ended or is gone stays as it is."""
+        """Cancel the job; does nothing for one that has ended or does not exist."""
         job = self.get(handle)
         if job is None or STATES.get(job["state"], State.RUNNING).final:
             return
-        fine = (400, 404, 409)  # it has ended meanwhile
+        fine = (400, 404, 409)  # the job has ended in the meantime
         self._api.call(
             "POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, accept=fine
         )
@@ -254,29 +259,31 @@ class CustomJobs:
     # -- log -----------------------------------------------------------------------------------------------------------
 
     def logs(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
-        """Yield the lines of all nodes behind a cursor; to the end, or with what has come so far."""
+        """Yield the log lines of all nodes after a cursor; with `follow` until the job has ended."""
         if after == DENIED:
             after, denied = None, True
         else:
             denied = False
-        merge = Merge(after)
+        merge = LogMerge(after)
         while True:
             job = self.get(handle)
             if job is None:
                 return
             final = STATES.get(job["state"], State.RUNNING).final
             try:
-                merge.take(self._entries(job, merge.newest))
+                merge.add(self._entries(job, merge.newest))
             except ApiError as error:
                 if error.status != 403 and not (error.status == 429 and not final):
                     raise
                 if error.status == 403 and not denied:
                     denied = True
-                    yield _denied(error, console_url(handle, self._project))
+                    yield _access_denied_line(error, console_url(handle, self._project))
             now = time.time()
             nodes = sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
-            over = final and (denied or "startTime" not in job or now - seconds(str(job["endTime"])) >= self._settle_s)
-            yield from merge.ready(_stamp(now - self._settle_s), everything=over)
+            over = final and (
+                denied or "startTime" not in job or now - parse_time(str(job["endTime"])) >= self._settle_s
+            )
+            yield from merge.ready(_format_time(now - self._settle_s), everything=over)
             if over or (final and merge.complete(nodes)) or (not follow and not final):
                 return
             time.sleep(self._pause_s)
@@ -284,8 +291,8 @@ class CustomJobs:
     def _entries(
         self, job: Mapping[str, Any], newest: str, more: str = "", order: str = "timestamp asc"
     ) -> Iterator[Any]:
-        """Yield the entries of a job's log from a little before the newest known line on."""
-        since = _stamp(seconds(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
+        """Yield the Cloud Logging entries of a job, from a little before the newest known line on."""
+        since = _format_time(parse_time(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
         number = str(job["name"]).rpartition("/")[2]
         text = f'resource.type="ml_job" AND resource.labels.job_id="{number}" AND timestamp>="{since}"{more}'
         body = {"resourceNames": [f"projects/{self._project}"], "filter": text, "orderBy": order, "pageSize": 1000}
@@ -296,11 +303,11 @@ class CustomJobs:
                 return
             body["pageToken"] = page["nextPageToken"]
 
-    def _word(self, job: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the launcher's last word, None where it has not come, or may not be read."""
+    def _result_event(self, job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the launcher's `result` event from the log, None if it has not arrived or may not be read."""
         only = ' AND jsonPayload.message:"::cloudtrain::{\\"kind\\":\\"result\\""'
         try:
-            return result(self._entries(job, "", only, "timestamp desc"))
+            return final_result(self._entries(job, "", only, "timestamp desc"))
         except ApiError as error:
             if error.status in (403, 429):
                 return None
@@ -309,7 +316,7 @@ class CustomJobs:
     # -- results -------------------------------------------------------------------------------------------------------
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...]) -> Path:
-        """Copy the run's folders below `into`; what is there already is not read again."""
+        """Download the run's folders into `into`; equal files are not downloaded again."""
         job = self.get(handle)
         if job is None:
             raise BackendError(f"{handle} is gone", "its results may still lie in the bucket")
@@ -324,11 +331,11 @@ class CustomJobs:
 DENIED = "denied"
 
 
-def _denied(error: ApiError, url: str) -> LogLine:
+def _access_denied_line(error: ApiError, url: str) -> LogLine:
     from cloudtrain.events import LogLine
 
-    said = f"{error.message}; grant roles/logging.viewer, or look at {url}"
-    return LogLine(_stamp(time.time()), 0, -1, 0, said, DENIED)
+    message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
+    return LogLine(_format_time(time.time()), 0, -1, 0, message, DENIED)
 
 
 def has_sdk() -> bool:
@@ -340,14 +347,14 @@ def has_sdk() -> bool:
 
 
 def console_url(handle: str, project: str) -> str:
-    """Return the job's page in Google's console."""
+    """Return the URL of the job's page in Google's console."""
     _, _, _, region, _, number = handle.split("/")
     return f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
 
 
-def _time(text: str | None) -> str | None:
-    return _stamp(seconds(text)) if text else None
+def _utc_time(text: str | None) -> str | None:
+    return _format_time(parse_time(text)) if text else None
 
 
-def _stamp(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

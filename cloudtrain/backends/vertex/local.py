@@ -1,7 +1,7 @@
-"""Vertex AI without Vertex AI: the same custom job, sent to a simulator on this machine that really runs its replicas.
+"""The backend `vertex-local`: sends the same custom job to a simulator that runs its replicas on this machine.
 
-The simulator is a detached process below CLOUDTRAIN_HOME. It is started when something is asked and ends when it is
-idle; jobs, logs and objects lie in its folder.
+The simulator is a detached process with a folder below CLOUDTRAIN_HOME, which holds its jobs, logs and objects. The first
+request starts it, and it ends when it is idle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLL_S = 0.1
 
 
 class VertexLocalBackend:
-    """Runs custom jobs as processes of this machine, through a simulator's HTTP."""
+    """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
     poll_s = POLL_S
@@ -46,13 +46,13 @@ class VertexLocalBackend:
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.folder = workdir.parent / "simulators" / "vertex"
-        place = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
-        self._options = {"image": "local/none:latest", **options, **place}
+        simulator_options = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
+        self._options = {"image": "local/none:latest", **options, **simulator_options}
         self._jobs = CustomJobs(
             GoogleApi(server.REGION, self._address),
             server.PROJECT,
             server.REGION,
-            settle_s=0.0,  # what a replica printed is in the log before its end is
+            settle_s=0.0,  # a replica's output is in the log before its end is reported
             pause_s=POLL_S,
             look_s=POLL_S,
         )

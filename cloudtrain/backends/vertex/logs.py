@@ -1,8 +1,8 @@
-"""The lines of an attempt out of Cloud Logging: every line once, in order on each node, although entries come late or twice.
+"""Merge an attempt's Cloud Logging entries into log lines: each line once, in order on each node.
 
-The launcher numbers its lines at the source, so that a gap shows: what comes behind it waits until the missing line has
-come, or has had its time (`settle_s`). A start anew by the platform begins with number 0 again; its lines are numbered on
-from the next thousand million. Lines without a number (the platform's own) are told apart by Logging's insertId.
+Entries can arrive late or twice. The launcher numbers its lines: lines after a gap wait until the missing line arrives, or
+until `settle_s` has passed. After a restart by the platform the numbers begin with 0 again, so each restart adds a
+thousand million to them. Lines without a number (the platform's own) are identified by their insertId.
 """
 
 from __future__ import annotations
@@ -17,127 +17,133 @@ from cloudtrain import events
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State
 
-STARTS = 1_000_000_000  # numbers of one start of a node
+NUMBERS_PER_START = 1_000_000_000  # line numbers reserved for one start of a node
 _LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 _FINAL = frozenset(str(state) for state in State if state.final)
 
 
 @dataclass
-class _Node:
-    start: int = 0  # how often it was started anew
-    next: int = 0  # the number that is expected
-    last: tuple[str, int] = ("", -1)  # time and number of the line that was given out last
-    done: bool = False  # that one was the launcher's last word
+class _NodeState:
+    start: int = 0  # how often the platform has restarted it
+    next: int = 0  # the expected line number
+    last: tuple[str, int] = ("", -1)  # time and number of the last line that was yielded
+    done: bool = False  # the launcher has printed its final state
     waiting: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
 
 
-class Merge:
-    """What is known of an attempt's log behind a cursor; raises BadRequest for what is no cursor."""
+class LogMerge:
+    """Merges log entries into lines, from a cursor on; raises BadRequest for an invalid cursor."""
 
     def __init__(self, after: str | None = None) -> None:
-        self._nodes: dict[int, _Node] = {}
-        self._loose: dict[tuple[str, str], tuple[int, str]] = {}
-        self._loose_last = ("", "")
-        self._given: dict[int, str] = {}  # the cursor, by node
-        self._given_loose = ""
+        self._nodes: dict[int, _NodeState] = {}
+        self._unnumbered: dict[tuple[str, str], tuple[int, str]] = {}
+        self._last_unnumbered = ("", "")
+        self._node_cursors: dict[int, str] = {}  # node -> its part of the cursor
+        self._unnumbered_cursor = ""
         try:
-            self._resume(after or "")
+            self._parse_cursor(after or "")
         except (ValueError, IndexError):
             raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them") from None
 
     @property
     def newest(self) -> str:
-        """The time of the newest line that was given out, "" before."""
+        """The time of the newest line that was yielded, "" before the first."""
         return max((node.last[0] for node in self._nodes.values()), default="")
 
     def complete(self, nodes: int) -> bool:
-        """Return whether the launchers of all nodes have said their last word, and all of it was given out."""
-        known = self._nodes.values()
-        return len(known) >= nodes and all(node.done and not node.waiting for node in known) and not self._loose
+        """Return whether all nodes have printed their final state and all lines were yielded."""
+        nodes_seen = self._nodes.values()
+        return (
+            len(nodes_seen) >= nodes
+            and all(node.done and not node.waiting for node in nodes_seen)
+            and not self._unnumbered
+        )
 
-    def take(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take what entries.list returned; what is known already is dropped."""
+    def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Add the entries of an entries.list answer; known ones are dropped."""
         for entry in entries:
             payload = entry.get("jsonPayload") or {}
             text = str(payload.get("message", entry.get("textPayload", "")))
             node = node_of(str(entry["resource"]["labels"].get("task_name", "")))
-            found = _LINE.fullmatch(text)
-            if found and node is not None:
-                here = self._nodes.setdefault(node, _Node())
-                key = (found[3], int(found[1]))
-                if key > here.last:
-                    here.waiting[key] = (int(found[2]), found[4])
+            parts = _LINE.fullmatch(text)
+            if parts and node is not None:
+                state = self._nodes.setdefault(node, _NodeState())
+                key = (parts[3], int(parts[1]))
+                if key > state.last:
+                    state.waiting[key] = (int(parts[2]), parts[4])
             elif text:
-                mark = (str(entry["timestamp"]), str(entry.get("insertId", "")))
-                if mark > self._loose_last:
-                    self._loose[mark] = (node or 0, text)
+                entry_id = (str(entry["timestamp"]), str(entry.get("insertId", "")))
+                if entry_id > self._last_unnumbered:
+                    self._unnumbered[entry_id] = (node or 0, text)
 
     def ready(self, before: str, everything: bool = False) -> Iterator[LogLine]:
-        """Yield what can be given out: what comes behind a gap only where its time is `before`, or `everything`."""
-        found: list[tuple[str, int, int, int, str, str]] = []
+        """Yield the lines that are complete; lines after a gap only if they are older than `before`, or with `everything`."""
+        lines: list[tuple[str, int, int, int, str, str]] = []
         for rank, node in self._nodes.items():
-            for (at, seq), (of_rank, text) in sorted(node.waiting.items()):
+            for (at, seq), (process_rank, text) in sorted(node.waiting.items()):
                 if seq != node.next:
                     if not (everything or at < before or (seq == 0 and node.done)):
-                        break  # what is missing may still come
+                        break  # the missing line may still arrive
                     if seq < node.next:
                         node.start += 1
                 del node.waiting[at, seq]
                 node.next, node.last = seq + 1, (at, seq)
-                node.done = _is_last_word(text)
-                number = node.start * STARTS + seq
-                found.append((at, rank, of_rank, number, text, f"{rank}:{node.start}.{seq}.{at}" + "!" * node.done))
-        for mark, (rank, text) in sorted(self._loose.items()):
-            known = self._nodes.get(rank, _Node())
-            number = known.start * STARTS + max(known.last[1], 0)
-            found.append((mark[0], rank, -1, number, text, "+" + " ".join(mark)))
-            self._loose_last = mark
-        self._loose.clear()
-        for at, rank, of_rank, number, text, cursor in sorted(found, key=lambda line: line[0]):
+                node.done = _is_final_state(text)
+                number = node.start * NUMBERS_PER_START + seq
+                lines.append(
+                    (at, rank, process_rank, number, text, f"{rank}:{node.start}.{seq}.{at}" + "!" * node.done)
+                )
+        for entry_id, (rank, text) in sorted(self._unnumbered.items()):
+            node_state = self._nodes.get(rank, _NodeState())
+            number = node_state.start * NUMBERS_PER_START + max(node_state.last[1], 0)
+            lines.append((entry_id[0], rank, -1, number, text, "+" + " ".join(entry_id)))
+            self._last_unnumbered = entry_id
+        self._unnumbered.clear()
+        for at, rank, process_rank, number, text, cursor in sorted(lines, key=lambda line: line[0]):
             if cursor.startswith("+"):
-                self._given_loose = cursor
+                self._unnumbered_cursor = cursor
             else:
-                self._given[rank] = cursor
-            joined = ",".join(self._given[known] for known in sorted(self._given)) + self._given_loose
-            yield LogLine(at, rank, of_rank, number, text, joined)
+                self._node_cursors[rank] = cursor
+            joined = ",".join(self._node_cursors[rank] for rank in sorted(self._node_cursors)) + self._unnumbered_cursor
+            yield LogLine(at, rank, process_rank, number, text, joined)
 
-    def _resume(self, after: str) -> None:
-        numbered, plus, loose = after.partition("+")
+    def _parse_cursor(self, after: str) -> None:
+        numbered, plus, unnumbered = after.partition("+")
         for part in numbered.split(",") if numbered else ():
             rank, _, rest = part.partition(":")
             start, seq, at = rest.split(".", 2)
             last = (at.rstrip("!"), int(seq))
-            self._nodes[int(rank)] = _Node(int(start), int(seq) + 1, last, at.endswith("!"))
-            self._given[int(rank)] = part
+            self._nodes[int(rank)] = _NodeState(int(start), int(seq) + 1, last, at.endswith("!"))
+            self._node_cursors[int(rank)] = part
         if plus:
-            self._loose_last = (loose.split(" ")[0], loose.split(" ")[1])
-            self._given_loose = plus + loose
+            self._last_unnumbered = (unnumbered.split(" ")[0], unnumbered.split(" ")[1])
+            self._unnumbered_cursor = plus + unnumbered
 
 
-def result(entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the launcher's own word on how the attempt ended: the newest `result` event of the lowest node."""
-    found: dict[int, tuple[str, Mapping[str, Any]]] = {}
+def final_result(entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the launcher's result of the attempt: the newest `result` event of the node with the lowest rank."""
+    results: dict[int, tuple[str, Mapping[str, Any]]] = {}
     for entry in entries:
         line = _LINE.fullmatch(str((entry.get("jsonPayload") or {}).get("message", entry.get("textPayload", ""))))
-        said = events.parse(line[4]) if line and line[2] == "-1" else None
+        event = events.parse(line[4]) if line and line[2] == "-1" else None
         node = node_of(str(entry["resource"]["labels"].get("task_name", "")))
-        if line and said and said[0] == "result" and node is not None:
-            found[node] = max(found.get(node, ("", {})), (line[3], said[1]), key=lambda pair: pair[0])
-    return found[min(found)][1] if found else None
+        if line and event and event[0] == "result" and node is not None:
+            results[node] = max(results.get(node, ("", {})), (line[3], event[1]), key=lambda pair: pair[0])
+    return results[min(results)][1] if results else None
 
 
-def seconds(time_text: str) -> float:
-    """Return seconds since 1970 of a time as Google writes it."""
+def parse_time(time_text: str) -> float:
+    """Return the Unix time in seconds of a timestamp in Google's format."""
     whole, _, part = time_text.rstrip("Z").partition(".")
     return datetime.fromisoformat(f"{whole}.{part[:6]:0<6}+00:00").timestamp()
 
 
 def node_of(task: str) -> int | None:
-    """Return the node rank of a replica's name: workerpool0-0 is 0, workerpool1-2 is 3; None for what is no node of ours."""
-    found = re.fullmatch(r"workerpool([01])-(\d+)", task)
-    return int(found[1]) + int(found[2]) if found else None
+    """Return the node rank of a replica's name: workerpool0-0 is 0, workerpool1-2 is 3; None for other names."""
+    match = re.fullmatch(r"workerpool([01])-(\d+)", task)
+    return int(match[1]) + int(match[2]) if match else None
 
 
-def _is_last_word(text: str) -> bool:
-    said = events.parse(text)
-    return said is not None and said[0] == "state" and said[1].get("state") in _FINAL
+def _is_final_state(text: str) -> bool:
+    event = events.parse(text)
+    return event is not None and event[0] == "state" and event[1].get("state") in _FINAL

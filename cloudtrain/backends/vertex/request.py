@@ -1,10 +1,10 @@
-"""A job as a Vertex AI custom job: the complete CustomJob in the JSON of Google's API, pure data.
+"""Build the complete Vertex AI CustomJob request of a job, in the JSON of Google's API; pure data.
 
-    gs://<bucket>/<prefix>/src/<sha256>.tar.gz   bundles, by their digest
-    gs://<bucket>/<prefix>/<run>/                checkpoints, outputs, model: the run's
+    gs://<bucket>/<prefix>/src/<sha256>.tar.gz   source bundles, by digest
+    gs://<bucket>/<prefix>/<run>/                checkpoints, outputs and model of the run
 
-One worker pool with one primary replica, a second one with the others, as the API wants it. Every replica runs the same
-command, which fetches the bundle and becomes the launcher (bootstrap.py).
+One worker pool has the primary replica, a second one all others, as the API requires. Every replica runs the same
+command, which fetches the bundle and execs the launcher (bootstrap.py).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-ATTEMPT, RUN = "cloudtrain_attempt", "cloudtrain_run"  # labels; by the first one an attempt is found again
-MARGIN_S = 1800  # of the platform's timeout over max_runtime: images are pulled before, results uploaded behind it
+ATTEMPT, RUN = "cloudtrain_attempt", "cloudtrain_run"  # labels; `find` searches by the first one
+MARGIN_S = 1800  # added to max_runtime for the platform's timeout: image pulls before, uploads after
 MAX_TIMEOUT_S = 30 * 86400
 FLEX_START_S = 7 * 86400  # the longest run of FLEX_START
 DISK_GB = (100, 64000)
 MAX_ENV, MAX_LABELS = 100, 64
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
-# option -> pattern and example of the names that Google's API takes
+# option -> pattern and example of the resource names that Google's API takes
 _NAMES = {
     "network": (r"projects/\d+/global/networks/[\w-]+", "projects/123456789/global/networks/default, by number"),
     "network_attachment": (r"(projects/[^/]+/regions/[^/]+/networkAttachments/)?[\w-]+", "the attachment's name"),
@@ -50,7 +50,7 @@ _NAMES = {
 
 
 class Request:
-    """One attempt as a custom job: `parent`, `custom_job`, `source`, and the manifest that is in it."""
+    """The request of one attempt: `parent`, `custom_job`, `source` and `manifest`, with problems and notes."""
 
     def __init__(
         self, job: Job, bundle: Bundle, run_id: str, attempt: int, options: Mapping[str, Any], backend: str
@@ -62,38 +62,40 @@ class Request:
         prefix = str(options.get("prefix") or "cloudtrain").strip("/")
         output = (job.output or f"gs://{bucket}/{prefix}").rstrip("/")
         if not re.match(r"gs://[^/]+", output):
-            self._wrong("output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix")
+            self._add_problem(
+                "output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix"
+            )
         split = job.parallelism.tp_size * job.parallelism.pp_size > 1
         if not job.entrypoint and job.num_nodes > 1 and (job.parallelism.strategy in paths.SHARDED or split):
-            said = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
+            message = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
             hint = "one node with more accelerators, or ddp; a script of your own may write to the bucket itself"
-            self._wrong("parallelism.strategy", said, hint)
+            self._add_problem("parallelism.strategy", message, hint)
         changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
         self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
         self.parent = f"projects/{options['project']}/locations/{options['region']}"
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
-        self.machine = self._machine()
+        self.machine = self._choose_machine()
         base = f"{output}/{run_id}/"
-        self.custom_job = _merged(self._custom_job(base, bundle), options.get("raw") or {})
+        self.custom_job = _merge_json(self._custom_job(base, bundle), options.get("raw") or {})
 
     @property
     def price(self) -> dict[str, Any] | None:
-        """The price of all nodes together on demand, None where it is not known."""
-        found = self.machine.price if self.machine else None
-        if not found or self._strategy in ("SPOT", "FLEX_START"):
+        """The on-demand price of all nodes together, None if unknown."""
+        price = self.machine.price if self.machine else None
+        if not price or self._strategy in ("SPOT", "FLEX_START"):
             return None
-        return {**found, "usd_per_hour": round(found["usd_per_hour"] * self._job.num_nodes, 6)}
+        return {**price, "usd_per_hour": round(price["usd_per_hour"] * self._job.num_nodes, 6)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the plan prints."""
+        """Return the request as the plan shows it."""
         return {"parent": self.parent, "customJob": self.custom_job, "source": self.source}
 
     # -- the parts -----------------------------------------------------------------------------------------------------
 
     def _custom_job(self, base: str, bundle: Bundle) -> dict[str, Any]:
         options, manifest = self._options, self.manifest
-        spec: dict[str, Any] = {"workerPoolSpecs": self._pools(bundle), "scheduling": self._scheduling()}
-        named = {
+        spec: dict[str, Any] = {"workerPoolSpecs": self._worker_pools(bundle), "scheduling": self._scheduling()}
+        fields = {
             "serviceAccount": "service_account",
             "network": "network",
             "tensorboard": "tensorboard",
@@ -101,28 +103,30 @@ class Request:
         }
         for name, (pattern, example) in _NAMES.items():
             if options.get(name) and not re.fullmatch(pattern, str(options[name])):
-                self._wrong(self._option(name), f"is no such name: {options[name]}", example)
+                self._add_problem(self._option_path(name), f"is no such name: {options[name]}", example)
         if options.get("tensorboard") and not options.get("service_account"):
-            self._wrong(self._option("service_account"), "is needed where tensorboard is given", "name@project.iam...")
+            self._add_problem(
+                self._option_path("service_account"), "is needed where tensorboard is given", "name@project.iam..."
+            )
         if options.get("network") and options.get("network_attachment"):
-            self._wrong(self._option("network_attachment"), "excludes network", "leave one of the two out")
-        spec |= {field: options[name] for field, name in named.items() if options.get(name)}
+            self._add_problem(self._option_path("network_attachment"), "excludes network", "leave one of the two out")
+        spec |= {field: options[name] for field, name in fields.items() if options.get(name)}
         if options.get("network_attachment"):
             spec["pscInterfaceConfig"] = {"networkAttachment": options["network_attachment"]}
         spec["baseOutputDirectory"] = {"outputUriPrefix": base}
         if options.get("web_access"):
             spec["enableWebAccess"] = True
-        found: dict[str, Any] = {
+        custom_job: dict[str, Any] = {
             "displayName": manifest.attempt_id,
             "jobSpec": spec,
             "labels": self._labels(),
         }
         if options.get("kms_key"):
-            found["encryptionSpec"] = {"kmsKeyName": options["kms_key"]}
-        return found
+            custom_job["encryptionSpec"] = {"kmsKeyName": options["kms_key"]}
+        return custom_job
 
-    def _pools(self, bundle: Bundle) -> list[dict[str, Any]]:
-        """One replica first, the primary; the others, if there are any, in a second pool of the same kind."""
+    def _worker_pools(self, bundle: Bundle) -> list[dict[str, Any]]:
+        """Return the worker pools: the primary replica, and a second pool of the same kind for the other nodes."""
         options, count = self._options, self.manifest.nodes
         pool: dict[str, Any] = {"machineSpec": self._machine_spec(), "replicaCount": 1}
         disk = {"bootDiskType": options.get("disk_type"), "bootDiskSizeGb": self._job.resources.disk_gb}
@@ -130,24 +134,24 @@ class Request:
             pool["diskSpec"] = {name: value for name, value in disk.items() if value}
         size = self._job.resources.disk_gb
         if size and not DISK_GB[0] <= size <= DISK_GB[1]:
-            self._wrong("resources.disk_gb", f"is {size}; boot disks here have {DISK_GB[0]} to {DISK_GB[1]} GB")
+            self._add_problem("resources.disk_gb", f"is {size}; boot disks here have {DISK_GB[0]} to {DISK_GB[1]} GB")
         image = self._job.image or options.get("image")
         if not image:
-            self._wrong(
+            self._add_problem(
                 "image", "is not given, and Vertex AI runs containers", "image: registry/name:tag, or the target's"
             )
         pool["containerSpec"] = {
             "imageUri": image,
             "command": [options.get("python") or "python3", "-c", bootstrap.FROM_CLOUD_STORAGE],
-            "env": [{"name": name, "value": value} for name, value in self._env(bundle).items()],
+            "env": [{"name": name, "value": value} for name, value in self._environment(bundle).items()],
         }
         return [pool, {**pool, "replicaCount": count - 1}] if count > 1 else [pool]
 
-    def _env(self, bundle: Bundle) -> dict[str, str]:
+    def _environment(self, bundle: Bundle) -> dict[str, str]:
         try:
             pieces = self.manifest.encode()
         except BadRequest as error:
-            self._wrong("args", error.message, error.hint)
+            self._add_problem("args", error.message, error.hint)
             pieces = []
         env = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(pieces)}
         env |= {
@@ -158,39 +162,45 @@ class Request:
         assert len(env) <= MAX_ENV, "64 KiB of manifest are at most 28 pieces"
         return env
 
-    def _machine(self) -> Machine | None:
-        """Return the machine of every node, or None for one that the table does not have."""
+    def _choose_machine(self) -> Machine | None:
+        """Return the machine type of every node, None for one that is not in machines.csv."""
         resources = self._job.resources
         table = machines.load("vertex")
         if resources.instance_type:
-            same = [machine for machine in table if machine.name == resources.instance_type]
-            if not same:
+            same_name = [machine for machine in table if machine.name == resources.instance_type]
+            if not same_name:
                 self.notes.append(f"the table does not know {resources.instance_type}: it is sent as it is")
                 return None
-            wanted = [machine for machine in same if machine.accelerators == resources.gpus]
-            wanted = [
-                m for m in wanted if not resources.accelerator or machines.matches(resources.accelerator, m.accelerator)
+            fitting = [machine for machine in same_name if machine.accelerators == resources.gpus]
+            fitting = [
+                m
+                for m in fitting
+                if not resources.accelerator or machines.matches(resources.accelerator, m.accelerator)
             ]
-            if not wanted:
-                has = " or ".join(sorted({_said(machine) for machine in same}))
-                self._wrong("resources.accelerators", f"does not fit {resources.instance_type}, which has {has}")
-            return wanted[0] if wanted else same[0]
-        allowed = [machine for machine in table if machine.more["capacity"] in ("", *self._capacity)]
-        found = machines.choose(allowed, resources)
-        if isinstance(found, Problem):
-            elsewhere = machines.choose(table, resources)
-            if isinstance(elsewhere, Machine):
-                said = f"is only offered as {elsewhere.more['capacity']}: {resources.accelerators} ({elsewhere.name})"
-                found = Problem(
-                    said, "resources.accelerators", "set resources.use_spot, or options.vertex.reservations"
+            if not fitting:
+                offered = " or ".join(sorted({_describe_gpus(machine) for machine in same_name}))
+                self._add_problem(
+                    "resources.accelerators", f"does not fit {resources.instance_type}, which has {offered}"
                 )
-            self.problems.append(found)
+            return fitting[0] if fitting else same_name[0]
+        allowed = [machine for machine in table if machine.more["capacity"] in ("", *self._capacity)]
+        choice = machines.choose(allowed, resources)
+        if isinstance(choice, Problem):
+            not_allowed = machines.choose(table, resources)
+            if isinstance(not_allowed, Machine):
+                message = (
+                    f"is only offered as {not_allowed.more['capacity']}: {resources.accelerators} ({not_allowed.name})"
+                )
+                choice = Problem(
+                    message, "resources.accelerators", "set resources.use_spot, or options.vertex.reservations"
+                )
+            self.problems.append(choice)
             return None
-        return found
+        return choice
 
     @property
     def _capacity(self) -> list[str]:
-        """What may be asked for besides machines on demand."""
+        """The kinds of capacity that the job may use besides on-demand machines."""
         spot = ["spot"] if self._strategy in ("SPOT", "FLEX_START") else []
         return ["spot", "reservation"] if self._options.get("reservations") else spot
 
@@ -203,11 +213,15 @@ class Request:
             if options.get("accelerator_type"):
                 spec |= {"acceleratorType": options["accelerator_type"], "acceleratorCount": resources.gpus}
             elif resources.instance_type:
-                said = f"is needed for {resources.instance_type}, which the table does not know"
-                self._wrong(self._option("accelerator_type"), said, "the API's name, such as NVIDIA_H100_80GB")
+                message = f"is needed for {resources.instance_type}, which the table does not know"
+                self._add_problem(
+                    self._option_path("accelerator_type"), message, "the API's name, such as NVIDIA_H100_80GB"
+                )
         if options.get("reservations"):
             if self._strategy in ("SPOT", "FLEX_START"):
-                self._wrong(self._option("reservations"), f"excludes {self._strategy}", "leave one of the two out")
+                self._add_problem(
+                    self._option_path("reservations"), f"excludes {self._strategy}", "leave one of the two out"
+                )
             spec["reservationAffinity"] = {
                 "reservationAffinityType": "SPECIFIC_RESERVATION",
                 "key": "compute.googleapis.com/reservation-name",
@@ -224,80 +238,91 @@ class Request:
         timeout_s = min(job.limits.max_runtime_s + job.limits.grace_s + MARGIN_S, MAX_TIMEOUT_S)
         if job.limits.max_runtime_s > (FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S):
             days = (FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S) // 86400
-            self._wrong("limits.max_runtime", f"is {job.limits.max_runtime}, and at most {days} days are possible")
+            self._add_problem(
+                "limits.max_runtime", f"is {job.limits.max_runtime}, and at most {days} days are possible"
+            )
         if job.resources.use_spot and strategy != "SPOT":
-            self._wrong(self._option("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
-        found: dict[str, Any] = {"timeout": f"{timeout_s}s"}
+            self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
+        scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         retries = options.get("disable_retries")
         if retries if retries is not None else job.retry.max_attempts == 1:
-            found["disableRetries"] = True
+            scheduling["disableRetries"] = True
         else:
-            # Ranks cannot join a world that has begun: when one replica is restarted, all have to be.
-            found["restartJobOnWorkerRestart"] = True
+            # Ranks cannot join a running process group: when one replica restarts, all must.
+            scheduling["restartJobOnWorkerRestart"] = True
         if strategy:
-            found["strategy"] = strategy
+            scheduling["strategy"] = strategy
         if options.get("max_wait"):
             if strategy != "FLEX_START":
-                self._wrong(self._option("max_wait"), "is for the strategy FLEX_START", "strategy: FLEX_START")
+                self._add_problem(
+                    self._option_path("max_wait"), "is for the strategy FLEX_START", "strategy: FLEX_START"
+                )
             try:
-                found["maxWaitDuration"] = f"{units.duration_s(str(options['max_wait']))}s"
+                scheduling["maxWaitDuration"] = f"{units.duration_s(str(options['max_wait']))}s"
             except ValueError as error:
-                self._wrong(self._option("max_wait"), f"is no duration: {options['max_wait']}", str(error))
-        return found
+                self._add_problem(self._option_path("max_wait"), f"is no duration: {options['max_wait']}", str(error))
+        return scheduling
 
     def _labels(self) -> dict[str, str]:
         for name, value in self._job.labels.items():
             if not _LABEL.fullmatch(name):
-                self._wrong(f"labels.{name}", "is no label here", "small letters, digits, _ and -, from a letter on")
+                self._add_problem(
+                    f"labels.{name}", "is no label here", "small letters, digits, _ and -, from a letter on"
+                )
             elif not _LABEL_VALUE.fullmatch(value):
-                said = f"has a value that is no label's here: {value[:80]}"
-                self._wrong(f"labels.{name}", said, "small letters, digits, _ and -, at most 63")
-        found = {**self._job.labels, RUN: self.manifest.run_id, ATTEMPT: self.manifest.attempt_id}
-        if len(found) > MAX_LABELS:
-            self._wrong("labels", f"holds {len(self._job.labels)}; {MAX_LABELS - 2} are possible beside our own two")
-        return found
+                message = f"has a value that is no label's here: {value[:80]}"
+                self._add_problem(f"labels.{name}", message, "small letters, digits, _ and -, at most 63")
+        labels = {**self._job.labels, RUN: self.manifest.run_id, ATTEMPT: self.manifest.attempt_id}
+        if len(labels) > MAX_LABELS:
+            self._add_problem(
+                "labels", f"holds {len(self._job.labels)}; {MAX_LABELS - 2} are possible beside our own two"
+            )
+        return labels
 
     def _inputs(self) -> dict[str, dict[str, str]]:
-        """Inputs as the launcher gets them: what is mounted is a path below /gcs."""
-        found = {}
+        """Return the inputs as the launcher's manifest describes them: a mounted one is a path below /gcs."""
+        inputs = {}
         for name, item in self._job.inputs.items():
             uri = item.uri
             mount = item.mode == "mount"
             if mount and uri.startswith("gs://"):
                 uri = f"/gcs/{uri[5:]}"
             elif mount:
-                self._wrong(
+                self._add_problem(
                     f"inputs.{name}.mode", f"cannot be mount for {uri}", "only gs:// is mounted; copy or stream"
                 )
             elif item.mode == "copy" and not re.match(r"(gs|s3)://[^/]+", uri):
-                self._wrong(f"inputs.{name}.uri", f"names no bucket that can be copied from: {uri}", "gs:// or s3://")
-            found[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
-        return found
+                self._add_problem(
+                    f"inputs.{name}.uri", f"names no bucket that can be copied from: {uri}", "gs:// or s3://"
+                )
+            inputs[name] = {"uri": uri, "mode": "copy" if mount else item.mode}
+        return inputs
 
-    def _option(self, name: str) -> str:
+    def _option_path(self, name: str) -> str:
         return f"options.{self._backend}.{name}"
 
-    def _wrong(self, path: str, said: str, hint: str = "") -> None:
-        self.problems.append(Problem(said, path, hint))
+    def _add_problem(self, path: str, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(message, path, hint))
 
 
-def _said(machine: Machine) -> str:
+def _describe_gpus(machine: Machine) -> str:
     return f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
 
 
-def _merged(one: Any, other: Any) -> Any:
-    """Lay one JSON value over another: objects by key, lists of objects by position, anything else is replaced."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return {**one, **{key: _merged(one.get(key), value) for key, value in other.items()}}
-    if _objects(one) and _objects(other):
-        longer = range(max(len(one), len(other)))
+def _merge_json(base: Any, override: Any) -> Any:
+    """Merge one JSON value into another: objects by key, lists of objects by position, anything else is replaced."""
+    if isinstance(base, Mapping) and isinstance(override, Mapping):
+        return {**base, **{key: _merge_json(base.get(key), value) for key, value in override.items()}}
+    if _is_list_of_objects(base) and _is_list_of_objects(override):
+        longer = range(max(len(base), len(override)))
         return [
-            _merged(one[n], other[n]) if n < min(len(one), len(other)) else (one[n:] + other[n:])[0] for n in longer
+            _merge_json(base[n], override[n]) if n < min(len(base), len(override)) else (base[n:] + override[n:])[0]
+            for n in longer
         ]
-    return other
+    return override
 
 
-def _objects(value: Any) -> bool:
+def _is_list_of_objects(value: Any) -> bool:
     return (
         isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(item, Mapping) for item in value)
     )

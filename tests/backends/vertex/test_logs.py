@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cloudtrain.backends.vertex.logs import STARTS, Merge, result
+from cloudtrain.backends.vertex.logs import NUMBERS_PER_START, LogMerge, final_result
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import MARK
 
@@ -51,40 +51,42 @@ def test_any_order_and_any_number_of_looks(starts: int, seed: int):
     arrivals = everything + draw.sample(everything, 20)
     # late by less than it takes for the next start to begin
     arrivals.sort(key=lambda item: float(item["timestamp"][17:26]) + draw.uniform(0, 4))
-    merge, given = Merge(), []
+    merge, given = LogMerge(), []
     while arrivals:
         count = draw.randint(1, 12)
-        merge.take(arrivals[:count])
+        merge.add(arrivals[:count])
         del arrivals[:count]
         given += list(merge.ready(BEFORE_ALL))
         if given and draw.random() < 0.2:
             # another process goes on from the cursor: it reads again what lies a little before
             since = float(given[-1].at[17:26]) - 10
             kept = [item for pending in merge._nodes.values() for item in pending.waiting]
-            merge = Merge(given[-1].cursor)
+            merge = LogMerge(given[-1].cursor)
             stamps = {at for at, _ in kept} | {item.at for item in given if float(item.at[17:26]) >= since}
-            merge.take(item for item in everything if item["timestamp"] in stamps and item not in arrivals)
+            merge.add(item for item in everything if item["timestamp"] in stamps and item not in arrivals)
     given += list(merge.ready(BEFORE_ALL))
     for node in (0, 1):
         own = [(item.seq, item.text) for item in given if item.node == node]
-        assert [seq for seq, _ in own] == [start * STARTS + seq for start in range(starts) for seq in range(30)]
+        assert [seq for seq, _ in own] == [
+            start * NUMBERS_PER_START + seq for start in range(starts) for seq in range(30)
+        ]
     assert merge.complete(2) and not merge.complete(3)
 
 
 def test_what_never_comes_is_given_up_in_its_time():
-    merge = Merge()
-    merge.take([line("workerpool0-0", seq, seq, f"{seq}") for seq in (0, 1, 3, 4)])
+    merge = LogMerge()
+    merge.add([line("workerpool0-0", seq, seq, f"{seq}") for seq in (0, 1, 3, 4)])
     assert [item.seq for item in merge.ready("2026-01-01T00:00:03.000000Z")] == [0, 1]
     assert [item.seq for item in merge.ready("2026-01-01T00:00:03.500000Z")] == [3, 4]
-    merge.take([line("workerpool0-0", 2, 2, "2")])
+    merge.add([line("workerpool0-0", 2, 2, "2")])
     assert list(merge.ready("2026-01-01T00:00:09.000000Z")) == [], "it would break the order"
 
 
 def test_a_start_that_begins_without_a_last_word_of_the_former():
-    merge = Merge()
-    merge.take([line("workerpool0-0", seq, seq, "a") for seq in range(3)] + [line("workerpool0-0", 0, 9, "b")])
+    merge = LogMerge()
+    merge.add([line("workerpool0-0", seq, seq, "a") for seq in range(3)] + [line("workerpool0-0", 0, 9, "b")])
     assert [item.seq for item in merge.ready("2026-01-01T00:00:05.000000Z")] == [0, 1, 2]
-    assert [item.seq for item in merge.ready("2026-01-01T00:00:10.000000Z")] == [STARTS]
+    assert [item.seq for item in merge.ready("2026-01-01T00:00:10.000000Z")] == [NUMBERS_PER_START]
 
 
 def test_lines_of_the_platform_come_once_whatever_the_cursor():
@@ -94,8 +96,8 @@ def test_lines_of_the_platform_come_once_whatever_the_cursor():
         line("workerpool0-0", 0, 2, "mine"),
         entry("workerpool0-0", 3, "no number", "c"),
     ]
-    merge = Merge()
-    merge.take(entries + entries)
+    merge = LogMerge()
+    merge.add(entries + entries)
     given = list(merge.ready(BEFORE_ALL))
     assert [(item.rank, item.text) for item in given] == [
         (-1, "pulling"),
@@ -104,8 +106,8 @@ def test_lines_of_the_platform_come_once_whatever_the_cursor():
         (-1, "no number"),
     ]
     for cut, item in enumerate(given):
-        again = Merge(item.cursor)
-        again.take(entries)
+        again = LogMerge(item.cursor)
+        again.add(entries)
         assert [late.text for late in again.ready(BEFORE_ALL)] == [late.text for late in given[cut + 1 :]]
 
 
@@ -113,11 +115,13 @@ def test_the_last_word_is_that_of_the_newest_start():
     def word(seq: int, at: float, code: int) -> dict:
         return line("workerpool0-0", seq, at, MARK + json.dumps({"kind": "result", "code": code}), rank=-1)
 
-    assert result([word(9, 5, 75), word(9, 8, 3), line("workerpool0-0", 1, 9, "x")])["code"] == 3
-    assert result([line("workerpool0-0", 1, 9, MARK + '{"kind":"result","code":0}', rank=0)]) is None, "a script's own"
+    assert final_result([word(9, 5, 75), word(9, 8, 3), line("workerpool0-0", 1, 9, "x")])["code"] == 3
+    assert final_result([line("workerpool0-0", 1, 9, MARK + '{"kind":"result","code":0}', rank=0)]) is None, (
+        "a script's own"
+    )
 
 
 @pytest.mark.parametrize("cursor", ["x", "0:1", "1:a.b.c", "+only"])
 def test_no_cursor(cursor: str):
     with pytest.raises(BadRequest, match="is no cursor of a log"):
-        Merge(cursor)
+        LogMerge(cursor)
