@@ -86,6 +86,8 @@ backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.e
 events.MAX_ROW=metrics.MAX_ROW
 events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
 nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail
+diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict
+diagnosis.shown=diagnosis.record.clean_line
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
 spawn.watcher=runs.watcher.start usage.read=events.read_usage

@@ -1,22 +1,22 @@
-"""A run's verdict: judged once when the run has ended, kept in the history, found there by everybody who shows it."""
+"""Store a run's verdict in the history: it is judged once, when the run has ended, and read from there by every view."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cloudtrain.diagnosis.verdict import Verdict, end_of, judge
+from cloudtrain.diagnosis.verdict import End, Verdict, judge
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store, now
 from cloudtrain.source import secrets
 
-NODE = -1  # of the event that keeps it: nodes have numbers from 0 on, so that no job can write one
+NODE = -1  # the node of the verdict's event: nodes have numbers from 0, so no job can write such an event
 KIND = "verdict"
 
 
-def kept(store: Store, attempt: AttemptRecord) -> Verdict | None:
-    """Return the verdict that is in the history."""
+def load_verdict(store: Store, attempt: AttemptRecord) -> Verdict | None:
+    """Return the verdict that is stored in the history, or None."""
     event = store.latest(attempt.attempt_id, NODE, KIND)
     try:
         return Verdict.from_dict(event.data) if event else None
@@ -24,19 +24,20 @@ def kept(store: Store, attempt: AttemptRecord) -> Verdict | None:
         return None  # of a version with other fields
 
 
-def judged(store: Store, attempt: AttemptRecord, status: Status, lines: Iterable[LogLine]) -> Verdict:
-    """Judge how an attempt ended, keep the verdict and return it; two who do so at once keep the first."""
-    results = [e for e in store.events(attempt.run_id, "result") if e.attempt == attempt.attempt_id]
-    told = next((e.data for e in results if isinstance(e.data.get("failed_rank"), int)), None)
-    found = judge(end_of(status, told or (results[0].data if results else None)), lines)
-    found = replace(found, deciding=shown(found.deciding), raised=shown(found.raised))
-    event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, found.to_dict())
+def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: Iterable[LogLine]) -> Verdict:
+    """Judge how an attempt ended, store the verdict and return it; of two at once the first is stored."""
+    results = [event.data for event in store.events(attempt.run_id, "result") if event.attempt == attempt.attempt_id]
+    with_rank = (result for result in results if isinstance(result.get("failed_rank"), int))
+    result = next(with_rank, results[0] if results else None)
+    verdict = judge(End.from_status(status, result), lines)
+    verdict = replace(verdict, deciding=clean_line(verdict.deciding), raised=clean_line(verdict.raised))
+    event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, verdict.to_dict())
     store.record(attempt.attempt_id, events=[event])
-    return found
+    return verdict
 
 
-def shown(text: str) -> str:
-    """Return a job's line as it may be kept and shown: nothing that a terminal obeys, and no credential."""
+def clean_line(text: str) -> str:
+    """Return a job's line without terminal control characters; a line with a credential is replaced."""
     if secrets.search(text.encode("utf-8", "replace")):
         return "(a line that holds what looks like a credential)"
     return "".join(letter for letter in ESCAPE.sub("", text).replace("\t", " ") if letter.isprintable())

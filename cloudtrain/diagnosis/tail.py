@@ -1,4 +1,4 @@
-"""The last lines of every rank, kept while a log goes by."""
+"""Keep the last lines of every rank while a log is read."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections import deque
 from cloudtrain.events import MARK, LogLine
 
 LINES = 400  # of each rank
-RANKS = 512  # of so many; what more of them say is not kept
+RANKS = 512  # more ranks than these are not kept
 
 
 class Tail:
-    """The last lines of every rank and of the launchers, as a log goes by; memory is bounded."""
+    """The last lines of every rank and of the launchers, in bounded memory."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, int], deque[LogLine]] = {}
 
     def add(self, line: LogLine) -> None:
+        """Keep a line, unless it is the launcher's marked event."""
         if line.text.startswith(MARK):
             return
-        kept = self._lines.get((line.node, line.rank))
-        if kept is None:
+        rank_lines = self._lines.get((line.node, line.rank))
+        if rank_lines is None:
             if len(self._lines) >= RANKS:
                 return
-            kept = self._lines[line.node, line.rank] = deque(maxlen=LINES)
-        kept.append(line)
+            rank_lines = self._lines[line.node, line.rank] = deque(maxlen=LINES)
+        rank_lines.append(line)
 
     def lines(self) -> list[LogLine]:
-        """Return what was kept, each rank's lines in order, the rank that spoke first in front."""
-        return [line for lines in self._lines.values() for line in lines]
+        """Return the kept lines: each rank's in order, the rank that wrote first in front."""
+        return [line for rank_lines in self._lines.values() for line in rank_lines]

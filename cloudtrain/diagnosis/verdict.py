@@ -47,6 +47,14 @@ class End(NamedTuple):
     by: str = ""  # who ended it: script, launcher or platform; "" if not known
     failed_rank: int | None = None  # the first rank to die
 
+    @classmethod
+    def from_status(cls, status: Status, result: Mapping[str, Any] | None) -> End:
+        """Return a run's end from its status and its launcher's result event, None if there is none."""
+        event = result or {}
+        rank = event.get("failed_rank")
+        by = str(event.get("by") or ("script" if _LAUNCHER_REASON.match(status.reason) else "platform"))
+        return cls(status.state, status.exit_code, status.reason, by, rank if isinstance(rank, int) else None)
+
     @property
     def rank_or_launcher(self) -> int:
         """The rank whose log counts: the first to die, or the launcher's (-1) where none is known."""
@@ -115,14 +123,6 @@ def judge(end: End, lines: Iterable[LogLine]) -> Verdict:
     tracebacks = find_tracebacks([clean_text(line) for line in ranks.get(rank, ())])
     traceback = next((traceback for traceback in tracebacks if traceback.index == index), None)
     return replace(verdict, certain=_is_certain(end, verdict, ranks), raised=_format_own_frame(traceback))
-
-
-def end_of(status: Status, result: Mapping[str, Any] | None) -> End:
-    """Return a run's end from its status and its launcher's result event, None if there is none."""
-    event = result or {}
-    rank = event.get("failed_rank")
-    by = str(event.get("by") or ("script" if _LAUNCHER_REASON.match(status.reason) else "platform"))
-    return End(status.state, status.exit_code, status.reason, by, rank if isinstance(rank, int) else None)
 
 
 def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:

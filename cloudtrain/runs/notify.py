@@ -66,7 +66,7 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     status = attempt.status if event == "preemption" else record.status
     reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
-    verdict = verdict_record.kept(store, attempt) if event == "failure" else None
+    verdict = verdict_record.load_verdict(store, attempt) if event == "failure" else None
     why = verdict.sentence if verdict and verdict.label != "unknown" else ""
     return {
         "text": f"{run_id} {ended}" + (f"; {why}" if why else ""),  # what Slack and those like it show

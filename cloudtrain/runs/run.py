@@ -152,13 +152,13 @@ class Run:
         from cloudtrain.diagnosis import record
         from cloudtrain.diagnosis.tail import Tail
 
-        if found := record.kept(self.store, newest):
+        if found := record.load_verdict(self.store, newest):
             return found
         tail = Tail()
         if newest.handle is not None:
             for line in self.logs(after=f"{newest.number}/", raw=True):
                 tail.add(line)
-        return record.judged(self.store, newest, status, tail.lines())
+        return record.judge_attempt(self.store, newest, status, tail.lines())
 
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """Return the points of all curves, or of one, in the order in which they were emitted."""

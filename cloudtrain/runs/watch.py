@@ -275,7 +275,7 @@ class Watcher:
                 tail = Tail()
                 for line in backend.logs(attempt.handle) if attempt.handle is not None else ():
                     tail.add(line)
-            record.judged(self.store, attempt, status, tail.lines())
+            record.judge_attempt(self.store, attempt, status, tail.lines())
         except Exception as error:
             print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 

@@ -38,11 +38,11 @@ def lines(text: str) -> list[LogLine]:
 
 def test_it_is_judged_once_and_kept(attempt):
     store, record = attempt
-    assert verdict_record.kept(store, record) is None
-    found = verdict_record.judged(store, record, FAILED, lines("MemoryError"))
+    assert verdict_record.load_verdict(store, record) is None
+    found = verdict_record.judge_attempt(store, record, FAILED, lines("MemoryError"))
     assert (found.label, found.rank, found.node, found.seq) == ("host-memory", 1, 0, 23)
-    assert verdict_record.judged(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
-    assert verdict_record.kept(store, record) == found, "the first one stays"
+    assert verdict_record.judge_attempt(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
+    assert verdict_record.load_verdict(store, record) == found, "the first one stays"
     assert notify.message(store, "tiny-1", "tiny-1-a1", "failure")["text"].endswith(
         "; probably the machine's memory was full (rank 1)"
     )
@@ -54,7 +54,7 @@ def test_a_verdict_of_another_version_is_none(attempt):
         record.attempt_id,
         events=[Event(record.attempt_id, verdict_record.NODE, 0, "", verdict_record.KIND, {"old": 1})],
     )
-    assert verdict_record.kept(store, record) is None
+    assert verdict_record.load_verdict(store, record) is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_verdict_of_another_version_is_none(attempt):
 )
 def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, said, shown):
     store, record = attempt
-    found = verdict_record.judged(store, record, FAILED, lines(said))
+    found = verdict_record.judge_attempt(store, record, FAILED, lines(said))
     assert (found.label, found.deciding) == ("host-memory", shown)
     assert TOKEN not in json.dumps([event.data for event in store.events("tiny-1")])
 
@@ -75,5 +75,5 @@ def test_a_hostile_place_is_shown_as_text(attempt):
     store, record = attempt
     told = lines("KeyError: 1")
     told[1] = told[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
-    assert verdict_record.judged(store, record, FAILED, told).raised == "rows.py, line 7"
+    assert verdict_record.judge_attempt(store, record, FAILED, told).raised == "rows.py, line 7"
     assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])

@@ -11,7 +11,7 @@ import pytest
 from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.ranks import LONGEST
 from cloudtrain.diagnosis.tail import LINES, RANKS, Tail
-from cloudtrain.diagnosis.verdict import End, Verdict, end_of, judge
+from cloudtrain.diagnosis.verdict import End, Verdict, judge
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from tests.diagnosis.entries import CORPUS, HERE, Entry, load
@@ -96,10 +96,10 @@ def test_the_launchers_own_sentences_are_understood():
 
 
 def test_a_verdict_survives_json_and_states_are_read():
-    found = judge(end_of(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
+    found = judge(End.from_status(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
     assert (found.label, Verdict.from_dict(found.to_dict())) == ("timeout", found)
-    assert end_of(Status(State.FAILED, 1, "node 1: rank 3 exited with code 1"), None).by == "script"
-    assert end_of(Status(State.FAILED, None, "CapacityError: none"), None) == End(
+    assert End.from_status(Status(State.FAILED, 1, "node 1: rank 3 exited with code 1"), None).by == "script"
+    assert End.from_status(Status(State.FAILED, None, "CapacityError: none"), None) == End(
         State.FAILED, None, "CapacityError: none", "platform"
     )
 
