@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cloudtrain.importing import PLUGINS, Quickly
+from cloudtrain.importing import DISABLE_PLUGINS, Quickly
 from tests.conftest import WAIT_S
 
-LOOK = f"""
-import gc, sys
+LOOK = """
+import gc, importlib.metadata, os, sys
+entry_points, importlib.metadata.entry_points = importlib.metadata.entry_points, None
 from cloudtrain import Submitter
-plan = Submitter(watch=False).plan({{"entrypoint": "train.py"}})
-assert gc.isenabled() and {PLUGINS!r} not in sys.modules, "somebody else's models have their plugins"
-assert "importlib.metadata" not in sys.modules, "the installed packages were looked through"
+plan = Submitter(watch=False).plan({"entrypoint": "train.py"})
+assert gc.isenabled() and "PYDANTIC_DISABLE_PLUGINS" not in os.environ, "somebody else's models have their plugins"
 import pydantic
+from pydantic.plugin import _loader
+_loader.entry_points = entry_points
 pydantic.create_model("Theirs", number=(int, 1))
-assert sys.modules[{PLUGINS!r}].__file__
+assert _loader._plugins is not None, "they were looked for"
 print(plan.backend)
 """
 
@@ -31,16 +34,19 @@ def test_a_plan_looks_for_no_plugins_and_the_next_model_does(tmp_path: Path) -> 
     assert done.stdout == "local\n", done.stderr
 
 
-def test_the_collector_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, PLUGINS, raising=False)
+@pytest.mark.parametrize("before", [None, "logfire-plugin"])
+def test_the_collector_and_the_setting_are_as_before(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    monkeypatch.delenv(DISABLE_PLUGINS, raising=False)
+    if before is not None:
+        monkeypatch.setenv(DISABLE_PLUGINS, before)
     with pytest.raises(ZeroDivisionError), Quickly():
-        assert not gc.isenabled() and sys.modules[PLUGINS].get_plugins() == ()
+        assert not gc.isenabled() and os.environ[DISABLE_PLUGINS] == "__all__"
         1 / 0  # noqa: B018
-    assert gc.isenabled() and PLUGINS not in sys.modules
+    assert gc.isenabled() and os.environ.get(DISABLE_PLUGINS) == before
     gc.disable()
     try:
         with Quickly(), Quickly():
             pass
-        assert not gc.isenabled() and PLUGINS not in sys.modules
+        assert not gc.isenabled() and os.environ.get(DISABLE_PLUGINS) == before
     finally:
         gc.enable()

@@ -35,7 +35,6 @@ class Feature(StrEnum):
     MULTI_NODE = "more than one node"
     MIN_NODES = "fewer nodes than asked for (min_nodes)"
     SPOT = "spot capacity (resources.use_spot)"
-    NATIVE_RETRY = "retries driven by the platform"
     ENV_SECRETS = "secrets from the client's environment (env:NAME)"
     FILE_SECRETS = "secrets from a file on the node (file:PATH)"
     LOCAL_PATHS = "inputs and output that are paths of this machine"

@@ -122,9 +122,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_streams()
     gc.set_threshold(50_000, 20, 50)  # a command is short: garbage collection took a tenth of the time of `plan`
-    from cloudtrain.importing import skip_plugins
-
-    skip_plugins()  # no command uses them, and listing them takes an eighth of the time of `plan`
     code = _run(sys.argv[1:])
     _exit_process(code)
     return code

@@ -59,7 +59,6 @@ class KubernetesBackend:
         {
             Feature.MULTI_NODE,
             Feature.SPOT,
-            Feature.NATIVE_RETRY,
             Feature.OBJECT_STORES,
             Feature.LOCAL_PATHS,
             Feature.IMAGES,

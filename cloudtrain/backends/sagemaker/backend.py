@@ -42,7 +42,6 @@ class SagemakerBackend:
         {
             Feature.MULTI_NODE,
             Feature.SPOT,
-            Feature.NATIVE_RETRY,
             Feature.OBJECT_STORES,
             Feature.IMAGES,
             Feature.INSTANCE_TYPES,

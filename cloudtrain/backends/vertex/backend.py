@@ -38,7 +38,6 @@ class VertexBackend:
         {
             Feature.MULTI_NODE,
             Feature.SPOT,
-            Feature.NATIVE_RETRY,
             Feature.OBJECT_STORES,
             Feature.IMAGES,
             Feature.INSTANCE_TYPES,

@@ -37,7 +37,6 @@ class VertexLocalBackend:
         {
             Feature.MULTI_NODE,
             Feature.SPOT,
-            Feature.NATIVE_RETRY,
             Feature.OBJECT_STORES,
             Feature.IMAGES,
             Feature.INSTANCE_TYPES,
