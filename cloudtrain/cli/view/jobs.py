@@ -62,7 +62,10 @@ def script_job(path: Path, args: Sequence[str] = ()) -> dict[str, Any]:
     The source is the current folder when it contains the script and belongs to the same git work tree, else the root of
     the script's work tree. Outside git it is the script's own folder. The script runs in its source.
     """
-    from cloudtrain.job.job import fit_name
+    from cloudtrain.importing import Quickly
+
+    with Quickly():
+        from cloudtrain.job.job import fit_name
 
     script = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would leave the tree through a link
     cwd = Path.cwd()
