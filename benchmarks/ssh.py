@@ -26,7 +26,7 @@ from measure import Sample, interleaved, median, report, spread, table
 from cloudtrain.nodes import logs as node_logs
 from cloudtrain.nodes import ssh as remote
 from cloudtrain.nodes import transfer
-from cloudtrain.nodes.rpc import There, look
+from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.source.bundle import Bundle
 
@@ -122,7 +122,7 @@ def shipping(folder: Path, port: int, rounds: int) -> tuple[dict[str, list[Sampl
     source = folder / "source"
     source.mkdir()
     number = iter(range(10_000))
-    there = There(host(folder, port), sys.executable)
+    there = RemoteAgent(host(folder, port), sys.executable)
     root = str(folder / "shipped")
 
     def change() -> int:
@@ -143,7 +143,7 @@ def shipping(folder: Path, port: int, rounds: int) -> tuple[dict[str, list[Sampl
 
         def work() -> None:
             bundle = Bundle.make(source, folder / "bundles")
-            transfer.send(there, root, bundle)
+            transfer.send_bundle(there, root, bundle)
             there.ask("extract", root=root, sha256=bundle.sha256, into=into)
 
         sample = timed(work)
@@ -167,13 +167,13 @@ def logs(folder: Path, port: int, count: int, lines: int) -> tuple[Sample, int]:
             for n in range(each):
                 at = f"2026-01-01T{n // 3_600_000:02d}:{n // 60_000 % 60:02d}:{n // 1000 % 60:02d}.{n % 1000:03d}{node:03d}Z"
                 log.write(f"{n} {node} {at} step {n} loss 3.14159 and some more words as scripts print them\n")
-        places.append((There(host(folder, port, node + 1), sys.executable), str(path)))
+        places.append((RemoteAgent(host(folder, port, node + 1), sys.executable), str(path)))
     for there, path in places:
         there.ask("read", path=path, limit=1)  # connected, its agent running
     seen = [0] * count
 
     def read() -> None:
-        for line in node_logs.merged(look(places, set()), count):
+        for line in node_logs.merge(remote_log_reader(places, set()), count):
             assert line.seq == seen[line.node], "a line is missing or comes twice"
             seen[line.node] += 1
 

@@ -84,10 +84,13 @@ backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
 events.MAX_ROW=metrics.MAX_ROW
-events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S nodes.CHUNK=nodes.logs.CHUNK
-nodes.Look=nodes.logs.Look nodes.TAIL_S=nodes.logs.TAIL_S nodes.merged=nodes.logs.merged nodes.tail=nodes.logs.tail
 diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict
-diagnosis.shown=diagnosis.record.clean_line
+diagnosis.shown=diagnosis.record.clean_line events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S
+nodes.CHUNK=nodes.logs.CHUNK_BYTES nodes.Look=nodes.logs.ReadPieces nodes.TAIL_S=nodes.logs.TAIL_S
+nodes.begun=nodes.supervisor.has_begun nodes.given_secrets=nodes.directory.env_secrets
+nodes.left=nodes.supervisor.has_leftovers nodes.merge=nodes.directory.merge_statuses nodes.merged=nodes.logs.merge
+nodes.reap=nodes.supervisor.kill_leftovers nodes.status_of=nodes.directory.to_status
+nodes.supervised=nodes.supervisor.is_supervised nodes.tail=nodes.logs.tail
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
 spawn.watcher=runs.watcher.start usage.read=events.read_usage

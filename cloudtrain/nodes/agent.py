@@ -1,11 +1,11 @@
-"""What is done in the folder of a node, on the node itself: by this very process for local, over SSH for other machines.
+"""The agent: operations on a node's folder, run on the node itself. rpc.py calls them in this process or over SSH.
 
-A node has a Python of 3.9 or newer and no cloudtrain. So this file imports the standard library and what is sent with
-it (rpc.SENT) alone, speaks plain data, and is sent as text. `serve` answers requests there: a line of JSON, then `size` bytes.
+A node has Python 3.9 or newer and no cloudtrain. So this file is sent as text; it imports only the standard library and
+the modules sent with it (rpc.SENT_MODULES). `serve` answers requests: a line of JSON, then `size` bytes.
 
     <root>/src/<sha256>.tar.gz   bundles, by their digest
-    <root>/runs/<run>/           checkpoints, outputs, model: the run's, where it has no shared output
-    <root>/runs/<run>/a<N>/      an attempt: node-<rank>/ as directory.py describes it, and the nodes' common token
+    <root>/runs/<run>/           checkpoints, outputs, model of a run without a shared output
+    <root>/runs/<run>/a<N>/      an attempt: node-<rank>/ (see directory.py), and the token that its nodes share
 """
 
 from __future__ import annotations
@@ -21,155 +21,170 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.nodes.files import Place, path_of, read, texts, token, walk, write
-from cloudtrain.nodes.supervisor import BIRTH_S, FINAL, begun, clean, left, read_status, reap, start, state, stop
+from cloudtrain.nodes.files import AnyPath, expand_path, read, read_texts, token, walk, write
+from cloudtrain.nodes.supervisor import (
+    FINAL,
+    FIRST_STATUS_S,
+    clean_environment,
+    has_begun,
+    has_leftovers,
+    kill_leftovers,
+    read_state,
+    read_status,
+    start,
+    stop,
+)
 
-JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
-ANSWER_S = 50.0  # how long a command that is run here may take; below what a client waits for an answer
-IDLE_S = 120  # an agent that nobody asks for so long ends: its client may be gone without a word
+JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
+COMMAND_S = 50.0  # timeout of a command that runs here; shorter than a client's wait for an answer
+IDLE_S = 120  # an agent without requests ends after this time: its client may be gone
 
 
-def prepare(root: Place, run: str, attempt: int, sha256: str) -> dict[str, Any]:
-    """Look at what is here before an attempt, and end what earlier ones of the run left running (blocking: their grace).
+def prepare_attempt(root: AnyPath, run: str, attempt: int, sha256: str) -> dict[str, Any]:
+    """Stop the nodes of earlier attempts of the run (blocks for their grace time) and return what this machine has.
 
-    `bundle`: the source is here; `request`: what an interrupted submit chose; `first`: this was the run's node 0.
+    `bundle`: the source was uploaded; `request`: the request of an interrupted submit; `first`: this was the run's node 0.
     """
-    run_dir = path_of(root) / "runs" / run
+    run_dir = expand_path(root) / "runs" / run
     for earlier in range(1, attempt):
         for node in sorted((run_dir / f"a{earlier}").glob("node-*")):
-            end(node)
+            stop_and_wait(node)
     return {
-        "bundle": (path_of(root) / "src" / f"{sha256}.tar.gz").exists(),
-        "request": request(run_dir / f"a{attempt}"),
+        "bundle": (expand_path(root) / "src" / f"{sha256}.tar.gz").exists(),
+        "request": read_request(run_dir / f"a{attempt}"),
         "first": (run_dir / "first").exists(),
     }
 
 
-def request(folder: Place) -> dict[str, Any] | None:
-    """Return what was written about an attempt before its first node was started, or None."""
+def read_request(folder: AnyPath) -> dict[str, Any] | None:
+    """Return the request of an attempt (request.json), or None."""
     try:
-        found = json.loads((path_of(folder) / "request.json").read_text())
+        stored = json.loads((expand_path(folder) / "request.json").read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return stored if isinstance(stored, dict) else None
 
 
-def report(folder: Place, rank: int, lease: bool = False) -> dict[str, Any]:
-    """Return an attempt's `request` and its node's `state`; `lease` lets the supervisor know that its client lives."""
-    node = path_of(folder) / f"node-{rank}"
+def report_node(folder: AnyPath, rank: int, lease: bool = False) -> dict[str, Any]:
+    """Return an attempt's `request` and a node's `state`; `lease` renews the client's lease with the supervisor."""
+    node = expand_path(folder) / f"node-{rank}"
     if lease and node.is_dir():
         (node / "lease").touch()
-    return {"request": request(folder), "state": state(node)}
+    return {"request": read_request(folder), "state": read_state(node)}
 
 
-def cancel(folder: Place, rank: int) -> None:
-    """Stop a node of an attempt, whether it was started or not; one that has ended is only cleared of what is left."""
-    node = path_of(folder) / f"node-{rank}"
-    if request(folder) is None:
+def cancel_node(folder: AnyPath, rank: int) -> None:
+    """Stop a node of an attempt, started or not; if it has ended, kill its leftover processes."""
+    node = expand_path(folder) / f"node-{rank}"
+    if read_request(folder) is None:
         return
-    found = state(node)
-    if found is not None and found["state"] in FINAL:
-        reap(node)
+    node_state = read_state(node)
+    if node_state is not None and node_state["state"] in FINAL:
+        kill_leftovers(node)
         return
     node.mkdir(exist_ok=True)
     stop(node)
 
 
-def end(node: Place) -> None:
-    """Stop a node that may still run and wait until it has ended; kill what did not listen. Blocking."""
-    found = state(node)
-    if found is None:
+def stop_and_wait(node: AnyPath) -> None:
+    """Stop a node, wait until it has ended, and kill its leftover processes. Blocking."""
+    node_state = read_state(node)
+    if node_state is None:
         return
-    if found["state"] not in FINAL:
+    if node_state["state"] not in FINAL:
         stop(node)
-        grace = float((found["raw"] or {}).get("grace_s") or 30.0)
-        deadline = time.monotonic() + grace + BIRTH_S
-        while (now := state(node)) is not None and now["state"] not in FINAL and time.monotonic() < deadline:
+        grace = float((node_state["raw"] or {}).get("grace_s") or 30.0)
+        deadline = time.monotonic() + grace + FIRST_STATUS_S
+        while (
+            (current := read_state(node)) is not None and current["state"] not in FINAL and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
-    reap(node)
+    kill_leftovers(node)
 
 
-def put(root: Place, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
-    """Take a piece of a bundle, and keep it under its digest with the last one; raises OSError when the disk is full."""
-    folder = path_of(root) / "src"
+def store_piece(root: AnyPath, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
+    """Write a piece of an uploaded bundle; the last piece moves it to its digest's name. Raises OSError if the disk is full."""
+    folder = expand_path(root) / "src"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    half = folder / f".{sha256}.{os.getpid()}"
+    partial = folder / f".{sha256}.{os.getpid()}"
     try:
-        with open(half, "wb" if offset == 0 else "r+b") as file:
+        with open(partial, "wb" if offset == 0 else "r+b") as file:
             file.seek(offset)
             file.write(given)
         if last:
-            half.replace(folder / f"{sha256}.tar.gz")
+            partial.replace(folder / f"{sha256}.tar.gz")
     except BaseException:
-        half.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
-def extract(root: Place, sha256: str, into: Place) -> None:
-    """Unpack a kept bundle into a folder that then holds all of it or does not exist; one that exists is left alone.
+def extract_bundle(root: AnyPath, sha256: str, into: AnyPath) -> None:
+    """Unpack an uploaded bundle into a folder, all or nothing; does nothing if the folder exists.
 
-    Raises ValueError, and keeps it no longer, when it is not of its digest; OSError when the disk is full.
+    Raises ValueError, and deletes the bundle, if its digest is wrong; OSError if the disk is full.
     """
     import hashlib
 
     from cloudtrain.errors import StoreError
-    from cloudtrain.source import archive  # sent along, but taken up by those who need it only
+    from cloudtrain.source import archive  # here: most operations do not need it
 
-    into, kept = path_of(into), path_of(root) / "src" / f"{sha256}.tar.gz"
+    into, bundle = expand_path(into), expand_path(root) / "src" / f"{sha256}.tar.gz"
     if into.exists():
         return
-    half = into.with_name(f".{into.name}.{os.getpid()}")
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir(parents=True)
+    partial = into.with_name(f".{into.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         try:
-            with open(kept, "rb", buffering=0) as stream:
-                archive.extract(stream, half, whole.update)
-            sound = whole.hexdigest() == sha256
+            with open(bundle, "rb", buffering=0) as stream:
+                archive.extract(stream, partial, digest.update)
+            intact = digest.hexdigest() == sha256
         except StoreError:
-            sound = False
-        if not sound:
-            kept.unlink()
+            intact = False
+        if not intact:
+            bundle.unlink()
             raise ValueError("what arrived is not the bundle that was sent")
         try:
-            half.rename(into)
+            partial.rename(into)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
     finally:
-        shutil.rmtree(half, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def launch(node: Place, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a supervisor over this process's own environment, and wait for the address where it listens (blocking).
+def launch_node(
+    node: AnyPath, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Start a node's supervisor with this process's environment and `env`; for node 0 of several, wait until it listens.
 
-    Returns `control`, host:port of a node 0 of several, and the node's `state`.
+    Returns `control`, host:port of node 0 of several, and the node's `state`.
     """
-    node = path_of(node)
-    base = clean(os.environ)
-    own = {name: str(path_of(value)) if value.startswith("~/") else value for name, value in env.items()}
-    listens = "CLOUDTRAIN_CONTROL" not in own and own.get("CLOUDTRAIN_NUM_NODES", "1") != "1"
-    start(node, argv, {**base, **own}, secrets)
+    node = expand_path(node)
+    base_env = clean_environment(os.environ)
+    node_env = {name: str(expand_path(value)) if value.startswith("~/") else value for name, value in env.items()}
+    listens = "CLOUDTRAIN_CONTROL" not in node_env and node_env.get("CLOUDTRAIN_NUM_NODES", "1") != "1"
+    start(node, argv, {**base_env, **node_env}, secrets)
     deadline = time.monotonic() + JOIN_S
     while listens and time.monotonic() < deadline:
-        said, found = read_status(node), state(node)
-        if said and (control := said.get("control")):
-            return {"control": f"{control['host']}:{control['port']}", "state": found}
-        if found is None or found["state"] in FINAL:
+        status, node_state = read_status(node), read_state(node)
+        if status and (control := status.get("control")):
+            return {"control": f"{control['host']}:{control['port']}", "state": node_state}
+        if node_state is None or node_state["state"] in FINAL:
             break
         time.sleep(0.005)
-    return {"control": None, "state": state(node)}
+    return {"control": None, "state": read_state(node)}
 
 
-def command(argv: Sequence[str], hide: Sequence[str] = (), limit_s: float = ANSWER_S) -> dict[str, Any]:
-    """Run a command of this machine to its end, without the variables that begin with `hide`; blocking.
+def run_command(argv: Sequence[str], hide: Sequence[str] = (), limit_s: float = COMMAND_S) -> dict[str, Any]:
+    """Run a command to its end, without environment variables that begin with `hide`; blocking.
 
-    Returns `code` (None: it does not exist, or took too long), `out` and `err`.
+    Returns `code` (None: the command does not exist, or timed out), `out` and `err`.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(tuple(hide))}
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -181,12 +196,12 @@ def command(argv: Sequence[str], hide: Sequence[str] = (), limit_s: float = ANSW
         return {"code": None, "out": "", "err": f"{argv[0]} took more than {limit_s:g} s"}
     except OSError as error:
         return {"code": None, "out": "", "err": f"{argv[0]}: {error.strerror or error}"}
-    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-    return {"code": done.returncode, "out": out, "err": err}
+    out, err = (text.decode("utf-8", "replace") for text in (completed.stdout, completed.stderr))
+    return {"code": completed.returncode, "out": out, "err": err}
 
 
-def facts(root: Place) -> dict[str, Any]:
-    """Return what doctor wants to know about a machine."""
+def machine_facts(root: AnyPath) -> dict[str, Any]:
+    """Return what `cloudtrain doctor` checks on a machine: Python, torch, disk, GPUs, clock."""
     from importlib import metadata, util
 
     def version(name: str) -> str | None:
@@ -195,7 +210,7 @@ def facts(root: Place) -> dict[str, Any]:
         except (metadata.PackageNotFoundError, ValueError):
             return None
 
-    folder = path_of(root)
+    folder = expand_path(root)
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     gpus = sorted(os.listdir("/proc/driver/nvidia/gpus")) if os.path.isdir("/proc/driver/nvidia/gpus") else []
     return {
@@ -216,9 +231,9 @@ def facts(root: Place) -> dict[str, Any]:
 _LISTENING: list[Any] = []  # sockets
 
 
-def listen(host: str) -> int:
-    """Listen on any port of an address of this machine as long as this agent lives; raises OSError."""
-    import socket  # here: local's plan imports this file for nothing of the network
+def listen_on(host: str) -> int:
+    """Listen on a free port of an address until this agent ends, and return the port; raises OSError."""
+    import socket  # here: planning for `local` imports this file and needs no network
 
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     server = socket.socket(family, kind, protocol)
@@ -228,8 +243,8 @@ def listen(host: str) -> int:
     return int(server.getsockname()[1])
 
 
-def reach(host: str, port: int, wait_s: float = 5.0) -> str | None:
-    """Return why an address cannot be connected to from here, or None when it can."""
+def check_connection(host: str, port: int, wait_s: float = 5.0) -> str | None:
+    """Return why a connection to an address fails, or None if it succeeds."""
     import socket
 
     try:
@@ -239,17 +254,38 @@ def reach(host: str, port: int, wait_s: float = 5.0) -> str | None:
     return None
 
 
-# -- answering --------------------------------------------------------------------------------------------------------------
+# -- server -----------------------------------------------------------------------------------------------------------------
 
+# Names on the wire -> functions
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (start, begun, state, stop, reap, left, prepare, request, report, cancel, end, put, extract, launch,
-                     token, read, write, walk, texts, command, facts, listen, reach)
-}  # fmt: skip
+    "start": start,
+    "begun": has_begun,
+    "state": read_state,
+    "stop": stop,
+    "reap": kill_leftovers,
+    "left": has_leftovers,
+    "prepare": prepare_attempt,
+    "request": read_request,
+    "report": report_node,
+    "cancel": cancel_node,
+    "end": stop_and_wait,
+    "put": store_piece,
+    "extract": extract_bundle,
+    "launch": launch_node,
+    "token": token,
+    "read": read,
+    "write": write,
+    "walk": walk,
+    "texts": read_texts,
+    "command": run_command,
+    "facts": machine_facts,
+    "listen": listen_on,
+    "reach": check_connection,
+}
 
 
 def serve() -> None:
-    """Answer the requests on standard input until it ends, or until nobody has asked for IDLE_S seconds."""
+    """Answer the requests on standard input until it closes, or until there was none for IDLE_S seconds."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while True:
@@ -263,14 +299,14 @@ def serve() -> None:
             arguments["given"] = requests.read(request["size"])
         signal.alarm(0)
         data = b""
-        said: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         try:
             value = OPERATIONS[request["operation"]](**arguments)
-            data, said["value"] = (value, None) if isinstance(value, bytes) else (b"", value)
+            data, answer["value"] = (value, None) if isinstance(value, bytes) else (b"", value)
         except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            said["error"] = place + (error.strerror or str(error))
+            prefix = f"{error.filename}: " if error.filename else ""
+            answer["error"] = prefix + (error.strerror or str(error))
         except Exception as error:
-            said["error"] = f"{type(error).__name__}: {error}"
-        answers.write(json.dumps({**said, "size": len(data)}).encode() + b"\n" + data)
+            answer["error"] = f"{type(error).__name__}: {error}"
+        answers.write(json.dumps({**answer, "size": len(data)}).encode() + b"\n" + data)
         answers.flush()

@@ -1,15 +1,15 @@
-"""The run directory on a node: prepare it, start its supervisor, read its state, end what is left.
+"""A node's run directory as a client uses it: start the supervisor, read its status, merge the states of several nodes.
 
     <node>/source/        the bundle, extracted; `.cloudtrain/launch.py` in it is the supervisor
-    <node>/status.json    the supervisor's word on itself, replaced atomically
+    <node>/status.json    the supervisor's status, replaced atomically
     <node>/log            numbered lines: `<seq> <rank> <at> <text>`
-    <node>/launcher.out   what the supervisor itself printed (empty unless it broke)
-    <node>/started        made before the supervisor is started
-    <node>/lock           held (flock) by the supervisor as long as it lives, so that it is never started twice
-    <node>/cancel         a person asked to cancel
+    <node>/launcher.out   output of the supervisor itself (empty unless it crashed)
+    <node>/started        created before the supervisor is started
+    <node>/lock           held (flock) by the supervisor while it lives, so that it is never started twice
+    <node>/cancel         a user asked to cancel
 
-Shared by local, ssh and slurm. What is done in the folder itself is supervisor.py's, here or on another machine (agent.py);
-what is made of it is here: states of several nodes in one (logs: logs.py).
+Shared by local, ssh and slurm. supervisor.py and agent.py work in the folder itself, on this or another machine; logs.py
+merges the logs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
 from cloudtrain.nodes import supervisor
-from cloudtrain.nodes.supervisor import begun, left, read_status, reap, stop, supervised
+from cloudtrain.nodes.supervisor import has_begun, has_leftovers, is_supervised, kill_leftovers, read_status, stop
 
-__all__ = ["begun", "given_secrets", "left", "merge", "node_status", "read_status", "reap", "start",
-           "status_of", "stop", "supervised"]  # fmt: skip
+__all__ = ["env_secrets", "has_begun", "has_leftovers", "is_supervised", "kill_leftovers", "merge_statuses",
+           "node_status", "read_status", "start", "stop", "to_status"]  # fmt: skip
 
 
 def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> bool:
-    """Start a node's supervisor, detached from this process and its terminal; False when it runs or ran already.
+    """Start a node's supervisor, detached from this process and its terminal; return False if it runs or ran already.
 
-    `secrets` goes over standard input. Raises BackendError.
+    `secrets` is passed on standard input. Raises BackendError.
     """
     try:
         return supervisor.start(node, argv, env, secrets)
@@ -39,43 +39,54 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
         raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
 
 
-def given_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of `env:` sources that this process has, by source; they go over standard input only."""
-    sources = {source for found in manifest["secrets"].values() for source in found if source.startswith("env:")}
+def env_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a job's `env:` secret sources that are set in this process, by source."""
+    sources = {
+        source
+        for secret_sources in manifest["secrets"].values()
+        for source in secret_sources
+        if source.startswith("env:")
+    }
     return {source: os.environ[source[4:]] for source in sorted(sources) if source[4:] in os.environ}
 
 
 def node_status(node: Path) -> Status | None:
-    """Return the true state of a node, LOST when its supervisor died without a last word; None when never started."""
-    return status_of(supervisor.state(node))
+    """Return a node's status, LOST if its supervisor died without a final status; None if it was never started."""
+    return to_status(supervisor.read_state(node))
 
 
-def status_of(found: Mapping[str, Any] | None) -> Status | None:
-    """Return what `supervision.state` said as a Status."""
-    if found is None:
+def to_status(node_state: Mapping[str, Any] | None) -> Status | None:
+    """Convert a state from `supervisor.read_state` into a Status."""
+    if node_state is None:
         return None
-    return Status(State[found["state"]], found["exit_code"], found["reason"], found["started_at"], found["ended_at"])
+    return Status(
+        State[node_state["state"]],
+        node_state["exit_code"],
+        node_state["reason"],
+        node_state["started_at"],
+        node_state["ended_at"],
+    )
 
 
-def merge(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | None]]) -> Status:
-    """Return an attempt's state from its nodes' (status.json, true state): it is final when all of them are."""
-    known = [(raw or {}, status) for raw, status in statuses if status is not None]
-    if not known:
+def merge_statuses(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | None]]) -> Status:
+    """Merge the (status.json, Status) pairs of an attempt's nodes into one Status; it is final when all nodes are."""
+    begun = [(raw or {}, status) for raw, status in statuses if status is not None]
+    if not begun:
         return Status(State.QUEUED)
-    started = min((status.started_at for _, status in known if status.started_at), default=None)
-    live = [status for _, status in known if not status.state.final]
-    if live or len(known) < len(statuses):
-        stages = {status.state for _, status in known}
-        ending = any(status.state.final and status.state is not State.SUCCEEDED for _, status in known)
+    started = min((status.started_at for _, status in begun if status.started_at), default=None)
+    live = [status for _, status in begun if not status.state.final]
+    if live or len(begun) < len(statuses):
+        stages = {status.state for _, status in begun}
+        ending = any(status.state.final and status.state is not State.SUCCEEDED for _, status in begun)
         running = State.RUNNING if State.RUNNING in stages and not ending else State.STARTING
         return Status(State.STOPPING if ending or State.STOPPING in stages else running, started_at=started)
-    ended = max((status.ended_at for _, status in known if status.ended_at), default=None)
-    # The first failure by time is the cause; what the other nodes say is its consequence.
-    _, worst = min(known, key=lambda pair: (_RANK[pair[1].state], pair[0].get("failed_at") or "~"))
+    ended = max((status.ended_at for _, status in begun if status.ended_at), default=None)
+    # The first failure by time is the cause; the failures of the other nodes follow from it.
+    _, worst = min(begun, key=lambda pair: (_SEVERITY[pair[1].state], pair[0].get("failed_at") or "~"))
     return Status(worst.state, worst.exit_code, worst.reason, started, ended)
 
 
-_RANK = {
+_SEVERITY = {
     State.CANCELLED: 0,
     State.FAILED: 1,
     State.TIMED_OUT: 2,

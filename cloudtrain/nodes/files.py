@@ -1,4 +1,4 @@
-"""Files on a node: read and written in pieces, listed. Sent to nodes as text, like agent.py."""
+"""Read, write and list files on a node. Sent to nodes as text, like agent.py."""
 
 from __future__ import annotations
 
@@ -7,84 +7,86 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union
 
-Place = Union[str, Path]
+AnyPath = Union[str, Path]
 
 
-def read(path: Place, offset: int = 0, limit: int = 1 << 20) -> bytes:
-    """Return at most `limit` bytes of a file behind an offset; nothing where there is no file."""
+def read(path: AnyPath, offset: int = 0, limit: int = 1 << 20) -> bytes:
+    """Return at most `limit` bytes of a file from an offset; b"" if there is no file."""
     try:
-        with open(path_of(path), "rb") as file:
+        with open(expand_path(path), "rb") as file:
             file.seek(offset)
             return file.read(limit)
     except FileNotFoundError:
         return b""
 
 
-def write(path: Place, given: bytes = b"", mode: int = 0o600) -> None:
-    """Replace a file, all or nothing."""
-    path = path_of(path)
+def write(path: AnyPath, given: bytes = b"", mode: int = 0o600) -> None:
+    """Write a file atomically."""
+    path = expand_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{unique()}")
+    partial = path.with_name(f".{path.name}.{unique_suffix()}")
     try:
-        with open(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(given)
-        half.replace(path)
+        partial.replace(path)
     except BaseException:
-        half.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
-def walk(path: Place) -> list[list[Any]]:
-    """Return the files and links below a folder: path, size, mtime_ns, mode, target of a link ("" for a file)."""
-    found: list[list[Any]] = []
-    top = str(path_of(path))
-    for at, folders, names in os.walk(top):
-        for name in sorted([*names, *(folder for folder in folders if os.path.islink(os.path.join(at, folder)))]):
-            whole = os.path.join(at, name)
-            seen = os.lstat(whole)
-            target = os.readlink(whole) if os.path.islink(whole) else ""
-            if target or os.path.isfile(whole):
-                inner = os.path.relpath(whole, top)
-                found.append([inner, seen.st_size, seen.st_mtime_ns, seen.st_mode & 0o777, target])
-    return found
+def walk(path: AnyPath) -> list[list[Any]]:
+    """List the files and links below a folder: path, size, mtime_ns, mode, target of a link ("" for a file)."""
+    entries: list[list[Any]] = []
+    top = str(expand_path(path))
+    for folder_path, folders, names in os.walk(top):
+        for name in sorted(
+            [*names, *(folder for folder in folders if os.path.islink(os.path.join(folder_path, folder)))]
+        ):
+            full_path = os.path.join(folder_path, name)
+            info = os.lstat(full_path)
+            target = os.readlink(full_path) if os.path.islink(full_path) else ""
+            if target or os.path.isfile(full_path):
+                relative = os.path.relpath(full_path, top)
+                entries.append([relative, info.st_size, info.st_mtime_ns, info.st_mode & 0o777, target])
+    return entries
 
 
-def texts(folder: Place, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
-    """Return the files of a folder that patterns such as node-*/status.json match: path below it -> (end of its) text."""
-    top, found = path_of(folder), {}
+def read_texts(folder: AnyPath, patterns: Sequence[str], limit: int = 1 << 20) -> dict[str, str]:
+    """Return the text of files that match patterns such as node-*/status.json, by relative path; long ones: the end."""
+    top, contents = expand_path(folder), {}
     if top.is_dir():
-        for place in [top, *(place for place in top.iterdir() if place.is_dir())]:
-            os.listdir(place)  # on NFS this asks the server again; a name alone may be answered from what was
+        for folder_path in [top, *(folder_path for folder_path in top.iterdir() if folder_path.is_dir())]:
+            os.listdir(folder_path)  # on NFS this refreshes the cached directory
     for path in sorted({path for pattern in patterns for path in top.glob(pattern)}):
         try:
             with open(path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-                found[str(path.relative_to(top))] = file.read(limit).decode("utf-8", "replace")
+                contents[str(path.relative_to(top))] = file.read(limit).decode("utf-8", "replace")
         except OSError:
-            continue  # gone since it was listed
-    return found
+            continue  # deleted since it was listed
+    return contents
 
 
-def token(folder: Place) -> str:
-    """Return the word by which the nodes of an attempt know each other; made once, readable by this user only."""
-    path = path_of(folder) / "token"
+def token(folder: AnyPath) -> str:
+    """Return the shared secret of an attempt's nodes; created once, readable by this user only."""
+    path = expand_path(folder) / "token"
     if not path.exists():
-        half = path.with_name(f"token.{unique()}")
-        half.touch(mode=0o600)
-        half.write_text(os.urandom(16).hex())
+        partial = path.with_name(f"token.{unique_suffix()}")
+        partial.touch(mode=0o600)
+        partial.write_text(os.urandom(16).hex())
         try:
-            os.link(half, path)
+            os.link(partial, path)
         except FileExistsError:
             pass
-        half.unlink()
+        partial.unlink()
     return path.read_text()
 
 
-def unique() -> str:
-    """Return the end of a temporary name that no other process or thread makes."""
+def unique_suffix() -> str:
+    """Return a suffix for a temporary file name that no other process or thread uses."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
-def path_of(place: Place) -> Path:
-    """Return a place of this machine, written with ~ or not."""
+def expand_path(place: AnyPath) -> Path:
+    """Return a path with a leading ~ expanded."""
     return place if isinstance(place, Path) else Path(os.path.expanduser(place))

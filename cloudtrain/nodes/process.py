@@ -1,4 +1,4 @@
-"""A process that can be told apart from a later one with the same number."""
+"""Identify processes across reuse of PIDs (host, boot, start time), and start detached processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """Host, boot, number and start time of a process: enough to know whether that very process still lives."""
+    """Host, boot id, PID and start time of a process: enough to check whether that process still lives."""
 
     host: str
     boot_id: str
@@ -27,7 +27,7 @@ class Process:
 
     @classmethod
     def parse(cls, text: str) -> Process | None:
-        """Return the process that `str()` wrote, or None for anything else."""
+        """Parse what `str()` returns; None for anything else."""
         parts = text.split("|")
         if len(parts) != 4 or not parts[2].isdigit():
             return None
@@ -38,7 +38,7 @@ class Process:
 
     @property
     def alive(self) -> bool | None:
-        """Whether it lives; None when it belongs to another machine, so that nobody here can know."""
+        """Whether the process lives; None if it runs on another machine, where we cannot check."""
         if self.host != os.uname().nodename:
             return None
         if self.boot_id != boot_id():
@@ -51,11 +51,11 @@ def detach(
 ) -> None:
     """Start a process that outlives this one and its terminal, with `given` on its standard input; returns at once.
 
-    Its output is appended to `log`; `keep` are descriptors that it inherits. Raises OSError. A shell puts it into the
-    background and ends, so that its parent is init and it never is a zombie of ours.
+    Its output is appended to `log`; it inherits the descriptors in `keep`. Raises OSError. A shell starts it in the
+    background and exits, so that init is its parent and it never becomes our zombie.
     """
     command = ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *argv]
-    kept = [fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in keep]  # out of the shell's way, which has 3 for itself
+    inherited = [fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in keep]  # not 3: the shell uses that itself
     try:
         with log.open("ab") as out:
             shell = subprocess.Popen(
@@ -66,17 +66,17 @@ def detach(
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                pass_fds=tuple(kept),
+                pass_fds=tuple(inherited),
             )
         shell.communicate(given)
     finally:
-        for number in kept:
+        for number in inherited:
             os.close(number)
 
 
 @cache
 def boot_id() -> str:
-    """Return what changes with every boot of this machine; empty where the system does not say."""
+    """Return the id of this boot of the machine; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -84,20 +84,20 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started, or None when it is gone; a zombie counts as gone."""
+    """Return the start time of a process, or None if it has ended; a zombie counts as ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:
         return None if Path("/proc/self/stat").exists() else _start_time_by_ps(pid)
     except OSError:
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name in parentheses may hold anything
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the process name in parentheses may contain anything
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def _start_time_by_ps(pid: int) -> str | None:
     """Return the start time on systems without /proc (macOS)."""
     command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    state, _, started = shown.stdout.strip().partition(" ")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    state, _, started = completed.stdout.strip().partition(" ")
     return started.strip() or None if not state.startswith("Z") else None

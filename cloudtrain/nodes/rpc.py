@@ -1,7 +1,7 @@
-"""The operations on a node's folder (agent.py), asked for in this process or on a machine behind SSH.
+"""Call the agent's operations (agent.py) in this process or, over SSH, on another machine.
 
-The machine's own Python runs agent.py, which is sent as text: nothing is installed there. One agent serves a connection
-for as long as it is asked; several threads may ask it at once, answers come in the order of the questions.
+The other machine's Python runs agent.py, which is sent as text; nothing is installed there. One agent serves a connection
+while there are requests. Several threads may send requests at once; answers come in the order of the requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from asyncssh import SSHClientProcess
 
-CHUNK = 1 << 20  # bytes of a log in one answer
-# What arrives first: a program that finds the modules which came with it, compiling those that are imported.
-_BOOT = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+CHUNK_BYTES = 1 << 20  # bytes of a log in one answer
+# The program that arrives first; it imports the modules that were sent with it.
+_BOOTSTRAP = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 _PROGRAM = """
 import json, sys
 if sys.version_info < (3, 9):
@@ -47,7 +47,7 @@ sys.stdout.buffer.write(b"ready\\n")
 sys.stdout.buffer.flush()
 agent.serve()
 """
-SENT = (
+SENT_MODULES = (
     "nodes.agent",
     "nodes.supervisor",
     "nodes.files",
@@ -55,18 +55,18 @@ SENT = (
     "source.archive",
     "errors",
 )  # modules of cloudtrain that an agent may import
-EMPTY = ("cloudtrain", "cloudtrain.nodes", "cloudtrain.source")  # their packages
+EMPTY_PACKAGES = ("cloudtrain", "cloudtrain.nodes", "cloudtrain.source")  # their packages
 
 
 class Answer(NamedTuple):
-    """What an operation returned: a value, or bytes."""
+    """The result of an operation: a value, or bytes."""
 
     value: Any
     data: bytes = b""
 
 
-class Asked(Protocol):
-    """A place whose node folders can be asked for."""
+class Agent(Protocol):
+    """A machine that runs the agent's operations."""
 
     @property
     def label(self) -> str: ...
@@ -74,18 +74,18 @@ class Asked(Protocol):
     def begin(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Future[Answer]:
-        """Ask without waiting for the answer; several questions are on their way at once."""
+        """Send a request without waiting for the answer; several may be in flight at once."""
         ...
 
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Answer:
-        """Do an operation of agent.OPERATIONS there and return what it returned; blocking. Raises BackendError."""
+        """Run an operation of agent.OPERATIONS on the machine and return its result; blocking. Raises BackendError."""
         ...
 
 
-class Here:
-    """This machine."""
+class LocalAgent:
+    """Runs the agent's operations in this process."""
 
     label = "this machine"
 
@@ -113,12 +113,12 @@ class Here:
         return Answer(None, value) if isinstance(value, bytes) else Answer(value)
 
 
-class There:
-    """Another machine. `setup` are shell lines before its Python is looked for (module load, conda activate)."""
+class RemoteAgent:
+    """Runs the agent's operations on another machine; `setup` are shell lines to run first (module load, conda activate)."""
 
     def __init__(self, host: Host, python: str = "python3", setup: Sequence[str] = ()) -> None:
         self.host = host
-        self._command = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOT)}"
+        self._command = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOTSTRAP)}"
         if setup:
             lines = "\n".join(setup)
             self._command = "exec bash -lc " + shlex.quote(f"{{ {lines}\n}} </dev/null >&2\n{self._command}")
@@ -134,24 +134,24 @@ class There:
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Answer:
-        return ssh.result(self.begin(operation, given, timeout_s=timeout_s, **arguments))
+        return ssh.wait_result(self.begin(operation, given, timeout_s=timeout_s, **arguments))
 
     def begin(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Future[Answer]:
         request = {"operation": operation, "arguments": arguments, "size": len(given) if given is not None else 0}
         data = json.dumps(request).encode() + b"\n" + (given or b"")
-        return ssh.begin(self.remote.explained(self._ask(data), timeout_s))
+        return ssh.begin(self.remote.translate_errors(self._ask(data), timeout_s))
 
     async def _ask(self, data: bytes) -> Answer:
         for again in (True, False):
             session = await self._session()
             try:
                 return await session.ask(data)
-            except Ended as ended:
-                # An agent that was idle for long has gone; every operation may be asked for twice.
+            except AgentEnded as error:
+                # An idle agent has ended. Every operation is safe to repeat.
                 if not again or not session.answered:
-                    raise Unreachable(f"{self.host.label}: its Python ended: {ended}") from None
+                    raise Unreachable(f"{self.host.label}: its Python ended: {error}") from None
         raise AssertionError
 
     async def _session(self) -> _Session:
@@ -164,64 +164,64 @@ class There:
 
     async def _begin(self, connection: Any) -> _Session:
         process = await connection.create_process(self._command, encoding=None)
-        with suppress(BrokenPipeError):  # it may be gone already; what it said is read below
+        with suppress(BrokenPipeError):  # it may have ended already; its error output is read below
             process.stdin.write(_program())
         if await process.stdout.readline() != b"ready\n":
-            words = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-            if not words:  # killed, or its connection broke: an interpreter that cannot work says why
+            stderr_lines = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+            if not stderr_lines:  # killed, or the connection broke: an interpreter that fails prints why
                 raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
             raise BackendError(
-                f"{self.host.label}: its Python does not start: {words[-1]}",
+                f"{self.host.label}: its Python does not start: {stderr_lines[-1]}",
                 "name another interpreter (python), or what has to come before it (setup)",
             )
         return _Session(process, self.host.label)
 
 
-def look(
-    logs: Sequence[tuple[Asked, str]], missing: set[int]
+def remote_log_reader(
+    logs: Sequence[tuple[Agent, str]], missing: set[int]
 ) -> Callable[[Sequence[int]], list[Iterator[bytes] | None]]:
-    """Return what `nodes.merged` reads logs of other machines with: place and path of each.
+    """Return the `ReadPieces` function for `logs.merge` that reads the logs of other machines, all at once.
 
-    All are asked at once. A machine that does not answer has nothing to say for now, and its number is in `missing`.
+    `logs` has agent and path of each. The index of a machine that does not answer is added to `missing`.
     """
 
     def begin(node: int, offset: int) -> Future[Answer]:
-        there, path = logs[node]
-        return there.begin("read", path=path, offset=offset, limit=CHUNK)
+        agent, path = logs[node]
+        return agent.begin("read", path=path, offset=offset, limit=CHUNK_BYTES)
 
     def pieces(node: int, offset: int, piece: bytes) -> Iterator[bytes]:
         while piece:
             offset += len(piece)
-            more = begin(node, offset) if len(piece) == CHUNK else None  # on its way while this one is taken apart
+            more = begin(node, offset) if len(piece) == CHUNK_BYTES else None  # requested while this one is parsed
             yield piece
             try:
-                piece = ssh.result(more).data if more else b""
+                piece = ssh.wait_result(more).data if more else b""
             except Unreachable:
                 return
 
     def ask(offsets: Sequence[int]) -> list[Iterator[bytes] | None]:
-        found: list[Iterator[bytes] | None] = []
-        silent = set()
+        streams: list[Iterator[bytes] | None] = []
+        unreachable = set()
         for node, future in enumerate([begin(node, offset) for node, offset in enumerate(offsets)]):
             try:
-                piece = ssh.result(future).data
-                found.append(pieces(node, offsets[node], piece) if piece else None)
+                piece = ssh.wait_result(future).data
+                streams.append(pieces(node, offsets[node], piece) if piece else None)
             except Unreachable:
-                silent.add(node)
-                found.append(None)
-        missing.intersection_update(silent)
-        missing.update(silent)
-        return found
+                unreachable.add(node)
+                streams.append(None)
+        missing.intersection_update(unreachable)
+        missing.update(unreachable)
+        return streams
 
     return ask
 
 
-class Ended(Exception):
-    """The agent is gone, its connection is not."""
+class AgentEnded(Exception):
+    """The agent has ended, but its connection is open."""
 
 
 class _Session:
-    """One agent: questions go out at once, answers are handed to who asked first."""
+    """One running agent: sends requests at once and matches the answers in order."""
 
     def __init__(self, process: SSHClientProcess[bytes], label: str) -> None:
         self._process, self._label = process, label
@@ -232,35 +232,35 @@ class _Session:
 
     async def ask(self, data: bytes) -> Answer:
         if self.over:
-            raise Ended("it was idle")
+            raise AgentEnded("it was idle")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        try:  # the channel closes before the reader has heard of it
+        try:  # the channel may close before the reader notices
             self._process.stdin.write(data)
             self._waiting.append(future)
-            if len(data) > ssh.PIECE:
+            if len(data) > ssh.CHUNK_BYTES:
                 await self._process.stdin.drain()
         except BrokenPipeError:
             self.over = True
             future.cancel()
-            raise Ended("it ended") from None
+            raise AgentEnded("it ended") from None
         return await future
 
     async def _read(self) -> None:
-        problem: BaseException = Ended("it ended")
+        problem: BaseException = AgentEnded("it ended")
         try:
             while line := await self._process.stdout.readline():
-                head = json.loads(line)
-                data = await self._process.stdout.readexactly(head["size"]) if head["size"] else b""
+                header = json.loads(line)
+                data = await self._process.stdout.readexactly(header["size"]) if header["size"] else b""
                 self.answered = True
                 future = self._waiting.popleft()
                 if future.cancelled():
                     continue
-                if "error" in head:
-                    future.set_exception(BackendError(f"{self._label}: {head['error']}"))
+                if "error" in header:
+                    future.set_exception(BackendError(f"{self._label}: {header['error']}"))
                 else:
-                    future.set_result(Answer(head["value"], data))
-            words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-            problem = Ended(words[-1] if words else "it ended")
+                    future.set_result(Answer(header["value"], data))
+            stderr_lines = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+            problem = AgentEnded(stderr_lines[-1] if stderr_lines else "it ended")
         except (Exception, asyncio.CancelledError) as error:
             problem = error
         self.over = True
@@ -271,8 +271,8 @@ class _Session:
 
 @cache
 def _program() -> bytes:
-    """Return what an agent reads first: the length of a program, and the program."""
+    """Return what an agent reads first: the length of the program, and the program."""
     top = Path(__file__).parents[1]
-    texts = {f"cloudtrain.{name}": (top / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in SENT}
-    text = _PROGRAM.format(modules=json.dumps({**dict.fromkeys(EMPTY, ""), **texts})).encode()
+    texts = {f"cloudtrain.{name}": (top / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in SENT_MODULES}
+    text = _PROGRAM.format(modules=json.dumps({**dict.fromkeys(EMPTY_PACKAGES, ""), **texts})).encode()
     return b"%d\n%b" % (len(text), text)

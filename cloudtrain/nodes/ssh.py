@@ -1,8 +1,7 @@
-"""Other machines over SSH: one connection for a host and process, kept, and opened again when it broke.
+"""SSH connections: one for each host, kept open and reopened when it breaks; run commands, translate errors.
 
-asyncssh does the work on a loop of its own thread; what is here is synchronous and may be called from any thread. A host
-key that known_hosts does not hold is refused, always: nobody is asked, nothing is learnt by itself. What a Host leaves
-open is the user's ~/.ssh/config, agent and keys.
+asyncssh runs on an event loop in its own thread; the functions here are synchronous and safe to call from any thread. A
+host key that is not in known_hosts is always refused. Options that a Host leaves out come from ~/.ssh/config.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
 
     from asyncssh import SSHClientConnection, SSHClientProcess
 
-CONNECT_S = 10.0  # for the connection, and once more for the login
-KEEPALIVE_S = 4.0  # a connection that three of them do not answer is lost
-ANSWER_S = 60.0  # how long a command may take, unless its caller knows better
-PAUSE_S = 3.0  # after a failure the host is not tried again for so long
-PIECE = 1 << 16  # bytes of output at a time
-MOST_AT_ONCE = 64  # hosts
+CONNECT_S = 10.0  # timeout of the connection, and again of the login
+KEEPALIVE_S = 4.0  # interval of keepalives; a connection is lost after three without an answer
+ANSWER_S = 60.0  # default timeout of a command
+PAUSE_S = 3.0  # after a failure, the host is not tried again for this time
+CHUNK_BYTES = 1 << 16  # bytes of output at a time
+MAX_THREADS = 64  # hosts
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class Host:
-    """How a machine is reached; None leaves the choice to ~/.ssh/config and its defaults."""
+    """Address and login of a machine; for None, ~/.ssh/config and its defaults decide."""
 
     address: str
     port: int | None = None
@@ -48,13 +47,13 @@ class Host:
 
     @property
     def label(self) -> str:
-        """The host as a person writes it: user@address:port, without what is left open."""
+        """The host as user@address:port, without the parts that are None."""
         address = f"[{self.address}]" if ":" in self.address and self.port else self.address
         return (f"{self.user}@" if self.user else "") + address + (f":{self.port}" if self.port else "")
 
     @property
-    def through(self) -> Host | None:
-        """The host to jump from, reached by the same keys."""
+    def jump_host(self) -> Host | None:
+        """The jump host, reached with the same keys."""
         if not self.jump:
             return None
         before, _, last = self.jump.rpartition(",")
@@ -66,8 +65,8 @@ class Host:
                        jump=before or None)  # fmt: skip
 
 
-class Done(NamedTuple):
-    """What a command came to; `code` is 128+n for a signal."""
+class Completed(NamedTuple):
+    """Exit code and output of a command; `code` is 128+n for signal n."""
 
     code: int
     out: bytes
@@ -75,37 +74,37 @@ class Done(NamedTuple):
 
 
 class Remote:
-    """One machine. Every method raises Unreachable when it cannot be reached, and BackendError when it refuses us."""
+    """One machine. Every method raises Unreachable if it cannot be reached, and BackendError if it refuses the login."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.refused: tuple[float, CloudtrainError] | None = None  # when it was last tried in vain, and why
-        self._since: float | None = None
+        self.last_failure: tuple[float, CloudtrainError] | None = None  # when the last try failed, and why
+        self._unreachable_since: float | None = None
         self._connection: SSHClientConnection | None = None
         self._opening: asyncio.Lock | None = None
 
     @property
-    def silent_s(self) -> float:
-        """How long the machine has not been reached, for as long as somebody tried; 0.0 when the last try succeeded."""
-        return 0.0 if self._since is None else time.monotonic() - self._since
+    def unreachable_s(self) -> float:
+        """Seconds since the first of the failed tries to reach the machine; 0.0 if the last try succeeded."""
+        return 0.0 if self._unreachable_since is None else time.monotonic() - self._unreachable_since
 
-    def run(self, command: str | Sequence[str], *, given: bytes = b"", timeout_s: float = ANSWER_S) -> Done:
-        """Run a command to its end, with `given` on its standard input; blocking. A list is quoted for the shell."""
+    def run(self, command: str | Sequence[str], *, given: bytes = b"", timeout_s: float = ANSWER_S) -> Completed:
+        """Run a command to its end with `given` on standard input; blocking. A list is quoted for the shell."""
 
-        async def work() -> Done:
+        async def work() -> Completed:
             async with self.process(command) as process:
                 try:
                     out, err = await process.communicate(given)
-                except BrokenPipeError:  # it ended before it read what it was given
+                except BrokenPipeError:  # it ended before it read its input
                     out, err = await process.communicate()
                 assert isinstance(out, bytes) and isinstance(err, bytes)
                 code = process.returncode
-                return Done(255 if code is None else 128 - code if code < 0 else code, out, err)
+                return Completed(255 if code is None else 128 - code if code < 0 else code, out, err)
 
-        return wait(self.explained(work(), timeout_s))
+        return run_blocking(self.translate_errors(work(), timeout_s))
 
     def stream(self, command: str | Sequence[str], *, given: bytes = b"") -> Iterator[bytes]:
-        """Yield a command's standard output as it comes; closing the generator ends its channel, not the connection."""
+        """Yield a command's standard output as it arrives; closing the generator closes the channel, not the connection."""
 
         async def begin() -> tuple[Any, SSHClientProcess[bytes]]:
             context = self.process(command)
@@ -115,12 +114,12 @@ class Remote:
                 process.stdin.write_eof()
             return context, process
 
-        context, process = wait(self.explained(begin(), ANSWER_S))
+        context, process = run_blocking(self.translate_errors(begin(), ANSWER_S))
         try:
-            while piece := wait(self.explained(process.stdout.read(PIECE), None)):
+            while piece := run_blocking(self.translate_errors(process.stdout.read(CHUNK_BYTES), None)):
                 yield piece
         finally:
-            wait(context.__aexit__(None, None, None))
+            run_blocking(context.__aexit__(None, None, None))
 
     def close(self) -> None:
         """Close the connection; the next call opens it again."""
@@ -132,7 +131,7 @@ class Remote:
 
     @asynccontextmanager
     async def process(self, command: str | Sequence[str]) -> AsyncIterator[SSHClientProcess[bytes]]:
-        """Begin a command over the connection."""
+        """Start a command over the connection."""
         line = command if isinstance(command, str) else shlex.join(command)
         connection = await self.connection()
         process: SSHClientProcess[bytes] = await connection.create_process(line, encoding=None)
@@ -142,7 +141,7 @@ class Remote:
             process.close()
 
     async def connection(self) -> SSHClientConnection:
-        """Return the open connection, or open it."""
+        """Return the connection, opening it if necessary."""
         self._opening = self._opening or asyncio.Lock()
         async with self._opening:
             if self._connection is None or self._connection.is_closed():
@@ -154,73 +153,71 @@ class Remote:
             import asyncssh
         except ModuleNotFoundError:
             raise MissingExtra("SSH", "ssh") from None
-        asked = {"port": self.host.port, "username": self.host.user, "known_hosts": self.host.known_hosts}
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        host_options = {"port": self.host.port, "username": self.host.user, "known_hosts": self.host.known_hosts}
+        connect_options: dict[str, Any] = {name: value for name, value in host_options.items() if value is not None}
         if self.host.identity is not None:
-            given["client_keys"] = [str(Path(self.host.identity).expanduser())]
-            given["ignore_encrypted"] = True  # the agent has it then
+            connect_options["client_keys"] = [str(Path(self.host.identity).expanduser())]
+            connect_options["ignore_encrypted"] = True  # ssh-agent has the key then
         if self.host.known_hosts is not None:
-            given["known_hosts"] = str(Path(self.host.known_hosts).expanduser())
+            connect_options["known_hosts"] = str(Path(self.host.known_hosts).expanduser())
         options = await asyncssh.SSHClientConnectionOptions.construct(
             host=self.host.address, config=(), connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=KEEPALIVE_S,
-            keepalive_count_max=3, compression_algs=None, **given)  # fmt: skip
+            keepalive_count_max=3, compression_algs=None, **connect_options)  # fmt: skip
         if options.known_hosts is None:  # ~/.ssh/config says `UserKnownHostsFile none`
             raise BackendError(
                 f"{self.host.label}: ~/.ssh/config turns the check of host keys off", "name a file: known_hosts"
             )
-        through = self.host.through
-        tunnel = await connect_lazily(through).connection() if through else ()
+        jump_host = self.host.jump_host
+        tunnel = await connect_lazily(jump_host).connection() if jump_host else ()
         return await asyncssh.connect(self.host.address, options=options, tunnel=tunnel)
 
-    async def explained(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
-        """Wait for work on the connection, and turn what went wrong into an error of ours."""
-        if self.refused is not None and time.monotonic() - self.refused[0] < PAUSE_S:
+    async def translate_errors(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
+        """Await work on the connection and translate its errors into ours."""
+        if self.last_failure is not None and time.monotonic() - self.last_failure[0] < PAUSE_S:
             work.close()
-            raise self.refused[1]
+            raise self.last_failure[1]
         try:
-            found = await asyncio.wait_for(work, timeout_s)
+            value = await asyncio.wait_for(work, timeout_s)
         except CloudtrainError as error:
             if not isinstance(error, Unreachable):
-                self.refused = self._since = None  # it was the machine that said so
+                self.last_failure = self._unreachable_since = None  # the machine was reached: the error is its answer
             raise
         except BaseException as error:
-            known = self._explain(error, timeout_s)
-            if known is None:
+            translated = self._translate(error, timeout_s)
+            if translated is None:
                 raise
-            self.refused = (time.monotonic(), known)
-            if isinstance(known, Unreachable):
-                self._since = self._since or time.monotonic()
+            self.last_failure = (time.monotonic(), translated)
+            if isinstance(translated, Unreachable):
+                self._unreachable_since = self._unreachable_since or time.monotonic()
                 if self._connection is not None:
                     self._connection.abort()
                 self._connection = None
-            raise known from None
-        self.refused = self._since = None
-        return found
+            raise translated from None
+        self.last_failure = self._unreachable_since = None
+        return value
 
-    def _explain(self, error: BaseException, timeout_s: float | None) -> CloudtrainError | None:
-        """Return our error for one of asyncssh or the system, None for any other. The only place that knows theirs."""
+    def _translate(self, error: BaseException, timeout_s: float | None) -> CloudtrainError | None:
+        """Return our error for an error of asyncssh or the system, None for any other."""
         import asyncssh
 
-        label, place = self.host.label, f"-p {self.host.port} " if self.host.port else ""
+        label, port_option = self.host.label, f"-p {self.host.port} " if self.host.port else ""
         if isinstance(error, asyncssh.HostKeyNotVerifiable):
             file = self.host.known_hosts or "~/.ssh/known_hosts"
-            scan = f"ssh-keyscan {place}{self.host.address} >> {file}"
-            if self._is_known():
+            scan_command = f"ssh-keyscan {port_option}{self.host.address} >> {file}"
+            if self._has_known_key():
                 return BackendError(
                     f"{label} shows another host key than the one in {file}",
-                    f"if the machine was made anew, remove the old line, then {scan}; otherwise somebody stands between",
+                    f"if the machine was made anew, remove the old line, then {scan_command}; otherwise somebody stands between",
                 )
             return BackendError(
                 f"{label} shows a host key that {file} does not hold",
-                f"{scan}, and compare its fingerprint with the machine's own",
+                f"{scan_command}, and compare its fingerprint with the machine's own",
             )
         if isinstance(error, asyncssh.PermissionDenied):
             return BackendError(
                 f"{label} accepts none of the keys that were offered", "ssh-copy-id, ssh-add, or name one: identity"
             )
-        prohibited = (
-            asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED
-        )  # any other code is also that of a connection that breaks
+        prohibited = asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED  # a broken connection has other codes
         if isinstance(error, asyncssh.ChannelOpenError) and error.code == prohibited and self.host.jump is None:
             return BackendError(f"{label} opens no session: {error.reason}")
         if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyExportError | asyncssh.ConfigParseError):
@@ -230,12 +227,12 @@ class Remote:
         if isinstance(error, asyncssh.Error):
             return Unreachable(f"{label} cannot be reached: {error.reason}")
         if isinstance(error, OSError | EOFError | asyncio.IncompleteReadError):
-            said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            return Unreachable(f"{label} cannot be reached: {said}")
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            return Unreachable(f"{label} cannot be reached: {reason}")
         return None
 
-    def _is_known(self) -> bool:
-        """Return whether known_hosts holds some key of this host."""
+    def _has_known_key(self) -> bool:
+        """Return whether known_hosts has a key of this host."""
         import asyncssh
 
         file = Path(self.host.known_hosts or "~/.ssh/known_hosts").expanduser()
@@ -246,29 +243,29 @@ class Remote:
 
 
 def connect(host: Host) -> Remote:
-    """Return the connection to a host, open; blocking. Raises Unreachable, BackendError, MissingExtra."""
+    """Connect to a host and return it; blocking. Raises Unreachable, BackendError, MissingExtra."""
     remote = connect_lazily(host)
-    wait(remote.explained(remote.connection(), CONNECT_S * 3))
+    run_blocking(remote.translate_errors(remote.connection(), CONNECT_S * 3))
     return remote
 
 
 def connect_lazily(host: Host) -> Remote:
-    """Return this process's connection to a host; it is opened when it is needed."""
-    with _GUARD:
-        return _REMOTES.setdefault(host, Remote(host))
+    """Return this process's Remote for a host; it connects on first use."""
+    with _LOCK:
+        return _MACHINES.setdefault(host, Remote(host))
 
 
 def close_all() -> None:
     """Close every connection of this process."""
-    with _GUARD:
-        remotes = list(_REMOTES.values())
-        _REMOTES.clear()
+    with _LOCK:
+        remotes = list(_MACHINES.values())
+        _MACHINES.clear()
     for remote in remotes:
         remote.close()
 
 
-def everywhere(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | CloudtrainError]:
-    """Call a function for several items at once; returns its results in order, an error of ours as a result."""
+def call_all(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | CloudtrainError]:
+    """Call a function for several items in parallel; return the results in order, with our errors as results."""
 
     def call(item: _R) -> _T | CloudtrainError:
         try:
@@ -276,22 +273,22 @@ def everywhere(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | C
         except CloudtrainError as error:
             return error
 
-    whole = list(items)
-    if len(whole) < 2:
-        return [call(item) for item in whole]
+    all_items = list(items)
+    if len(all_items) < 2:
+        return [call(item) for item in all_items]
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(len(whole), MOST_AT_ONCE)) as pool:
-        return list(pool.map(call, whole))
+    with ThreadPoolExecutor(min(len(all_items), MAX_THREADS)) as pool:
+        return list(pool.map(call, all_items))
 
 
 def begin(work: Coroutine[Any, Any, _T]) -> Future[_T]:
-    """Begin something on the loop's thread."""
+    """Schedule a coroutine on the event loop's thread."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
-def result(future: Future[_T]) -> _T:
-    """Wait for what was begun; a Ctrl-C here ends it there."""
+def wait_result(future: Future[_T]) -> _T:
+    """Wait for a scheduled coroutine; Ctrl-C cancels it."""
     try:
         return future.result()
     except BaseException:
@@ -299,19 +296,19 @@ def result(future: Future[_T]) -> _T:
         raise
 
 
-def wait(work: Coroutine[Any, Any, _T]) -> _T:
-    """Do something on the loop's thread and wait for it."""
-    return result(begin(work))
+def run_blocking(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine on the event loop's thread and wait for its result."""
+    return wait_result(begin(work))
 
 
-_GUARD = threading.Lock()
-_REMOTES: dict[Host, Remote] = {}
+_LOCK = threading.Lock()
+_MACHINES: dict[Host, Remote] = {}
 _LOOPS: list[asyncio.AbstractEventLoop] = []
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of this process's connections; its thread ends with the process."""
-    with _GUARD:
+    """Return the event loop of this process's connections; its thread ends with the process."""
+    with _LOCK:
         if not _LOOPS:
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="cloudtrain-ssh", daemon=True).start()

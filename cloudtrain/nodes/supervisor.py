@@ -1,4 +1,4 @@
-"""A node's supervisor, from the node's folder: started, asked how it is, stopped, and what it left behind ended.
+"""Start and stop a node's supervisor, read its state, and kill leftover processes, all through the node's folder.
 
 Sent to nodes as text, like agent.py.
 """
@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cloudtrain.nodes.files import Place, path_of
+from cloudtrain.nodes.files import AnyPath, expand_path
 from cloudtrain.nodes.process import boot_id, detach, start_time
 
-BIRTH_S = 30.0  # how long a started supervisor may take to its first word
+FIRST_STATUS_S = 30.0  # timeout for a started supervisor to write its first status
 STATES = ("QUEUED", "STARTING", "RUNNING", "STOPPING")
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "PREEMPTED", "TIMED_OUT", "LOST")
-LEFT = ("CANCELLED", "TIMED_OUT", "PREEMPTED")  # 75 is the launcher's word for these, not the script's
-# What an outer launcher may have left in an environment; a job must not take it for its own.
-FOREIGN = (
+LAUNCHER_STOPPED = ("CANCELLED", "TIMED_OUT", "PREEMPTED")  # exit code 75 is the launcher's for these, not the script's
+# Variables that an outer launcher may have set; a job must not see them.
+LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -35,18 +35,18 @@ FOREIGN = (
     "TF_CONFIG",
     "JOB_COMPLETION_INDEX",
 )
-FOREIGN_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
+LAUNCHER_PREFIXES = ("CLOUDTRAIN_", "PET_", "TORCHELASTIC_", "SM_", "SLURM_")
 
 
-def start(node: Place, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> bool:
-    """Start a node's supervisor, detached from this process and its terminal; False when it runs or ran already.
+def start(node: AnyPath, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> bool:
+    """Start a node's supervisor, detached from this process and its terminal; return False if it runs or ran already.
 
-    `secrets` goes over standard input, so that it stands neither in a command line nor in an environment. Raises
+    `secrets` is passed on standard input, so that it appears neither in a command line nor in an environment. Raises
     OSError.
     """
-    node = path_of(node)
+    node = expand_path(node)
     with (node / "lock").open("a") as lock:
-        if not _locked(lock):
+        if not _acquire_lock(lock):
             return False
         if (node / "status.json").exists() or (node / "cancel").exists():
             return False
@@ -56,25 +56,25 @@ def start(node: Place, argv: Sequence[str], env: Mapping[str, str], secrets: Map
     return True
 
 
-def begun(node: Place) -> bool:
-    """Return whether a node's supervisor took up its work; waits for one that is about to (blocking, seconds at most).
+def has_begun(node: AnyPath) -> bool:
+    """Return whether a node's supervisor has begun its work; waits for one that is starting (blocking, seconds at most).
 
-    One whose starter was killed before it had given the secrets ends without a word, and may be started again.
+    If the process that started it was killed before it passed the secrets, the supervisor ends and may be started again.
     """
-    node = path_of(node)
-    deadline = time.monotonic() + BIRTH_S
+    node = expand_path(node)
+    deadline = time.monotonic() + FIRST_STATUS_S
     while time.monotonic() < deadline:
         if read_status(node) is not None or (node / "cancel").exists():
             return True
-        unborn = _unborn(node)
-        if unborn is None or unborn["state"] != "STARTING":
+        early_state = _state_before_status(node)
+        if early_state is None or early_state["state"] != "STARTING":
             return read_status(node) is not None
         time.sleep(0.01)
     return True
 
 
-def _locked(lock: IO[str]) -> bool:
-    """Take the lock of a node; a reader holds it for an instant only, a supervisor for its life."""
+def _acquire_lock(lock: IO[str]) -> bool:
+    """Take the lock of a node, retrying: readers hold it for an instant only, a supervisor for its lifetime."""
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,16 +84,16 @@ def _locked(lock: IO[str]) -> bool:
     return False
 
 
-def read_status(node: Place) -> dict[str, Any] | None:
-    """Return what a node's supervisor last said of itself, or None before its first word."""
+def read_status(node: AnyPath) -> dict[str, Any] | None:
+    """Return the last status that a node's supervisor wrote (status.json), or None before the first one."""
     try:
-        found = json.loads((path_of(node) / "status.json").read_text())
+        status = json.loads((expand_path(node) / "status.json").read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("state") in STATES + FINAL else None
+    return status if isinstance(status, dict) and status.get("state") in STATES + FINAL else None
 
 
-def supervised(status: Mapping[str, Any]) -> bool:
+def is_supervised(status: Mapping[str, Any]) -> bool:
     """Return whether the supervisor that wrote a status still lives."""
     started = start_time(int(status.get("pid") or 0))
     if started is None:
@@ -102,41 +102,41 @@ def supervised(status: Mapping[str, Any]) -> bool:
     return same_boot and status.get("start_ticks") in (None, started, int(started) if started.isdigit() else None)
 
 
-def state(node: Place) -> dict[str, Any] | None:
-    """Return the true state of a node (`raw`: its status.json), LOST when its supervisor died without a last word.
+def read_state(node: AnyPath) -> dict[str, Any] | None:
+    """Return the state of a node (`raw`: its status.json), LOST if its supervisor died without a final status.
 
-    None when it was never started.
+    None if it was never started.
     """
-    node = path_of(node)
+    node = expand_path(node)
     raw = read_status(node)
     if raw is None:
-        return _unborn(node)
-    if raw["state"] not in FINAL and not supervised(raw):
+        return _state_before_status(node)
+    if raw["state"] not in FINAL and not is_supervised(raw):
         raw = read_status(node) or raw  # it may have ended between the two looks
         if raw["state"] not in FINAL:
-            died = f"the supervisor of {node.name} died"
-            return _found("LOST", None, died, raw.get("started_at"), raw.get("at"), raw)
-    code = None if raw["state"] in LEFT else raw.get("exit_code")
-    return _found(raw["state"], code, raw.get("reason") or "", raw.get("started_at"), raw.get("ended_at"), raw)
+            message = f"the supervisor of {node.name} died"
+            return _make_state("LOST", None, message, raw.get("started_at"), raw.get("at"), raw)
+    code = None if raw["state"] in LAUNCHER_STOPPED else raw.get("exit_code")
+    return _make_state(raw["state"], code, raw.get("reason") or "", raw.get("started_at"), raw.get("ended_at"), raw)
 
 
-def _unborn(node: Path) -> dict[str, Any] | None:
-    """Return the state of a node whose supervisor has not spoken yet."""
+def _state_before_status(node: Path) -> dict[str, Any] | None:
+    """Return the state of a node whose supervisor has not written a status yet."""
     if not (node / "started").exists():
-        return _found("CANCELLED", None, "cancelled before it started") if (node / "cancel").exists() else None
+        return _make_state("CANCELLED", None, "cancelled before it started") if (node / "cancel").exists() else None
     with (node / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _found("STARTING")
+            return _make_state("STARTING")
     if read_status(node) is not None:
-        return state(node)
-    out = node / "launcher.out"
-    words = out.read_text(errors="replace").strip().splitlines() if out.exists() else []
-    return _found("LOST", None, "the supervisor did not start" + (f": {words[-1]}" if words else ""))
+        return read_state(node)
+    launcher_output = node / "launcher.out"
+    lines = launcher_output.read_text(errors="replace").strip().splitlines() if launcher_output.exists() else []
+    return _make_state("LOST", None, "the supervisor did not start" + (f": {lines[-1]}" if lines else ""))
 
 
-def _found(
+def _make_state(
     name: str,
     code: int | None = None,
     reason: str = "",
@@ -144,52 +144,52 @@ def _found(
     ended_at: str | None = None,
     raw: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    said = {"state": name, "exit_code": code, "reason": reason, "started_at": started_at, "ended_at": ended_at}
-    return {**said, "raw": raw}
+    node_state = {"state": name, "exit_code": code, "reason": reason, "started_at": started_at, "ended_at": ended_at}
+    return {**node_state, "raw": raw}
 
 
-def stop(node: Place) -> None:
-    """Ask a node's supervisor to end as cancelled; where none lives, end what it left behind."""
-    node = path_of(node)
+def stop(node: AnyPath) -> None:
+    """Ask a node's supervisor to cancel; if none lives, kill its leftover processes."""
+    node = expand_path(node)
     (node / "cancel").touch()
     status = read_status(node)
-    if status and status["state"] not in FINAL and supervised(status):
+    if status and status["state"] not in FINAL and is_supervised(status):
         try:
             os.kill(int(status["pid"]), signal.SIGTERM)
         except ProcessLookupError:
             pass
         return
-    if (unborn := _unborn(node)) is not None and unborn["state"] == "STARTING":
+    if (early_state := _state_before_status(node)) is not None and early_state["state"] == "STARTING":
         return  # it looks for `cancel` before it starts a rank
-    reap(node)
+    kill_leftovers(node)
 
 
-def reap(node: Place) -> int:
-    """Kill every process that bears this node's mark in its environment; return how many there were.
+def kill_leftovers(node: AnyPath) -> int:
+    """Kill every process with this node's directory in its environment; return how many there were.
 
-    The supervisor does this better (it is their subreaper); this is the last line, for when it was killed itself.
+    A fallback for a supervisor that was killed: otherwise it does this itself, as the subreaper of its processes.
     """
-    seen: set[int] = set()
+    killed: set[int] = set()
     for _ in range(100):  # a dying tree may fork once more
-        found = [pid for pid in _marked(path_of(node)) if pid != os.getpid()]
-        if not found:
+        pids = [pid for pid in _marked_pids(expand_path(node)) if pid != os.getpid()]
+        if not pids:
             break
-        for pid in found:
-            seen.add(pid)
+        for pid in pids:
+            killed.add(pid)
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
         time.sleep(0.01)
-    return len(seen)
+    return len(killed)
 
 
-def left(node: Place) -> bool:
-    """Return whether processes of a node live on without their supervisor."""
-    return any(_marked(path_of(node)))
+def has_leftovers(node: AnyPath) -> bool:
+    """Return whether processes of a node still run without their supervisor."""
+    return any(_marked_pids(expand_path(node)))
 
 
-def _marked(node: Path) -> Iterator[int]:
+def _marked_pids(node: Path) -> Iterator[int]:
     mark = f"CLOUDTRAIN_NODE_DIR={node}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
@@ -200,8 +200,10 @@ def _marked(node: Path) -> Iterator[int]:
             continue
 
 
-def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what an outer launcher left in it."""
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of an outer launcher."""
     return {
-        name: value for name, value in environ.items() if name not in FOREIGN and not name.startswith(FOREIGN_PREFIXES)
+        name: value
+        for name, value in environ.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith(LAUNCHER_PREFIXES)
     }

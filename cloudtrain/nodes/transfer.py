@@ -1,4 +1,4 @@
-"""Files between this machine and others: a bundle there once, a folder of results back."""
+"""Upload a bundle to a machine, download a folder of results from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.errors import BackendError
 from cloudtrain.nodes import ssh
-from cloudtrain.nodes.rpc import Asked
+from cloudtrain.nodes.rpc import Agent
 from cloudtrain.source.archive import leads_out
 
 if TYPE_CHECKING:
@@ -19,80 +19,82 @@ if TYPE_CHECKING:
     from cloudtrain.nodes.rpc import Answer
     from cloudtrain.source.bundle import Bundle
 
-PIECE = 4 << 20  # bytes in one message
-WINDOW = 8  # messages on their way at once
-SEND_S = 600.0  # for one message: lines may be slow
+PIECE_BYTES = 4 << 20  # bytes in one message
+WINDOW = 8  # messages in flight at once
+SEND_S = 600.0  # timeout of one message: connections may be slow
 
 
-def send(there: Asked, root: str, bundle: Bundle) -> None:
-    """Put a bundle below a machine's `root`/src, under its digest; blocking. Raises BackendError."""
+def send_bundle(agent: Agent, root: str, bundle: Bundle) -> None:
+    """Upload a bundle to a machine's `root`/src, under its digest; blocking. Raises BackendError."""
     waiting: deque[Future[Answer]] = deque()
     with open(bundle.path, "rb") as file:
         size, offset = os.fstat(file.fileno()).st_size, 0
         while offset < size:
-            piece = file.read(PIECE)
+            piece = file.read(PIECE_BYTES)
             last = offset + len(piece) >= size
             waiting.append(
-                there.begin("put", piece, timeout_s=SEND_S, root=root, sha256=bundle.sha256, offset=offset, last=last)
+                agent.begin("put", piece, timeout_s=SEND_S, root=root, sha256=bundle.sha256, offset=offset, last=last)
             )
             offset += len(piece)
             if len(waiting) >= WINDOW:
-                ssh.result(waiting.popleft())
+                ssh.wait_result(waiting.popleft())
     for future in waiting:
-        ssh.result(future)
+        ssh.wait_result(future)
 
 
-def bring(there: Asked, folder: str, into: Path) -> None:
-    """Copy a machine's folder, links as links; blocking. What is here already, of that size and time, is not read again.
+def download_folder(agent: Agent, folder: str, into: Path) -> None:
+    """Download a machine's folder, links as links; blocking. Files with the same size and time are skipped.
 
-    Raises BackendError, also for a name or link that would lead out of `into`.
+    Raises BackendError, also for a file name that would lead out of `into`.
     """
-    found = there.ask("walk", path=folder, timeout_s=SEND_S).value
-    links = {path: target for path, _, _, _, target in found if target}
-    for path in (path for path, *_ in found):
+    entries = agent.ask("walk", path=folder, timeout_s=SEND_S).value
+    links = {path: target for path, _, _, _, target in entries if target}
+    for path in (path for path, *_ in entries):
         if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise BackendError(f"{there.label} offers a file {path!r}, which is refused")
-    files = [(path, size, mtime, mode) for path, size, mtime, mode, target in found if not target]
+            raise BackendError(f"{agent.label} offers a file {path!r}, which is refused")
+    files = [(path, size, mtime, mode) for path, size, mtime, mode, target in entries if not target]
     if files or links:
         into.mkdir(parents=True, exist_ok=True)
-    wanted = [file for file in files if not _is_here(into / file[0], file[1], file[2])]
-    answers = _read(there, folder, [(path, size) for path, size, _, _ in wanted])
+    wanted = [file for file in files if not _is_unchanged(into / file[0], file[1], file[2])]
+    answers = _read_files(agent, folder, [(path, size) for path, size, _, _ in wanted])
     for path, size, mtime, mode in wanted:
-        place = into / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        half = place.with_name(f".{place.name}.{os.getpid()}")
-        with open(half, "wb") as file:
-            while (left := size - file.tell()) > 0:
+        local_path = into / path
+        local_path.parent.mkdir(parents=True, exist_ok=True)
+        partial = local_path.with_name(f".{local_path.name}.{os.getpid()}")
+        with open(partial, "wb") as file:
+            while (missing := size - file.tell()) > 0:
                 piece = next(answers)
                 if not piece:
                     break  # it became shorter meanwhile
-                file.write(piece[:left])
-        half.chmod(mode)
-        os.utime(half, ns=(mtime, mtime))
-        half.replace(place)
+                file.write(piece[:missing])
+        partial.chmod(mode)
+        os.utime(partial, ns=(mtime, mtime))
+        partial.replace(local_path)
     for path, target in links.items():
         if leads_out(path, links):
-            continue  # it means something on that machine only
+            continue  # it points outside the folder, to a path on that machine
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         (into / path).unlink(missing_ok=True)
         (into / path).symlink_to(target)
 
 
-def _is_here(place: Path, size: int, mtime_ns: int) -> bool:
+def _is_unchanged(path: Path, size: int, mtime_ns: int) -> bool:
     try:
-        seen = place.stat()
+        info = path.stat()
     except OSError:
         return False
-    return (seen.st_size, seen.st_mtime_ns) == (size, mtime_ns)
+    return (info.st_size, info.st_mtime_ns) == (size, mtime_ns)
 
 
-def _read(there: Asked, folder: str, files: list[tuple[str, int]]) -> Iterator[bytes]:
-    """Yield files in order, piece by piece, several on their way at once."""
+def _read_files(agent: Agent, folder: str, files: list[tuple[str, int]]) -> Iterator[bytes]:
+    """Yield the files' bytes in order, in pieces, with several requests in flight."""
     waiting: deque[Future[Answer]] = deque()
     for path, size in files:
-        for offset in range(0, size, PIECE):
-            waiting.append(there.begin("read", timeout_s=SEND_S, path=f"{folder}/{path}", offset=offset, limit=PIECE))
+        for offset in range(0, size, PIECE_BYTES):
+            waiting.append(
+                agent.begin("read", timeout_s=SEND_S, path=f"{folder}/{path}", offset=offset, limit=PIECE_BYTES)
+            )
             if len(waiting) >= WINDOW:
-                yield ssh.result(waiting.popleft()).data
+                yield ssh.wait_result(waiting.popleft()).data
     while waiting:
-        yield ssh.result(waiting.popleft()).data
+        yield ssh.wait_result(waiting.popleft()).data

@@ -231,9 +231,9 @@ class Machines:
     def __init__(self, lab: Lab, hosts: int, patch: pytest.MonkeyPatch) -> None:
         self.lab, self.options = lab, options(lab, hosts)
         self.faults: list[tuple[str, bool, int]] = []  # operation ("" is any), whether it is done, how many pass before
-        ask = rpc.There._ask
+        ask = rpc.RemoteAgent._ask
 
-        async def asked(there: rpc.There, data: bytes) -> rpc.Answer:
+        async def asked(there: rpc.RemoteAgent, data: bytes) -> rpc.Answer:
             fault = self._fault(json.loads(data.partition(b"\n")[0])["operation"])
             if fault is None:
                 return await ask(there, data)
@@ -243,7 +243,7 @@ class Machines:
             connection.abort()
             raise ConnectionResetError("the connection broke")
 
-        patch.setattr(rpc.There, "_ask", asked)
+        patch.setattr(rpc.RemoteAgent, "_ask", asked)
 
     def _fault(self, operation: str) -> bool | None:
         for number, (name, after, skip) in enumerate(self.faults):

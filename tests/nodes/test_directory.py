@@ -138,7 +138,7 @@ def test_junk_in_the_status_is_no_status(tmp_path, junk):
 def merged(*found):
     from cloudtrain.events import Status
 
-    return directory.merge(
+    return directory.merge_statuses(
         [({"failed_at": at}, Status(State[name], code, name)) if name else (None, None) for name, code, at in found]
     )
 

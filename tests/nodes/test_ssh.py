@@ -16,9 +16,9 @@ import pytest
 
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.nodes import ssh
-from cloudtrain.nodes.rpc import Here, There, look
+from cloudtrain.nodes.rpc import LocalAgent, RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
-from cloudtrain.nodes.transfer import bring
+from cloudtrain.nodes.transfer import download_folder
 from tests.conftest import wait_for
 
 
@@ -30,7 +30,7 @@ def host(lab):
 
 @pytest.fixture
 def there(host):
-    return There(host, sys.executable)
+    return RemoteAgent(host, sys.executable)
 
 
 def test_a_command(host):
@@ -58,10 +58,10 @@ def test_a_command_that_takes_too_long(host):
 
 def test_several_threads_and_hosts_at_once(lab, host):
     hosts = [replace(host, address=each.address) for each in lab.hosts]
-    names = ssh.everywhere(lambda each: ssh.connect(each).run("hostname").out.decode().strip(), hosts * 4)
+    names = ssh.call_all(lambda each: ssh.connect(each).run("hostname").out.decode().strip(), hosts * 4)
     assert names == [each.name for each in lab.hosts] * 4
     nowhere = replace(host, port=2)
-    found = ssh.everywhere(lambda each: ssh.connect(each).run("hostname").code, [host, nowhere])
+    found = ssh.call_all(lambda each: ssh.connect(each).run("hostname").code, [host, nowhere])
     assert found[0] == 0 and isinstance(found[1], Unreachable) and "Connection refused" in str(found[1])
 
 
@@ -138,11 +138,11 @@ def test_without_asyncssh_there_is_one_sentence(host):
 
 def test_a_cut_link_is_noticed_and_healed(lab, host, there):
     machine = ssh.connect(host)
-    assert machine.silent_s == 0.0
+    assert machine.unreachable_s == 0.0
     lab.hosts[0].cut()
     with pytest.raises(Unreachable):
         machine.run("true", timeout_s=3)
-    assert machine.silent_s > 0.0
+    assert machine.unreachable_s > 0.0
     lab.hosts[0].heal()
 
     def again():
@@ -152,14 +152,14 @@ def test_a_cut_link_is_noticed_and_healed(lab, host, there):
             return False
 
     wait_for(again, "the connection")
-    assert machine.silent_s == 0.0
+    assert machine.unreachable_s == 0.0
 
 
 # -- the agent --------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_operations_here_and_there(there, tmp_path):
-    for place, folder in ((Here(), str(tmp_path / "x")), (there, "/root/x")):
+    for place, folder in ((LocalAgent(), str(tmp_path / "x")), (there, "/root/x")):
         place.ask("write", b"\x00 bytes\n", path=f"{folder}/deep/file", mode=0o640)
         assert place.ask("read", path=f"{folder}/deep/file", offset=2, limit=3).data == b"byt"
         assert place.ask("read", path=f"{folder}/absent").data == b""
@@ -192,9 +192,11 @@ def test_an_agent_that_ended_is_begun_again(lab, there):
 
 def test_a_python_that_is_not_there(host):
     with pytest.raises(BackendError, match="its Python does not start: .*/no/python") as caught:
-        There(host, "/no/python").ask("facts", root="/root")
+        RemoteAgent(host, "/no/python").ask("facts", root="/root")
     assert not isinstance(caught.value, Unreachable)
-    assert There(host, sys.executable, ["X=' b'; export X", "echo noise"]).ask("facts", root="/root").value["python"]
+    assert (
+        RemoteAgent(host, sys.executable, ["X=' b'; export X", "echo noise"]).ask("facts", root="/root").value["python"]
+    )
 
 
 def test_many_questions_at_once(there):
@@ -202,20 +204,20 @@ def test_many_questions_at_once(there):
         return there.ask("read", path=sys.executable, offset=number, limit=1000).data
 
     whole = Path(sys.executable).resolve().read_bytes()
-    assert ssh.everywhere(ask, range(200)) == [whole[number : number + 1000] for number in range(200)]
+    assert ssh.call_all(ask, range(200)) == [whole[number : number + 1000] for number in range(200)]
 
 
 def test_a_folder_comes_back_and_what_is_here_is_not_read_again(lab, there, tmp_path):
     lab.hosts[0].run(["sh", "-c", "mkdir -p /root/b/deep; cd /root/b; head -c 9000000 /dev/urandom >deep/big; echo 1 >a; "
                       "chmod 700 a; ln -s deep/big link; ln -s /etc/passwd out; : >empty"])  # fmt: skip
-    bring(there, "/root/b", tmp_path / "b")
+    download_folder(there, "/root/b", tmp_path / "b")
     source = lab.hosts[0].path("/root/b")
     assert (tmp_path / "b/deep/big").read_bytes() == (source / "deep/big").read_bytes()
     assert (tmp_path / "b/a").stat().st_mode & 0o777 == 0o700 and (tmp_path / "b/empty").read_bytes() == b""
     assert (tmp_path / "b/link").readlink() == Path("deep/big") and not (tmp_path / "b/out").is_symlink()
     before = (tmp_path / "b/deep/big").stat().st_ino
     (source / "a").write_text("22")
-    bring(there, "/root/b", tmp_path / "b")
+    download_folder(there, "/root/b", tmp_path / "b")
     assert (tmp_path / "b/a").read_text() == "22" and (tmp_path / "b/deep/big").stat().st_ino == before
 
 
@@ -225,19 +227,20 @@ def test_logs_of_several_machines(lab, host):
     for number, each in enumerate(lab.hosts):
         lines = "".join(f"{n} 0 2026-01-01T00:00:{n % 60:02d}.{number}Z text {n}\n" for n in range(60))
         each.path("/root/log").write_text(lines)
-    logs = [(There(replace(host, address=each.address), sys.executable), "/root/log") for each in lab.hosts]
+    logs = [(RemoteAgent(replace(host, address=each.address), sys.executable), "/root/log") for each in lab.hosts]
     missing: set[int] = set()
-    found = list(node_logs.merged(look(logs, missing), 3))
+    found = list(node_logs.merge(remote_log_reader(logs, missing), 3))
     assert [line.at for line in found] == sorted(line.at for line in found) and len(found) == 180 and not missing
     for cut in (0, 90, 179):
-        assert list(node_logs.merged(look(logs, missing), 3, after=found[cut].cursor)) == found[cut + 1 :]
+        assert list(node_logs.merge(remote_log_reader(logs, missing), 3, after=found[cut].cursor)) == found[cut + 1 :]
     seen: list[str] = []
     over = threading.Event()
 
     def follow() -> None:
         after = found[-1].cursor
         seen.extend(
-            x.text for x in node_logs.merged(look(logs, missing), 3, after=after, follow=True, ended=over.is_set)
+            x.text
+            for x in node_logs.merge(remote_log_reader(logs, missing), 3, after=after, follow=True, ended=over.is_set)
         )
 
     reader = threading.Thread(target=follow, daemon=True)
@@ -258,9 +261,9 @@ def test_the_agent_runs_on_python_3_9():
     import ast
 
     import cloudtrain
-    from cloudtrain.nodes.rpc import EMPTY, SENT
+    from cloudtrain.nodes.rpc import EMPTY_PACKAGES, SENT_MODULES
 
-    for name in SENT:
+    for name in SENT_MODULES:
         tree = ast.parse(
             (Path(cloudtrain.__file__).parent / f"{name.replace('.', '/')}.py").read_text(), feature_version=(3, 9)
         )
@@ -272,10 +275,14 @@ def test_the_agent_runs_on_python_3_9():
         roots = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                roots |= {f"{node.module}.{a.name}" for a in node.names} if node.module in EMPTY else {node.module}
+                roots |= (
+                    {f"{node.module}.{a.name}" for a in node.names} if node.module in EMPTY_PACKAGES else {node.module}
+                )
         foreign = {root.split(".")[0] for root in roots} - sys.stdlib_module_names
         assert foreign <= {"cloudtrain", "isal"}, foreign  # isal is tried, zlib does where it is absent
-        assert {root for root in roots if root.startswith("cloudtrain")} <= {f"cloudtrain.{sent}" for sent in SENT}
+        assert {root for root in roots if root.startswith("cloudtrain")} <= {
+            f"cloudtrain.{sent}" for sent in SENT_MODULES
+        }
 
 
 def test_old_pythons_are_told_so(lab, host, tmp_path):
@@ -284,4 +291,4 @@ def test_old_pythons_are_told_so(lab, host, tmp_path):
     )
     lab.hosts[0].run(["chmod", "755", "/root/python"])
     with pytest.raises(BackendError, match=r"Python 3.9 or newer is needed, this is 3\.8\.1"):
-        There(host, "/root/python").ask("facts", root="/root")
+        RemoteAgent(host, "/root/python").ask("facts", root="/root")

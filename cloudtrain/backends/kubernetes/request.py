@@ -59,7 +59,7 @@ class Request:
         self.notes: list[str] = []
         output = (job.output or "").rstrip("/") or None
         output_path, path_problems = paths.output_path(output)
-        self.problems += [*path_problems, *paths.unshared(job), *self._check_paths(output_path)]
+        self.problems += [*path_problems, *paths.check_shared_output(job), *self._check_paths(output_path)]
         about = provenance.about("kubernetes", job, bundle) if output else None
         self.manifest = replace(Manifest.of(job, run_id, attempt, about), output=output)
         self.name = self.manifest.attempt_id
@@ -370,7 +370,7 @@ class Request:
         """Return the URI to upload a large bundle to; None if a ConfigMap holds it."""
         if bundle.size_bytes <= MAX_INLINE_BYTES:
             return None
-        if output is None or not paths.STORED.match(output):
+        if output is None or not paths.OBJECT_STORE.match(output):
             message = f"takes {bundle.size_bytes:,} bytes packed; {MAX_INLINE_BYTES:,} fit into a ConfigMap"
             self._add_problem(
                 "source", message, "output: gs://bucket/... or s3://bucket/... holds larger ones; or .cloudtrainignore"

@@ -73,7 +73,7 @@ class LocalBackend:
             about = provenance.about(self.name, job, bundle)
         manifest = Manifest.of(job, run_id, attempt, about)
         output, problems = paths.output_path(job.output)
-        problems += paths.inputs(job)
+        problems += paths.check_inputs(job)
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
@@ -179,7 +179,7 @@ class LocalBackend:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
         places = _nodes(folder)
-        return str(folder) if places and all(directory.begun(place) for place in places) else None
+        return str(folder) if places and all(directory.has_begun(place) for place in places) else None
 
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
@@ -197,7 +197,9 @@ class LocalBackend:
         places = _nodes(folder)
         if not places:
             return Status(State.LOST, None, f"{folder} is gone")
-        return directory.merge([(directory.read_status(place), _settled(place, places[0])) for place in places])
+        return directory.merge_statuses(
+            [(directory.read_status(place), _settled(place, places[0])) for place in places]
+        )
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         places = _nodes(Path(handle))
@@ -217,7 +219,7 @@ class LocalBackend:
             directory.stop(place)
 
     def _left(self, folder: Path) -> bool:
-        return any(directory.left(place) for place in _nodes(folder))
+        return any(directory.has_leftovers(place) for place in _nodes(folder))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         request = json.loads((Path(handle) / "request.json").read_text())
@@ -249,7 +251,7 @@ def _secrets(plan: Plan) -> dict[str, Any]:
     alone = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
     token = os.urandom(16).hex() if alone else files.token(folder)
-    return {"secrets": directory.given_secrets(plan.manifest), "token": token}
+    return {"secrets": directory.env_secrets(plan.manifest), "token": token}
 
 
 def _base_environment(plan: Plan) -> dict[str, str]:
@@ -259,7 +261,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
         *secrets,
         *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
     }
-    return {name: value for name, value in supervisor.clean(os.environ).items() if name not in hidden}
+    return {name: value for name, value in supervisor.clean_environment(os.environ).items() if name not in hidden}
 
 
 def _nodes(folder: Path) -> list[Path]:

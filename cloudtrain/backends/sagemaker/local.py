@@ -97,7 +97,7 @@ class SagemakerLocalBackend:
             files.write(folder / "request.json", json.dumps(plan.request).encode())
         except OSError as error:
             raise BackendError(f"{folder} cannot be prepared: {error.strerror}", "free some disk space") from None
-        env = supervisor.clean(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
+        env = supervisor.clean_environment(os.environ) | {"CLOUDTRAIN_NODE_DIR": str(folder)}
         directory.start(folder, [sys.executable, "-m", "cloudtrain.backends.sagemaker.local_job", str(folder)], env, {})
         return str(folder)
 
@@ -114,7 +114,7 @@ class SagemakerLocalBackend:
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        return str(folder) if _read_request(folder) and directory.begun(folder) else None
+        return str(folder) if _read_request(folder) and directory.has_begun(folder) else None
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
@@ -140,7 +140,7 @@ class SagemakerLocalBackend:
         if not status.state.final:
             directory.stop(folder)
         elif status.state is State.LOST:  # the supervising process was killed: nothing else removes the containers
-            directory.reap(folder)
+            directory.kill_leftovers(folder)
             docker.remove_all(folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
@@ -187,4 +187,4 @@ def _link_bundle(path: Path, into: Path) -> None:
 
 def _read_request(folder: Path) -> dict[str, Any] | None:
     """Return the attempt's request.json, None where there is none."""
-    return agent.request(folder)
+    return agent.read_request(folder)

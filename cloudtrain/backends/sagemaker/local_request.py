@@ -143,7 +143,7 @@ def _build_channels(
 
 def _is_s3(uri: str | None) -> bool:
     """Return whether a URI names an S3 bucket."""
-    return bool(uri and uri.startswith("s3://") and paths.STORED.match(uri))
+    return bool(uri and uri.startswith("s3://") and paths.OBJECT_STORE.match(uri))
 
 
 def _file_channel(name: str, path: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cloudtrain.backends.slurm.client import Reading
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
-from cloudtrain.nodes.rpc import Asked, Here, There
+from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ class SlurmBackend:
             return handle
         folder, root = str(plan.request["folder"]), self.folder
         self._ship(bundle, root)
-        self._asked.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source")
+        self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source")
         script = str(plan.request["script"]).encode()
-        self._asked.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
-        self._asked.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
-        self._asked.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
+        self._agent.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
+        self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
+        self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
-        self._asked.ask("write", given=labels, path=f"{folder}/labels.json")
+        self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
         said = self._run(list(plan.request["sbatch"]))
         if said["code"] != 0:
             raise client.refusal(said)
@@ -141,7 +141,7 @@ class SlurmBackend:
         if not number.isdigit():
             raise Unreachable(f"sbatch printed no job number, but {number[:200]!r}", "squeue --me lists your jobs")
         try:
-            self._asked.ask("write", given=number.encode(), path=f"{folder}/job")
+            self._agent.ask("write", given=number.encode(), path=f"{folder}/job")
         except BackendError as error:  # `find` gets the number from Slurm
             raise Unreachable(
                 f"Slurm has the job {number}, which cannot be noted: {error.message}", error.hint
@@ -150,22 +150,22 @@ class SlurmBackend:
 
     def _ship(self, bundle: Bundle, root: str) -> None:
         """Bring the bundle to the shared file system, once for its digest."""
-        if self._asked.ask("read", path=f"{root}/src/{bundle.sha256}.tar.gz", limit=1).data:
+        if self._agent.ask("read", path=f"{root}/src/{bundle.sha256}.tar.gz", limit=1).data:
             return
-        transfer.send(self._asked, root, bundle)
+        transfer.send_bundle(self._agent, root, bundle)
 
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = f"{self.folder}/runs/{run_id}/a{number}"
-        if self._asked.ask("read", path=f"{folder}/job").data:
+        if self._agent.ask("read", path=f"{folder}/job").data:
             return folder
-        if not self._asked.ask("read", path=f"{folder}/job.sh", limit=1).data:
+        if not self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
             return None
         found = client.find(self._run, attempt_id)  # whoever sent it died before it had written the number down
         number = found.job if found else self._owner(folder)
         if not number:
             return None
-        self._asked.ask("write", given=number.encode(), path=f"{folder}/job")
+        self._agent.ask("write", given=number.encode(), path=f"{folder}/job")
         return folder
 
     def _owner(self, folder: str) -> str:
@@ -176,11 +176,11 @@ class SlurmBackend:
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = f"{self.folder}/runs/{run_id}/a{number}"
-        if self._asked.ask("read", path=f"{folder}/job.sh", limit=1).data:
-            self._asked.ask("write", path=f"{folder}/stop", given=b"")  # an sbatch on its way must not run
+        if self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
+            self._agent.ask("write", path=f"{folder}/stop", given=b"")  # an sbatch on its way must not run
 
     def labels(self, handle: str) -> dict[str, str]:
-        text = self._asked.ask("read", path=f"{handle}/labels.json").data
+        text = self._agent.ask("read", path=f"{handle}/labels.json").data
         return dict(json.loads(text)) if text else {}
 
     def status(self, handle: str) -> Status:
@@ -190,7 +190,7 @@ class SlurmBackend:
             files = self._files(handle)
             if "job" not in files:
                 return Status(State.LOST, None, f"{handle} is gone")
-            merged = status.merge(files)
+            merged = status.merge_nodes(files)
             if merged is not None and merged.state.final and merged.state is not State.PREEMPTED:
                 return merged
             reading = reading or client.read(self._run, files["job"].strip())
@@ -205,28 +205,28 @@ class SlurmBackend:
         return status.judge(files, reading, merged, lambda: self._last_words(handle))
 
     def _files(self, handle: str) -> dict[str, str]:
-        found: dict[str, str] = self._asked.ask("texts", folder=handle, patterns=status.FILES).value
+        found: dict[str, str] = self._agent.ask("texts", folder=handle, patterns=status.FILES).value
         return found
 
     def _last_words(self, handle: str) -> str:
         """Return the last line that Slurm or a setup line printed; srun's word that a task has ended is none."""
-        texts = self._asked.ask("texts", folder=handle, patterns=["slurm.out"], limit=4000).value
+        texts = self._agent.ask("texts", folder=handle, patterns=["slurm.out"], limit=4000).value
         lines = [line for line in str(texts.get("slurm.out", "")).splitlines() if line.strip()]
         telling = [line for line in lines if not _TASK_ENDED.match(line)]
         return (telling or lines or [""])[-1]
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        count = int(self._asked.ask("read", path=f"{handle}/nodes").data or 0)
+        count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
         paths = [f"{handle}/node-{rank}/log" for rank in range(count)]
 
         def ended() -> bool:
             return self.status(handle).state.final
 
-        if isinstance(self._asked, Here):
+        if isinstance(self._agent, LocalAgent):
             return logs.tail([Path(path) for path in paths], after=after, follow=follow, ended=ended)
 
-        look = rpc.look([(self._asked, path) for path in paths], set())
-        return logs.merged(look, count, after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
+        look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
+        return logs.merge(look, count, after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
 
     def cancel(self, handle: str) -> None:
         files = self._files(handle)
@@ -237,39 +237,39 @@ class SlurmBackend:
             reading = client.read(self._run, job)
             if reading is None or reading.ended:
                 return
-            self._asked.ask("write", path=f"{handle}/stop", given=b"")  # what Slurm starts again must not run
+            self._agent.ask("write", path=f"{handle}/stop", given=b"")  # what Slurm starts again must not run
         else:
-            self._asked.ask("write", path=f"{handle}/cancel", given=b"")
-            for rank in range(int(self._asked.ask("read", path=f"{handle}/nodes").data or 0)):
-                self._asked.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
+            self._agent.ask("write", path=f"{handle}/cancel", given=b"")
+            for rank in range(int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)):
+                self._agent.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
         said = self._run(["scancel", job])
         if said["code"] != 0 and "Invalid job id" not in said["err"]:
             raise client.refusal(said, "Slurm does not cancel the job")
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        run_dir = self._asked.ask("read", path=f"{handle}/run_dir").data.decode()
+        run_dir = self._agent.ask("read", path=f"{handle}/run_dir").data.decode()
         into.mkdir(parents=True, exist_ok=True)
         for name in what if run_dir else ():
             place = f"{run_dir}/{name}"
-            transfer.bring(self._asked, place, into / name)
+            transfer.download_folder(self._agent, place, into / name)
         return into
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _asked(self) -> Asked:
+    def _agent(self) -> Agent:
         """Where Slurm's commands and the shared folder are: this machine, or the login node."""
         login = self.given.get("login")
         if not login:
-            return Here()
+            return LocalAgent()
         from cloudtrain.nodes.ssh import Host
 
-        return There(Host(**login), str(self.given.get("python") or "python3"), request.environment(self.given))
+        return RemoteAgent(Host(**login), str(self.given.get("python") or "python3"), request.environment(self.given))
 
     @cached_property
     def _run(self) -> Callable[[Sequence[str]], Mapping[str, Any]]:
         def run(argv: Sequence[str]) -> Mapping[str, Any]:
-            said: Mapping[str, Any] = self._asked.ask("command", argv=list(argv), hide=client.HIDE).value
+            said: Mapping[str, Any] = self._agent.ask("command", argv=list(argv), hide=client.HIDE).value
             return said
 
         return run
@@ -278,7 +278,7 @@ class SlurmBackend:
         if not self.folder:
             return [Problem("no folder is named", "options.slurm.folder", "a folder that all nodes share")]
         try:
-            facts = self._asked.ask("facts", root=self.folder).value
+            facts = self._agent.ask("facts", root=self.folder).value
             version = self._run(["sbatch", "--version"])
         except BackendError as error:
             return [Problem(error.message, "options.slurm.login", error.hint)]
@@ -304,7 +304,7 @@ class SlurmBackend:
         if found:
             return
         probe = f"{self.folder}/.cloudtrain-doctor"
-        self._asked.ask("write", path=probe, given=b"seen")
+        self._agent.ask("write", path=probe, given=b"seen")
         where = [word for word in allowed if not word.startswith(("--parsable", "--export", "--no-requeue", "--time"))]
         seen = self._run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *where, "cat", probe])
         busy = "Unable to allocate" in seen["err"] or seen["code"] is None
@@ -321,7 +321,7 @@ class SlurmBackend:
         if not shutil.which("sinfo"):
             return {}
         try:
-            run = partial(Here().ask, "command", hide=client.HIDE, limit_s=10.0)
+            run = partial(LocalAgent().ask, "command", hide=client.HIDE, limit_s=10.0)
             names = run(argv=["sinfo", "--noheader", "--format=%P"]).value["out"].split()
             user = run(
                 argv=["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc", "format=DefaultAccount"]
@@ -347,4 +347,4 @@ def _problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if job.resources.use_spot and not (options.get("spot_partition") or options.get("spot_qos")):
         hint = "name the partition whose jobs may be preempted: options.slurm.spot_partition, or spot_qos"
         problems.append(Problem("means nothing to this cluster", "resources.use_spot", hint))
-    return problems + paths.output_path(job.output)[1] + paths.inputs(job)
+    return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)

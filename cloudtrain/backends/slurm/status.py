@@ -36,7 +36,7 @@ def _node(text: str) -> tuple[Mapping[str, Any], Status] | None:
     return raw, Status(state, code, raw.get("reason") or "", raw.get("started_at"), raw.get("ended_at"))
 
 
-def merge(files: Mapping[str, str]) -> Status | None:
+def merge_nodes(files: Mapping[str, str]) -> Status | None:
     """Return what the nodes say together, None before anyone spoke; one that has lost a peer speaks for all."""
     known = [_node(text) for name, text in sorted(files.items()) if name.endswith("/status.json")]
     spoken = [pair for pair in known if pair is not None]
@@ -48,7 +48,7 @@ def merge(files: Mapping[str, str]) -> Status | None:
     word = Word.of(files)
     count = int(word.phase) if word.name == "STARTED" and word.phase.isdigit() else len(spoken)
     silent: list[tuple[None, None]] = [(None, None)] * (count - len(spoken))
-    return directory.merge([*spoken, *silent])
+    return directory.merge_statuses([*spoken, *silent])
 
 
 def left(files: Mapping[str, str], phase: str, merged: Status) -> Status:

@@ -18,8 +18,8 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import directory, logs, paths, ssh, transfer
-from cloudtrain.nodes.rpc import There, look
-from cloudtrain.nodes.ssh import everywhere
+from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
+from cloudtrain.nodes.ssh import call_all
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SshBackend:
         about = provenance.about(self.name, job, bundle) if job.output else None
         manifest = Manifest.of(job, run_id, attempt, about)
         output, problems = paths.output_path(job.output)
-        problems += paths.inputs(job) + paths.unshared(job)
+        problems += paths.check_inputs(job) + paths.check_shared_output(job)
         if not self.machines:
             problems.append(Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]"))
         elif manifest.nodes > len(self.machines):
@@ -132,25 +132,25 @@ class SshBackend:
         def ship(item: tuple[int, tuple[_Machine, Mapping[str, Any]]]) -> None:
             rank, (machine, found) = item
             if not found["bundle"]:
-                transfer.send(machine.there, self.root, bundle)
+                transfer.send_bundle(machine.agent, self.root, bundle)
             into = f"{folder}/node-{rank}/source"
-            machine.there.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=transfer.SEND_S)
-            machine.there.ask("write", written, path=f"{folder}/request.json")
+            machine.agent.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=transfer.SEND_S)
+            machine.agent.ask("write", written, path=f"{folder}/request.json")
             if rank == 0:
-                machine.there.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
+                machine.agent.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
 
-        _raise(everywhere(ship, enumerate(chosen)))
+        _raise(call_all(ship, enumerate(chosen)))
         machines = [machine for machine, _ in chosen]
         self._check_shared(plan, machines)
-        given: dict[str, Any] = {"secrets": directory.given_secrets(plan.manifest), "token": os.urandom(16).hex()}
+        given: dict[str, Any] = {"secrets": directory.env_secrets(plan.manifest), "token": os.urandom(16).hex()}
         if len(machines) > 1:  # a submit that is finished by another needs the same word
-            given["token"] = machines[0].there.ask("token", folder=folder).value
+            given["token"] = machines[0].agent.ask("token", folder=folder).value
         handle = _handle(labels, folder)
         try:
             started = self._launch(plan, machines, 0, None, given)
             if len(machines) > 1 and started["control"]:  # otherwise node 0 ended already, and its state says why
                 rest = range(1, len(machines))
-                _raise(everywhere(lambda rank: self._launch(plan, machines, rank, started["control"], given), rest))
+                _raise(call_all(lambda rank: self._launch(plan, machines, rank, started["control"], given), rest))
         except Unreachable:
             raise
         except CloudtrainError as error:
@@ -173,7 +173,7 @@ class SshBackend:
         """
         machines = [_Machine({}, host) for host in plan.request["hosts"]]
         run = {"root": self.root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
-        answers = everywhere(lambda machine: machine.there.ask("prepare", timeout_s=START_S, **run).value, machines)
+        answers = call_all(lambda machine: machine.agent.ask("prepare", timeout_s=START_S, **run).value, machines)
         silent = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, CloudtrainError)}
         _raise([error for error in silent.values() if not isinstance(error, Unreachable)])
         found = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, dict)}
@@ -202,8 +202,8 @@ class SshBackend:
         if output is None or len(machines) == 1:
             return
         mark, word = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
-        machines[0].there.ask("write", word, path=mark)
-        found = everywhere(lambda machine: machine.there.ask("read", path=mark).data, machines[1:])
+        machines[0].agent.ask("write", word, path=mark)
+        found = call_all(lambda machine: machine.agent.ask("read", path=mark).data, machines[1:])
         _raise(found)
         for machine, seen in zip(machines[1:], found, strict=True):
             if seen != word:
@@ -226,7 +226,7 @@ class SshBackend:
         env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
         node = f"{plan.request['folder']}/node-{rank}"
         argv = [real(word) for word in plan.request["argv"]]
-        launched = machine.there.ask("launch", node=node, argv=argv, env=env, secrets=given, timeout_s=START_S)
+        launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=given, timeout_s=START_S)
         return dict(launched.value)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class SshBackend:
         Nothing begins before the request lies on every machine that was chosen. So what answers proves nothing about an
         attempt all of whose machines may be silent: it is not known then whether it has begun.
         """
-        answers = everywhere(lambda machine: machine.there.ask("request", folder=folder).value, self.machines)
+        answers = call_all(lambda machine: machine.agent.ask("request", folder=folder).value, self.machines)
         known = [answer for answer in answers if isinstance(answer, dict)]
         handles = dict.fromkeys(_handle(request["hosts"], folder) for request in known)
         requested = [handle for handle in handles if self._attempt(handle)]  # two: an interrupted submit chose anew
@@ -250,7 +250,7 @@ class SshBackend:
         unknown: list[Any] = silent if len(silent) >= least else []
         for handle in requested:
             attempt = self._attempt(handle) or []
-            begun = everywhere(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
+            begun = call_all(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
             if True in begun:  # where a node answers that it has not, submit starts it
                 return (None if False in begun else handle), requested
             if begun[0] is not False:  # node 0 is started before the others
@@ -265,7 +265,7 @@ class SshBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         attempt = self._attempt(handle) or []
-        answers = everywhere(lambda node: node.ask("request", folder=node.attempt).value, attempt)
+        answers = call_all(lambda node: node.ask("request", folder=node.attempt).value, attempt)
         request = next((answer for answer in answers if isinstance(answer, dict)), None)
         if request is None:
             _raise(answers)
@@ -282,7 +282,7 @@ class SshBackend:
         silent = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
         known = [answer for answer in answers if isinstance(answer, dict)]
         if not known:
-            if min(node.there.remote.silent_s for node in silent) < self.lost_after_s:
+            if min(node.agent.remote.unreachable_s for node in silent) < self.lost_after_s:
                 _raise(answers)
             return Status(State.LOST, None, f"{silent[0].label} was not reached for {self.lost_after_s:g} s")
         if all(answer["request"] is None for answer in known):
@@ -299,16 +299,16 @@ class SshBackend:
             except Unreachable:
                 return False  # the job goes on without us
 
-        read = look([(node.there, f"{node.folder}/log") for node in attempt], missing)
-        yield from logs.merged(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
-        late = [node for node in attempt if node.rank in missing and node.there.remote.silent_s < CUT_OFF_S]
+        read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], missing)
+        yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
+        late = [node for node in attempt if node.rank in missing and node.agent.remote.unreachable_s < CUT_OFF_S]
         # Of an attempt that was lost with its node nothing more can be had; of any other the reader should know.
         if late and _merged(attempt, self._reports(attempt), []).state is not State.LOST:
             raise Unreachable(f"the lines of node {late[0].rank} are missing: {late[0].label} cannot be reached")
 
     def cancel(self, handle: str) -> None:
         attempt = self._attempt(handle) or []
-        answers = everywhere(lambda node: node.ask("cancel", folder=node.attempt, rank=node.rank), attempt)
+        answers = call_all(lambda node: node.ask("cancel", folder=node.attempt, rank=node.rank), attempt)
         silent = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
         _raise([answer for answer in answers if not isinstance(answer, Unreachable)])
         if silent:
@@ -325,7 +325,7 @@ class SshBackend:
             raise BackendError(f"there is no attempt at {handle}")
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
-            transfer.bring(attempt[0].there, f"{request['run_dir']}/{name}", into / name)
+            transfer.download_folder(attempt[0].agent, f"{request['run_dir']}/{name}", into / name)
         return into
 
     def check(self) -> list[Problem]:
@@ -333,7 +333,7 @@ class SshBackend:
 
         if not self.machines:
             return [Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]")]
-        return inspect([(machine.label, machine.there, machine.internal) for machine in self.machines], self.root)
+        return inspect([(machine.label, machine.agent, machine.internal) for machine in self.machines], self.root)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class SshBackend:
 
     def _reports(self, attempt: Sequence[_Node]) -> list[Any]:
         lease = self.lease == "client"
-        return everywhere(
+        return call_all(
             lambda node: node.ask("report", folder=node.attempt, rank=node.rank, lease=lease).value, attempt
         )
 
@@ -381,7 +381,7 @@ class _Machine:
         self.internal = str(own.get("internal") or own["address"])  # where the other nodes see it
         self.python = str(value("python") or "python3")
         self.setup = tuple(value("setup") or ())
-        self.there = There(self.host, self.python, self.setup)
+        self.agent = RemoteAgent(self.host, self.python, self.setup)
 
     def to_dict(self) -> dict[str, Any]:
         given = {
@@ -395,9 +395,9 @@ class _Node:
     """A machine as one node of an attempt."""
 
     def __init__(self, machine: _Machine, rank: int, attempt: str) -> None:
-        self.label, self.there, self.rank, self.attempt = machine.label, machine.there, rank, attempt
+        self.label, self.agent, self.rank, self.attempt = machine.label, machine.agent, rank, attempt
         self.folder = f"{attempt}/node-{rank}"
-        self.ask = machine.there.ask
+        self.ask = machine.agent.ask
 
 
 def _merged(attempt: Sequence[_Node], answers: Sequence[Any], silent: Sequence[_Node]) -> Status:
@@ -408,15 +408,15 @@ def _merged(attempt: Sequence[_Node], answers: Sequence[Any], silent: Sequence[_
     """
     said = [(rank, answer["state"]) for rank, answer in enumerate(answers) if isinstance(answer, dict)]
     known: list[tuple[Mapping[str, Any] | None, Status | None]] = [
-        (found["raw"] if found else None, directory.status_of(found)) for _, found in said
+        (found["raw"] if found else None, directory.to_status(found)) for _, found in said
     ]
     ended = [pair for pair in known if pair[1] is not None and pair[1].state.final]
     if ended and len(ended) + sum(status is None for _, status in known) == len(known):
         # A node that was never started shares the end of those that were waiting for it.
-        if any(node.there.remote.silent_s < CUT_OFF_S for node in silent):
+        if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in silent):
             return Status(State.STOPPING, reason=f"{silent[0].label} cannot be reached")
-        return directory.merge(ended)
-    status = directory.merge(known)
+        return directory.merge_statuses(ended)
+    status = directory.merge_statuses(known)
     if silent and status.state in (State.QUEUED, State.STARTING):
         return Status(State.STARTING, reason=f"{silent[0].label} cannot be reached")
     return status

@@ -8,24 +8,24 @@ from functools import partial
 from typing import Any
 
 from cloudtrain.errors import CloudtrainError, Problem
-from cloudtrain.nodes.rpc import There
-from cloudtrain.nodes.ssh import everywhere
+from cloudtrain.nodes.rpc import RemoteAgent
+from cloudtrain.nodes.ssh import call_all
 
 FREE_BYTES = 1 << 30
 SKEW_S = 2.0  # clocks may differ by so much; logs are merged by time
-_Machine = tuple[str, There, str]  # label, place, address by which the others see it
+_Machine = tuple[str, RemoteAgent, str]  # label, place, address by which the others see it
 
 
 def inspect(machines: Sequence[_Machine], root: str) -> list[Problem]:
     """Return what stands in the way of running a job over these machines; blocking, some seconds."""
-    answers = everywhere(lambda machine: _facts(machine[1], root), machines)
+    answers = call_all(lambda machine: _facts(machine[1], root), machines)
     problems = []
     good = []
-    for (label, there, internal), answer in zip(machines, answers, strict=True):
+    for (label, agent, internal), answer in zip(machines, answers, strict=True):
         if isinstance(answer, CloudtrainError):
             problems.append(Problem(answer.message, hint=answer.hint))
             continue
-        good.append((label, there, internal))
+        good.append((label, agent, internal))
         problems += _alone(label, answer)
     counts = {answer["gpus"] for answer in answers if isinstance(answer, dict)}
     if len(counts) > 1:
@@ -33,10 +33,10 @@ def inspect(machines: Sequence[_Machine], root: str) -> list[Problem]:
     return problems + list(_between(good))
 
 
-def _facts(there: There, root: str) -> dict[str, Any]:
-    there.ask("facts", root=root)  # the connection and its Python are there from now on
+def _facts(agent: RemoteAgent, root: str) -> dict[str, Any]:
+    agent.ask("facts", root=root)  # the connection and its Python are there from now on
     before = time.time()
-    found: dict[str, Any] = there.ask("facts", root=root).value
+    found: dict[str, Any] = agent.ask("facts", root=root).value
     after = time.time()
     # Half of the way is the best guess at when it looked; what may be travel is not held against it.
     found["skew_s"] = max(before - found["clock"], found["clock"] - after, 0.0)
@@ -67,15 +67,15 @@ def _between(machines: Sequence[_Machine]) -> Iterator[Problem]:
     """Find out who cannot connect to whom: each listens on a free port, the others try."""
     if len(machines) < 2:
         return
-    for number, (label, there, internal) in enumerate(machines):
+    for number, (label, agent, internal) in enumerate(machines):
         try:
-            port = there.ask("listen", host=internal).value
+            port = agent.ask("listen", host=internal).value
         except CloudtrainError as error:
             said = f"{label}: no port of {internal} can be listened on ({error.message})"
             yield Problem(said, hint="name the address by which the nodes see it: internal")
             continue
         others = [machine for at, machine in enumerate(machines) if at != number]
-        tries = everywhere(partial(_reach, internal, port), others)
+        tries = call_all(partial(_reach, internal, port), others)
         for (other, _, _), why in zip(others, tries, strict=True):
             if why is not None:
                 said = f"{other} does not reach {internal}:{port} of {label}: {why}"

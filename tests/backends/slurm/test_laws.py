@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
-from cloudtrain.nodes.rpc import Here
+from cloudtrain.nodes.rpc import LocalAgent
 from tests.backends.slurm.test_ends import Cluster, cluster, final, job_of, said  # noqa: F401 - a fixture
 from tests.conftest import wait_for
 
@@ -38,7 +38,7 @@ def test_the_plan_is_what_slurm_gets(cluster: Cluster, tmp_path: Path, monkeypat
 def test_sent_once_whatever_dies(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     slurm = cluster.slurm
     backend, plan, bundle = cluster.plan("print('once')")
-    ask = Here.ask
+    ask = LocalAgent.ask
 
     def dies(self, operation, given=None, **arguments):
         if operation == "write" and str(arguments.get("path")).endswith("/job"):
@@ -46,7 +46,7 @@ def test_sent_once_whatever_dies(cluster: Cluster, monkeypatch: pytest.MonkeyPat
         return ask(self, operation, given, **arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "ask", dies)
+        patch.setattr(LocalAgent, "ask", dies)
         slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")  # the job waits: it writes no number either
         with pytest.raises(BackendError, match="died here"):
             backend.submit(plan, bundle)
