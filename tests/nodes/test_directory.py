@@ -67,7 +67,7 @@ def test_a_line_that_is_being_written_waits(logs):
 
 
 def test_lines_longer_than_a_chunk(logs, monkeypatch):
-    monkeypatch.setattr(node_logs, "CHUNK", 7)
+    monkeypatch.setattr(node_logs, "CHUNK_BYTES", 7)
     write(logs[0], line(0, "x" * 100), line(1, "y"))
     found = list(node_logs.tail(logs[:1]))
     assert [len(x.text) for x in found] == [100, 1]
