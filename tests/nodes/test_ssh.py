@@ -82,7 +82,7 @@ def test_through_a_jump_host(lab, host):
     ],
 )
 def test_jumps_are_written_as_ssh_has_them(jump, address, user, port, before):
-    through = Host("inner", jump=jump, identity="key").through
+    through = Host("inner", jump=jump, identity="key").jump_host
     assert through == Host(address, port, user, before, "key")
 
 
