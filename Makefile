@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 WORKERS ?= auto
 KIND ?= cpu
 
-.PHONY: help setup demo test test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs bench clean
+.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -24,7 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train the quickstart on this machine and follow it
 	$(BIN)/cloudtrain submit examples/quickstart/job.yaml --follow
 
-test: $(STAMP) ## all tests but the long ones
+test: $(STAMP) ## the quick tests: what protects a user of this machine
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not docker" tests
+
+test-all: $(STAMP) ## all tests but the long forms
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not docker" tests
 
 test-long: $(STAMP) ## the long forms too

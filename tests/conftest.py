@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.extent import is_slow
+
 pytest_plugins = ["tests.lab.fixtures"]
 
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
@@ -22,6 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # One thread a process: tests share few cores, and sums must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid.removeprefix("tests/")):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

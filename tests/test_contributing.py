@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WAIT_S
+from tests.extent import SLOW, SMOKE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -54,3 +55,10 @@ sys.exit(code)
     entered = [line.removeprefix(f"{ROOT}/") for line in done.stdout.splitlines()]
     assert [name for name in path if name not in entered] == []
     assert min(path, key=entered.index) == "cloudtrain/cli/submit.py"
+
+
+@pytest.mark.parametrize("name", (*SLOW, *SMOKE))
+def test_each_slow_test_that_is_named_exists(name):
+    path, _, test = name.partition("::")
+    assert (ROOT / "tests" / path).exists(), name
+    assert not test or f"def {test.partition('[')[0]}(" in (ROOT / "tests" / path).read_text()
