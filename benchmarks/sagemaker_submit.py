@@ -115,7 +115,7 @@ def main() -> int:
         source.mkdir()
         simulator = Simulator(Path(name) / "hosts")
         simulator.make_bucket(BUCKET)
-        simulator.habits.pending_s = 3600.0  # nothing runs: what a job costs is not measured here
+        simulator.behavior.pending_s = 3600.0  # nothing runs: what a job costs is not measured here
         (source / "train.py").write_text("print('hello')\n")
         for client in ("boto3", "sdk"):
             text = JOB.format(role=ROLE, bucket=BUCKET, region=REGION, url=simulator.url, client=client)

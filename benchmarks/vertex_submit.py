@@ -16,7 +16,7 @@ from pathlib import Path
 
 from measure import Sample, interleaved, median, process, report, spread, table
 
-from cloudtrain.simulators.vertex.lifecycle import Pace
+from cloudtrain.simulators.vertex.lifecycle import Behavior
 from cloudtrain.simulators.vertex.server import Simulator
 
 OURS = """
@@ -47,7 +47,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as name, Simulator(Path(name) / "vertex", pace=Pace(execute=False)) as simulator:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Simulator(Path(name) / "vertex", behavior=Behavior(execute=False)) as simulator,
+    ):
         source = Path(name) / "source"
         source.mkdir()
         (source / "train.py").write_text("print(1)\n")
@@ -65,7 +68,7 @@ def main() -> int:
             },
             rounds,
         )
-        asked = [f"{method} {path}" for method, path in simulator.server.seen]
+        asked = [f"{method} {path}" for method, path in simulator.server.requests]
     creates = sum(bool(re.match(r"POST .*/customJobs", call)) for call in asked)
     uploads = sum("POST /upload/" in call and "src" in call for call in asked)
     body = table([(name, spread(samples, "cpu"), spread(samples, "wall")) for name, samples in found.items()],

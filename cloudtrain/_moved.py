@@ -93,6 +93,9 @@ nodes.reap=nodes.supervisor.kill_leftovers nodes.status_of=nodes.directory.to_st
 nodes.supervised=nodes.supervisor.is_supervised nodes.tail=nodes.logs.tail
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
+simulators.vertex.address=simulators.vertex.server.find_url
+simulators.vertex.opened=simulators.vertex.server.ensure_started simulators.life.Pace=simulators.vertex.lifecycle.Behavior
+simulators.trainingjob.Habits=simulators.sagemaker.training_job.Behavior
 spawn.watcher=runs.watcher.start usage.read=events.read_usage
 """
 _GONE = "cloudtrain.requests"  # a package that is no more; its modules are listed

@@ -1,1 +1,1 @@
-"""HTTP servers on loopback that stand for clouds and really execute jobs: local modes use them, and tests."""
+"""Loopback simulators of SageMaker, Vertex AI and Kubernetes that really execute jobs, for local modes and tests."""

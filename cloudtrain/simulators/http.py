@@ -1,7 +1,6 @@
-"""A small HTTP server on loopback: routes as data, faults on command, and a record of what it was asked.
+"""HTTP server of the simulators: routes, injected faults, and a record of all requests.
 
-Where the server executes what it is sent, its address ends in a secret word that every request has to bring, so that
-other users of the machine cannot use it.
+A server that executes what it receives has a secret path in its URL, so that other users of the machine cannot use it.
 """
 
 from __future__ import annotations
@@ -23,81 +22,85 @@ STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENI
 
 @dataclass
 class Request:
-    """What a client asks; `path` is decoded only in what a route's groups give."""
+    """An HTTP request. `path` is still percent-encoded; a route's groups are decoded."""
 
     method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
-    base: str  # the server's own address, with its secret word
+    base: str  # the server's own URL, with its secret path
 
     @property
     def json(self) -> dict[str, Any]:
-        """The body as an object; raises Refusal."""
+        """The body as a JSON object; raises ApiError."""
         try:
-            found = json.loads(self.body or b"{}")
+            parsed = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise Refusal(400, f"Invalid JSON payload received: {error}") from None
-        if not isinstance(found, dict):
-            raise Refusal(400, "Invalid JSON payload received: not an object")
-        return found
+            raise ApiError(400, f"Invalid JSON payload received: {error}") from None
+        if not isinstance(parsed, dict):
+            raise ApiError(400, "Invalid JSON payload received: not an object")
+        return parsed
 
 
 @dataclass
-class Answer:
-    """What the server says: an object that becomes JSON, or bytes."""
+class Response:
+    """An HTTP response; a body that is not bytes is sent as JSON."""
 
     body: Any = None
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Refusal(Exception):
-    """An error as Google's APIs tell it."""
+class ApiError(Exception):
+    """An error of the simulated API, with the body of Google's APIs; other APIs override `response`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
 
+    @property
+    def response(self) -> Response:
+        return _error(self.status, self.message)
+
 
 @dataclass
 class Fault:
-    """What goes wrong with the next requests that fit: an error instead of the answer, or after the work was done."""
+    """An injected fault: the next matching requests get an error, instead of or after being carried out."""
 
     method: str
-    path: str  # searched for, as a regular expression
-    status: int = 503  # 0: the connection is closed without an answer; 200: only the delay
+    path: str  # a regular expression, searched in the path
+    status: int = 503  # 0: the connection is closed without a response; 200: only the delay
     message: str = "The service is currently unavailable."
     times: int = 1
-    after: bool = False  # the work is done, and its answer is lost
+    after: bool = False  # the request is carried out and its response is lost
     delay_s: float = 0.0
-    skip: int = 0  # so many that fit pass before
-    headers: Mapping[str, str] = field(default_factory=dict)  # of the error
+    skip: int = 0  # so many matching requests pass first
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the error response
 
 
-Route = tuple[str, str, Callable[..., Answer]]  # method, pattern of the whole path, function(request, *groups)
+Route = tuple[str, str, Callable[..., Response]]  # method, pattern of the whole path, function(request, *groups)
 
 
 class Server:
-    """Serves routes on a free port of 127.0.0.1, or a given one, until `close`."""
+    """Serves routes on 127.0.0.1 until `close`; port 0 is any free port."""
 
-    def __init__(self, routes: Sequence[Route], *, word: str = "", port: int = 0) -> None:
+    def __init__(self, routes: Sequence[Route], *, secret: str = "", port: int = 0) -> None:
         self._routes = [(method, re.compile(pattern), function) for method, pattern, function in routes]
         self._lock = threading.Lock()
         self.faults: list[Fault] = []
-        self.seen: list[tuple[str, str]] = []  # method and path with its query, in the order of arrival
-        self.answered: list[tuple[str, str, int]] = []  # the same with the status; 0: closed without an answer
-        self.bodies: list[tuple[str, str, bytes]] = []  # of requests that had one
-        self.received = 0  # bytes of all bodies
-        self.busy_at = time.monotonic()
+        self.requests: list[tuple[str, str]] = []  # method and path with query, in the order of arrival
+        self.responses: list[tuple[str, str, int]] = []  # the same with the status; 0: closed without a response
+        self.request_bodies: list[tuple[str, str, bytes]] = []  # method, path and body of requests that had one
+        self.received_bytes = 0  # bytes of all bodies
+        self.active_at = time.monotonic()
         server = self
 
         class Handler(_Handler):
-            def answer(self, request: Request) -> Answer | None:
-                return server._answer(request)
+            def respond(self, request: Request) -> Response | None:
+                return server._handle_request(request)
 
-        Handler.prefix = f"/{word}" if word else ""
+        Handler.prefix = f"/{secret}" if secret else ""
         self._http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}{Handler.prefix}"
@@ -109,34 +112,34 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def asked(self, method: str, part: str) -> int:
-        """Return how many requests of a method had a part in their path."""
-        return sum(known == method and re.search(part, path) is not None for known, path in self.seen)
+    def count_requests(self, method: str, part: str) -> int:
+        """Count the requests of a method whose path matches the regular expression `part`."""
+        return sum(seen_method == method and re.search(part, path) is not None for seen_method, path in self.requests)
 
-    def _answer(self, request: Request) -> Answer | None:
-        found = self._outcome(request)
+    def _handle_request(self, request: Request) -> Response | None:
+        response = self._respond(request)
         with self._lock:
-            self.answered.append((request.method, request.path, found.status if found else 0))
-        return found
+            self.responses.append((request.method, request.path, response.status if response else 0))
+        return response
 
-    def _outcome(self, request: Request) -> Answer | None:
-        self.busy_at = time.monotonic()
+    def _respond(self, request: Request) -> Response | None:
+        self.active_at = time.monotonic()
         with self._lock:
-            self.seen.append((request.method, request.path))
-            self.received += len(request.body)
+            self.requests.append((request.method, request.path))
+            self.received_bytes += len(request.body)
             if request.body:
-                self.bodies.append((request.method, request.path, request.body))
-            fault = self._fault(request)
+                self.request_bodies.append((request.method, request.path, request.body))
+            fault = self._take_fault(request)
         if fault is not None:
             time.sleep(fault.delay_s)
             if not fault.after and fault.status != 200:
                 return replace(_error(fault.status, fault.message), headers=fault.headers) if fault.status else None
-        found = self._work(request)
+        response = self._call_route(request)
         if fault is not None and fault.after:
             return _error(fault.status, fault.message) if fault.status else None
-        return found
+        return response
 
-    def _fault(self, request: Request) -> Fault | None:
+    def _take_fault(self, request: Request) -> Fault | None:
         for fault in self.faults:
             if fault.times and fault.method == request.method and re.search(fault.path, request.path):
                 if fault.skip:
@@ -146,22 +149,30 @@ class Server:
                 return fault
         return None
 
-    def _work(self, request: Request) -> Answer:
+    def _call_route(self, request: Request) -> Response:
         path = request.path.partition("?")[0]
         try:
             for method, pattern, function in self._routes:
-                found = pattern.fullmatch(path) if method == request.method else None
-                if found is not None:
-                    return function(request, *(unquote(group) for group in found.groups()))
-            raise Refusal(404, f"{request.method} {path} is nothing that this simulator knows")
-        except Refusal as refusal:
-            return _error(refusal.status, refusal.message)
+                match = pattern.fullmatch(path) if method == request.method else None
+                if match is not None:
+                    return function(request, *(unquote(group) for group in match.groups()))
+            raise ApiError(404, f"{request.method} {path} is nothing that this simulator knows")
+        except ApiError as error:
+            return error.response
         except Exception as error:
             return _error(500, f"the simulator broke: {type(error).__name__}: {error}")
 
 
-def _error(status: int, message: str) -> Answer:
-    return Answer({"error": {"code": status, "message": message, "status": STATUS.get(status, "UNKNOWN")}}, status)
+def _error(status: int, message: str) -> Response:
+    return Response({"error": {"code": status, "message": message, "status": STATUS.get(status, "UNKNOWN")}}, status)
+
+
+def paginate(key: str, items: Sequence[Any], token: str, size: int) -> Response:
+    """Return one page of a list as Google's APIs do: `key` only where it has items, nextPageToken where more follow."""
+    first = int(token or 0)
+    end = first + size
+    page = {key: items[first:end]} if items[first:end] else {}
+    return Response(page | ({"nextPageToken": str(end)} if end < len(items) else {}))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -170,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
     prefix = ""
     base = ""
 
-    def answer(self, request: Request) -> Answer | None:
+    def respond(self, request: Request) -> Response | None:
         raise NotImplementedError
 
     def _handle(self) -> None:
@@ -181,11 +192,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path[len(self.prefix) :]
         query = dict(parse_qsl(urlsplit(path).query, keep_blank_values=True))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        found = self.answer(Request(self.command, path, query, headers, body, self.base))
-        if found is None:
+        response = self.respond(Request(self.command, path, query, headers, body, self.base))
+        if response is None:
             self.close_connection = True
             return
-        self._send(found)
+        self._send(response)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
@@ -199,17 +210,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(pieces)
 
-    def _send(self, found: Answer) -> None:
+    def _send(self, response: Response) -> None:
         data = (
-            found.body
-            if isinstance(found.body, bytes)
+            response.body
+            if isinstance(response.body, bytes)
             else b""
-            if found.body is None
-            else json.dumps(found.body).encode()
+            if response.body is None
+            else json.dumps(response.body).encode()
         )
-        headers = {"Content-Type": "application/json; charset=UTF-8", **found.headers, "Content-Length": str(len(data))}
+        headers = {
+            "Content-Type": "application/json; charset=UTF-8",
+            **response.headers,
+            "Content-Length": str(len(data)),
+        }
         try:
-            self.send_response(found.status)
+            self.send_response(response.status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()

@@ -53,7 +53,7 @@ def test_a_target_on_vertex_from_plan_to_fetch(
     planned = shell("plan", "job.yaml", "--json")
     assert planned.code == 0, planned.err
     assert planned.json["request"]["customJob"]["jobSpec"]["scheduling"]["strategy"] == "SPOT"
-    before = len(simulator.server.seen)
+    before = len(simulator.server.requests)
     assert before == 0, "a plan asks nobody"
     shell("plan", "job.yaml", "-o", "plan.json")
 
@@ -62,7 +62,7 @@ def test_a_target_on_vertex_from_plan_to_fetch(
     assert "rank 0 of 2" in done.out and "rank 1 of 2" in done.out and done.out.count("] done") == 2
     (sent,) = [
         json.loads(body)
-        for method, path, body in simulator.server.bodies
+        for method, path, body in simulator.server.request_bodies
         if re.search(r"POST .*/customJobs(\?|$)", f"{method} {path}")
     ]
     plan = json.loads((project / "plan.json").read_text())
@@ -91,7 +91,7 @@ def test_a_target_on_vertex_from_plan_to_fetch(
     assert shell("show", run, "--json").json["state"] == "CANCELLED"
 
     needed = set()
-    for method, path in simulator.server.seen:
+    for method, path in simulator.server.requests:
         found = [permission for call, permission in PERMISSIONS.items() if re.fullmatch(call, f"{method} {path}")]
         assert found, f"{method} {path} needs a permission that nobody has named"
         needed.add(found[0])
@@ -108,11 +108,11 @@ def test_vertex_local_survives_the_command_line_and_ends_when_idle(
     begun = shell("submit", "job.yaml", "--json", "--", "--gate", gate)
     assert begun.code == 0, begun.err
     folder = home / "simulators" / "vertex"
-    assert server.address(folder) and (folder / "server.json").stat().st_mode & 0o077 == 0
+    assert server.find_url(folder) and (folder / "server.json").stat().st_mode & 0o077 == 0
     gate.touch()
     assert shell("wait", begun.json["run_id"]).code == 0
     (folder / "server.json").unlink()  # its sign to leave; otherwise it does when nobody has asked for a minute
-    wait_for(lambda: server.address(folder) is None, "its end")
+    wait_for(lambda: server.find_url(folder) is None, "its end")
     again = shell("logs", begun.json["run_id"])  # a new one knows what the former did
     assert again.code == 0 and again.out.count("through the gate") == 2
     into = tmp_path / "out"

@@ -32,7 +32,7 @@ from cloudtrain.runs.watch import Watcher
 from cloudtrain.simulators import http
 from cloudtrain.simulators.sagemaker import server
 from cloudtrain.simulators.vertex import server as vertex
-from cloudtrain.simulators.vertex.lifecycle import Pace
+from cloudtrain.simulators.vertex.lifecycle import Behavior
 from tests.conftest import WAIT_S, processes_of, wait_for
 from tests.laws.outcomes import LONG, NORMAL, Platform, drive, recorded
 
@@ -50,7 +50,7 @@ class Sagemaker:
 
     def __init__(self, folder: Path) -> None:
         self.simulator = server.Simulator(folder)
-        self.simulator.habits.pending_s = 600.0
+        self.simulator.behavior.pending_s = 600.0
         with urlopen(Request(f"{self.simulator.url}/moto-api/reset", method="POST"), timeout=60):
             pass
         self.simulator.make_bucket("training")
@@ -108,7 +108,7 @@ class Vertex:
              ("POST", r":cancel"), ("GET", r"/o/"), ("POST", r"^/upload/"))  # fmt: skip
 
     def __init__(self, folder: Path, client: str) -> None:
-        self.simulator = vertex.Simulator(folder, pace=Pace(execute=False))
+        self.simulator = vertex.Simulator(folder, behavior=Behavior(execute=False))
         place = {"project": "local", "bucket": "local", "endpoint": self.simulator.url, "image": "any:1"}
         self.options = {**place, "client": client, "settle_s": 1.0}
         self.made: list[str] = []
@@ -138,7 +138,7 @@ class Vertex:
         self.simulator.faults.append(http.Fault(*self.calls[1], 0, times=10**6, skip=1))
 
     def creates(self) -> int:
-        return self.simulator.server.asked(*self.calls[0])
+        return self.simulator.server.count_requests(*self.calls[0])
 
     def heal(self) -> None:
         self.simulator.faults.clear()
@@ -155,13 +155,13 @@ class Vertex:
     def check(self) -> None:
         """Between two creates of an attempt a list has answered, with the jobs that there were."""
         answered = True
-        for method, path, status in self.simulator.server.answered:
+        for method, path, status in self.simulator.server.responses:
             if method == "POST" and re.search(self.calls[0][1], path):
-                assert answered, self.simulator.server.answered
+                assert answered, self.simulator.server.responses
                 answered = status == 200
             elif method == "GET" and re.search(self.calls[1][1], path) and status == 200:
                 answered = True
-        self.simulator.server.answered.clear()
+        self.simulator.server.responses.clear()
         self.simulator.jobs._jobs.clear()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from cloudtrain.simulators import replicas
-from cloudtrain.simulators.http import Answer, Request, Server
+from cloudtrain.simulators.http import Request, Response, Server
 from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.conftest import require, wait_for
 
@@ -24,22 +24,22 @@ def test_the_official_client_agrees_with_it(tmp_path: Path):
         command = [sys.executable, str(SCRIPT), str(cluster.kubeconfig)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, env=dict(os.environ))
     assert done.stdout.strip() == "all of it", done.stdout + done.stderr
-    assert [place for _, place in replicas.marked() if place.startswith(str(tmp_path))] == []
+    assert [place for _, place in replicas.list_processes() if place.startswith(str(tmp_path))] == []
 
 
 def proxy(cluster: Cluster) -> Server:
     """What `kubectl proxy` is: it adds the token, which kubectl keeps from a server without TLS."""
 
-    def forward(request: Request) -> Answer:
+    def forward(request: Request) -> Response:
         headers = {name: value for name, value in request.headers.items() if name in ("content-type", "accept")}
         headers["Authorization"] = f"Bearer {cluster.token}"
         address = f"{cluster.url}{request.path}"
         wanted = urllib.request.Request(address, request.body or None, headers, method=request.method)
         try:
             with urllib.request.urlopen(wanted, timeout=60) as answer:
-                return Answer(answer.read(), answer.status)
+                return Response(answer.read(), answer.status)
         except urllib.error.HTTPError as error:
-            return Answer(error.read(), error.code)
+            return Response(error.read(), error.code)
 
     return Server([(method, "/.*", forward) for method in ("GET", "POST", "PATCH", "DELETE")])
 

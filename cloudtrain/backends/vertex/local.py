@@ -112,7 +112,7 @@ class VertexLocalBackend:
 
     def _address(self) -> str:
         try:
-            return server.opened(self.folder)
+            return server.ensure_started(self.folder)
         except OSError as error:  # TimeoutError is one
             raise BackendError(
                 f"the simulator cannot be started: {error}", f"look at {self.folder}/simulator.log"

@@ -1,8 +1,8 @@
-"""A Kubernetes cluster on loopback whose pods are processes of this machine."""
+"""Kubernetes simulator whose pods are local processes."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:
-    # what the module cloudtrain.simulators.kubernetes had, before it was a package
+    # Old imports from the former module cloudtrain.simulators.kubernetes.
     def __getattr__(name: str) -> object:
         from cloudtrain._moved import member
 

@@ -1,7 +1,7 @@
-"""The one node of the simulated cluster: pods whose containers are processes of this machine, one after the other.
+"""The node of the simulated cluster: runs the containers of a pod as local processes, one after another.
 
-Deleting a pod takes its log along, as there: those of a Job that is suspended, and those that still run when their Job
-fails.
+As on a real cluster, the log of a deleted pod is gone. A pod is deleted when its Job is suspended, or fails while the pod
+still runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.images import parse_reference
-from cloudtrain.simulators.http import Refusal
-from cloudtrain.simulators.kubernetes.job_controller import JobController, gone, has
+from cloudtrain.simulators.http import ApiError
+from cloudtrain.simulators.kubernetes.job_controller import JobController, find_condition, is_deleted
 from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
 from cloudtrain.simulators.kubernetes.pod_view import PodView
 from cloudtrain.simulators.replicas import Replica
@@ -29,20 +29,20 @@ Lines = list[tuple[str, str]]  # time and text
 
 
 class Kubelet(threading.Thread):
-    """The node, and beside it the controller of all Jobs: one thread that looks at everything again and again."""
+    """A thread that runs the Job controller and advances all pods of the node."""
 
     def __init__(self, objects: Objects, folder: Path, env: Mapping[str, str]) -> None:
         super().__init__(name="kubelet", daemon=True)
         self._objects, self._folder, self._env = objects, folder, dict(env)
         self._controller = JobController(objects, self.delete)
-        self._over = threading.Event()
-        self._containers: dict[str, Replica] = {}  # by the pod's uid: the one that runs
+        self._stopped = threading.Event()
+        self._containers: dict[str, Replica] = {}  # running container, by the pod's uid
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name
         self._kill_at: dict[str, float] = {}
-        self._told: dict[str, tuple[str, str, str]] = {}  # why a pod waits, by its uid
+        self._reported: dict[str, tuple[str, str, str]] = {}  # last reported reason why a pod waits, by its uid
         self.absent_images: set[str] = set()
-        self.oom: set[str] = set()  # names of pods that have used too much memory
-        self.machine: Object = {
+        self.oom: set[str] = set()  # names of pods to be killed out of memory
+        self.node: Object = {
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": {"name": "node-1", "labels": {"kubernetes.io/hostname": "node-1"}},
@@ -50,17 +50,17 @@ class Kubelet(threading.Thread):
             "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}, "conditions": [condition("Ready")]},
         }
 
-    # -- asked by the API ----------------------------------------------------------------------------------------------
+    # -- called by the API server ----------------------------------------------------------------------------------------------
 
     def log(self, uid: str, container: str = "node") -> Lines | None:
-        found = self._logs.get((uid, container))
-        return None if found is None else list(found)
+        lines = self._logs.get((uid, container))
+        return None if lines is None else list(lines)
 
-    def ended(self, uid: str) -> bool:
-        return uid not in self._containers and any(known == uid for known, _ in self._logs)
+    def has_ended(self, uid: str) -> bool:
+        return uid not in self._containers and any(pod_uid == uid for pod_uid, _ in self._logs)
 
     def delete(self, pod: Object, grace_s: float | None = None) -> None:
-        """Delete a pod: SIGTERM now, SIGKILL when its time is over, and its log is gone."""
+        """Delete a pod and its log: SIGTERM now, SIGKILL after the grace period."""
         with self._objects.lock:
             uid, metadata = pod["metadata"]["uid"], pod["metadata"]
             if "deletionTimestamp" in metadata:
@@ -69,21 +69,21 @@ class Kubelet(threading.Thread):
             metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": int(grace)}
             self._kill_at[uid] = time.monotonic() + grace
             if uid in self._containers:
-                self._containers[uid].ask()
+                self._containers[uid].terminate()
             self._objects.touch("pods", pod)
 
     def disrupt(self, pod: Object, reason: str, *, grace_s: float | None = None) -> None:
-        """Take a pod away, with the condition that says who did; without notice when `grace_s` is 0."""
+        """Delete a pod with the condition DisruptionTarget and a reason; `grace_s` 0 means without notice."""
         with self._objects.lock:
             pod["status"]["conditions"].append({**condition("DisruptionTarget"), "reason": reason})
             self.delete(pod, grace_s)
 
     def close(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self.join(60)
 
     def run(self) -> None:
-        while not self._over.wait(TICK_S):
+        while not self._stopped.wait(TICK_S):
             with self._objects.lock:
                 for job in self._objects.all("jobs"):
                     self._controller.reconcile(job)
@@ -91,7 +91,7 @@ class Kubelet(threading.Thread):
                 for pod in self._objects.all("pods"):
                     self._advance(pod)
         for container in self._containers.values():
-            container.end()
+            container.kill()
 
     # -- one pod -------------------------------------------------------------------------------------------------------
 
@@ -102,75 +102,80 @@ class Kubelet(threading.Thread):
             killed = self._kill_at.get(uid, float("inf")) <= time.monotonic() or pod["metadata"]["name"] in self.oom
             if container.code is None and not killed:
                 return
-            container.end()
+            container.kill()
             del self._containers[uid]
-            self._ended(pod, container.code if container.code is not None else 137)
+            self._end_container(pod, container.code if container.code is not None else 137)
         elif status["phase"] == "Pending" and "deletionTimestamp" in pod["metadata"]:
             status["phase"] = "Failed"
             self._objects.touch("pods", pod)
-        elif status["phase"] == "Pending" and (waits := self._waits(pod)):
-            self._tell(pod, *waits)
+        elif status["phase"] == "Pending" and (blocker := self._start_blocker(pod)):
+            self._report_blocker(pod, *blocker)
         elif status["phase"] == "Pending":
-            scheduled = [known for known in status["conditions"] if known["type"] != "PodScheduled"]
-            status |= {"startTime": now(), "conditions": [condition("PodScheduled"), *scheduled]}
-            self._begin(pod)
-        elif gone(pod) and not self._controlled(pod):
+            others = [other for other in status["conditions"] if other["type"] != "PodScheduled"]
+            status |= {"startTime": now(), "conditions": [condition("PodScheduled"), *others]}
+            self._start_container(pod)
+        elif is_deleted(pod) and not self._has_active_job(pod):
             self._objects.remove("pods", pod)
 
-    def _controlled(self, pod: Object) -> bool:
-        """Return whether a Job that has not ended is still to count the pod."""
+    def _has_active_job(self, pod: Object) -> bool:
+        """Return whether a Job that has not ended owns the pod."""
         owners = {item["uid"] for item in pod["metadata"].get("ownerReferences", ()) if item.get("controller")}
-        return any(job["metadata"]["uid"] in owners and not (has(job, "Complete") or has(job, "Failed"))
+        return any(job["metadata"]["uid"] in owners and not (find_condition(job, "Complete") or find_condition(job, "Failed"))
                    for job in self._objects.all("jobs"))  # fmt: skip
 
     def _view(self, pod: Object) -> PodView:
         return PodView(self._objects, pod, self._folder / pod["metadata"]["uid"], self._folder.parent / "claims")
 
-    def _waits(self, pod: Object) -> tuple[str, str, str] | None:
-        """Return why a pod cannot start yet: kind (schedule, mount, image), reason, words."""
-        spec, where = pod["spec"], pod["metadata"]["namespace"]
-        has_here = self.machine["status"]["allocatable"]
+    def _start_blocker(self, pod: Object) -> tuple[str, str, str] | None:
+        """Return why a pod cannot start yet: kind (schedule, mount, image), reason, message; else None."""
+        spec, namespace = pod["spec"], pod["metadata"]["namespace"]
+        allocatable = self.node["status"]["allocatable"]
         for container in spec["containers"]:
             for name, count in (container.get("resources") or {}).get("requests", {}).items():
-                if "/" in name and int(count) > int(has_here.get(name, 0)):
+                if "/" in name and int(count) > int(allocatable.get(name, 0)):
                     return "schedule", "Unschedulable", f"0/1 nodes are available: 1 Insufficient {name}."
-        known = self.machine["metadata"]["labels"]
-        if any(known.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
-            said = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
-            return "schedule", "Unschedulable", said
+        labels = self.node["metadata"]["labels"]
+        if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+            message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+            return "schedule", "Unschedulable", message
         for volume in spec.get("volumes", ()):
             for kind, plural, field in (
                 ("configMap", "configmaps", "name"),
                 ("persistentVolumeClaim", "persistentvolumeclaims", "claimName"),
             ):
-                if kind in volume and self._objects.get(plural, where, volume[kind][field]) is None:
-                    said = f'MountVolume.SetUp failed for volume "{volume["name"]}": {volume[kind][field]} not found'
-                    return "mount", "FailedMount", said
+                if kind in volume and self._objects.get(plural, namespace, volume[kind][field]) is None:
+                    message = f'MountVolume.SetUp failed for volume "{volume["name"]}": {volume[kind][field]} not found'
+                    return "mount", "FailedMount", message
         image = spec["containers"][0]["image"]
         if image in self.absent_images:
             return "image", "ImagePullBackOff", f'Back-off pulling image "{image}"'
         for item in spec["containers"][0].get("env", ()):
-            found = (item.get("valueFrom") or {}).get("secretKeyRef")
-            if found and not found.get("optional") and self._view(pod).secret(found) is None:
-                return "image", "CreateContainerConfigError", f'secret "{found["name"]}" not found'
+            secret_reference = (item.get("valueFrom") or {}).get("secretKeyRef")
+            if (
+                secret_reference
+                and not secret_reference.get("optional")
+                and self._view(pod).secret(secret_reference) is None
+            ):
+                return "image", "CreateContainerConfigError", f'secret "{secret_reference["name"]}" not found'
         return None
 
-    def _tell(self, pod: Object, kind: str, reason: str, said: str) -> None:
-        """Say once why a pod waits, where a server says it: a condition, a container's state, an event."""
+    def _report_blocker(self, pod: Object, kind: str, reason: str, message: str) -> None:
+        """Report once why a pod waits: a condition, a container's state, an event."""
         status, uid = pod["status"], pod["metadata"]["uid"]
-        if self._told.get(uid) == (kind, reason, said):
+        if self._reported.get(uid) == (kind, reason, message):
             return
-        self._told[uid] = (kind, reason, said)
+        self._reported[uid] = (kind, reason, message)
         if kind == "schedule":
-            status["conditions"] = [{**condition("PodScheduled", "False"), "reason": reason, "message": said}]
+            status["conditions"] = [{**condition("PodScheduled", "False"), "reason": reason, "message": message}]
         else:
             status["conditions"] = [condition("PodScheduled")]
-            waiting = {"reason": reason, "message": said} if kind == "image" else {"reason": "ContainerCreating"}
-            for which, containers in _groups(pod):
-                status[which] = [
-                    {**_about(each), "state": {"waiting": {"reason": "PodInitializing"}}} for each in containers
+            waiting = {"reason": reason, "message": message} if kind == "image" else {"reason": "ContainerCreating"}
+            for field, containers in _container_groups(pod):
+                status[field] = [
+                    {**_initial_status(container), "state": {"waiting": {"reason": "PodInitializing"}}}
+                    for container in containers
                 ]
-            status[_groups(pod)[0][0]][0]["state"] = {"waiting": waiting}
+            status[_container_groups(pod)[0][0]][0]["state"] = {"waiting": waiting}
         self._objects.touch("pods", pod)
         event: Object = {
             "apiVersion": "v1",
@@ -178,96 +183,96 @@ class Kubelet(threading.Thread):
             "metadata": {"generateName": pod["metadata"]["name"] + "."},
             "involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"], "uid": uid},
             "reason": "FailedScheduling" if kind == "schedule" else reason,
-            "message": said,
+            "message": message,
             "type": "Warning",
             "lastTimestamp": now(),
         }
         self._objects.add("events", pod["metadata"]["namespace"], event)
 
-    def _begin(self, pod: Object, number: int = 0) -> None:
-        """Start a pod's container of that number, those that initialize it first."""
+    def _start_container(self, pod: Object, number: int = 0) -> None:
+        """Start a pod's n-th container; init containers come first."""
         uid, status = pod["metadata"]["uid"], pod["status"]
         if number == 0:
             (self._folder / uid).mkdir(parents=True)
-            for which, containers in _groups(pod):
-                status[which] = [
-                    {**_about(each), "state": {"waiting": {"reason": "PodInitializing"}}} for each in containers
+            for field, containers in _container_groups(pod):
+                status[field] = [
+                    {**_initial_status(each), "state": {"waiting": {"reason": "PodInitializing"}}}
+                    for each in containers
                 ]
-        which, place, container = _numbered(pod, number)
+        field, index, container = _nth_container(pod, number)
         lines: Lines = []
         self._logs[uid, container["name"]] = lines
 
-        def heard(texts: list[str]) -> None:
+        def write_lines(texts: list[str]) -> None:
             at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             lines.extend((at, text) for text in texts)
 
-        main = which == "containerStatuses"
-        status[which][place] |= {
+        main = field == "containerStatuses"
+        status[field][index] |= {
             "ready": main,
             "state": {"running": {"startedAt": now()}},
-            "imageID": _pulled(container),
+            "imageID": _image_id(container),
         }
         command, env = self._view(pod).command(container, self._env)
         try:
-            machine = self._folder / uid / f"machine-{number}"
-            self._containers[uid] = Replica(pod["spec"]["hostname"], command, env, machine, heard)
-        except Refusal as refusal:
+            container_folder = self._folder / uid / f"machine-{number}"
+            self._containers[uid] = Replica(pod["spec"]["hostname"], command, env, container_folder, write_lines)
+        except ApiError as refusal:
             lines.append((now(), refusal.message))
-            self._ended(pod, 128)
+            self._end_container(pod, 128)
             return
         if main:
             status["phase"] = "Running"
         self._objects.touch("pods", pod)
 
-    def _ended(self, pod: Object, code: int) -> None:
-        """Write the end of the container that ran into its pod, and begin the next one."""
+    def _end_container(self, pod: Object, code: int) -> None:
+        """Record the end of a pod's container, and start the next one."""
         uid, status = pod["metadata"]["uid"], pod["status"]
-        number = next(n for n in range(100) if "running" in _state(pod, n))
-        which, place, container = _numbered(pod, number)
+        number = next(n for n in range(100) if "running" in _container_state(pod, n))
+        field, index, container = _nth_container(pod, number)
         oom = pod["metadata"]["name"] in self.oom
         state = {"exitCode": code, "reason": "OOMKilled" if oom else "Error" if code else "Completed",
-                 "startedAt": _state(pod, number)["running"]["startedAt"], "finishedAt": now()}  # fmt: skip
+                 "startedAt": _container_state(pod, number)["running"]["startedAt"], "finishedAt": now()}  # fmt: skip
         if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             tail = "".join(f"{text}\n" for _, text in self._logs[uid, container["name"]][-MESSAGE_LINES:])
             state["message"] = tail.encode()[-MESSAGE_BYTES:].decode("utf-8", "replace")
-        status[which][place] |= {"ready": False, "state": {"terminated": state}}
-        if which == "initContainerStatuses" and code == 0 and "deletionTimestamp" not in pod["metadata"]:
+        status[field][index] |= {"ready": False, "state": {"terminated": state}}
+        if field == "initContainerStatuses" and code == 0 and "deletionTimestamp" not in pod["metadata"]:
             self._objects.touch("pods", pod)
-            self._begin(pod, number + 1)
+            self._start_container(pod, number + 1)
             return
-        status["phase"] = "Failed" if code or which == "initContainerStatuses" else "Succeeded"
+        status["phase"] = "Failed" if code or field == "initContainerStatuses" else "Succeeded"
         shutil.rmtree(self._folder / uid, ignore_errors=True)
         self._objects.touch("pods", pod)
 
 
-def _groups(pod: Object) -> list[tuple[str, list[Object]]]:
-    """Return where the states of a pod's containers stand, with the containers: those that initialize it first.
-
-    Of the others only the first one is run here.
-    """
-    first = pod["spec"].get("initContainers") or []
-    found = [("initContainerStatuses", first)] if first else []
-    return [*found, ("containerStatuses", pod["spec"]["containers"][:1])]
+def _container_groups(pod: Object) -> list[tuple[str, list[Object]]]:
+    """Return (status field, containers): init containers, then the first regular container; others do not run."""
+    init_containers = pod["spec"].get("initContainers") or []
+    init_group = [("initContainerStatuses", init_containers)] if init_containers else []
+    return [*init_group, ("containerStatuses", pod["spec"]["containers"][:1])]
 
 
-def _numbered(pod: Object, number: int) -> tuple[str, int, Object]:
-    return [(which, n, each) for which, containers in _groups(pod) for n, each in enumerate(containers)][number]
+def _nth_container(pod: Object, number: int) -> tuple[str, int, Object]:
+    return [
+        (field, n, container) for field, containers in _container_groups(pod) for n, container in enumerate(containers)
+    ][number]
 
 
-def _state(pod: Object, number: int) -> Object:
-    which, place, _ = _numbered(pod, number)
-    found: Object = pod["status"][which][place]["state"]
-    return found
+def _container_state(pod: Object, number: int) -> Object:
+    field, index, _ = _nth_container(pod, number)
+    state: Object = pod["status"][field][index]["state"]
+    return state
 
 
-def _pulled(container: Object) -> str:
-    """Return what a runtime calls an image that it has pulled; there is no registry here, so the digest is of the name."""
+def _image_id(container: Object) -> str:
+    """Return the imageID of a pulled image; without a registry, the digest is that of the name."""
     name, _, pinned = str(container["image"]).partition("@")
-    named = parse_reference(name)
+    image = parse_reference(name)
     digest = pinned or f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
-    return f"{named.registry}/{named.name}@{digest}"
+    return f"{image.registry}/{image.name}@{digest}"
 
 
-def _about(container: Object) -> Object:
+def _initial_status(container: Object) -> Object:
     about = {"name": container["name"], "image": container["image"], "imageID": "", "ready": False}
     return {**about, "restartCount": 0}

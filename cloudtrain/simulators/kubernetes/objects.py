@@ -1,4 +1,4 @@
-"""What an API server keeps: objects with uids and versions, what it fills in, selectors, patches, and every change of them."""
+"""Stores the objects of the simulated API server: uids, versions, defaults, selectors, patches, and changes for watches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.simulators.http import Answer
-from cloudtrain.simulators.replicas import addresses
+from cloudtrain.simulators.http import ApiError, Response
+from cloudtrain.simulators.replicas import pick_addresses
 
 KINDS = {
     "jobs": "Job",
@@ -25,21 +25,21 @@ KINDS = {
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
            409: "AlreadyExists", 410: "Expired", 415: "UnsupportedMediaType", 422: "Invalid",
            504: "Timeout"}  # fmt: skip
-KEPT = 1000  # changes that a watch may begin behind
+MAX_CHANGES = 1000  # changes that a watch can still see
 Object = dict[str, Any]
 
 
-class Refused(Exception):
-    """An answer that is an error: its status and words."""
+class StatusError(ApiError):
+    """An error as Kubernetes returns it: an object of kind Status."""
 
     def __init__(self, status: int, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.status, self.message, self.reason = status, message, reason or REASONS.get(status, "InternalError")
+        super().__init__(status, message)
+        self.reason = reason or REASONS.get(status, "InternalError")
 
     @property
-    def answer(self) -> Answer:
+    def response(self) -> Response:
         about = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        return Answer({**about, "message": self.message, "reason": self.reason, "code": self.status}, self.status)
+        return Response({**about, "message": self.message, "reason": self.reason, "code": self.status}, self.status)
 
 
 class Objects:
@@ -63,95 +63,95 @@ class Objects:
         with self.lock:
             return [o for (p, ns, _), o in sorted(self._objects.items()) if p == plural and namespace in ("", ns)]
 
-    def add(self, plural: str, namespace: str, found: Object) -> Object:
-        """Store a new object with what a server adds to it; raises Refused when the name is taken."""
+    def add(self, plural: str, namespace: str, resource: Object) -> Object:
+        """Store a new object with name, uid and creation time; raises StatusError when the name is taken."""
         with self.lock:
-            metadata = found.setdefault("metadata", {})
+            metadata = resource.setdefault("metadata", {})
             if not metadata.get("name") and metadata.get("generateName"):
                 metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
             name = str(metadata.get("name", ""))
             if (plural, namespace, name) in self._objects:
-                raise Refused(409, f'{plural} "{name}" already exists')
+                raise StatusError(409, f'{plural} "{name}" already exists')
             metadata |= {
                 "namespace": namespace,
                 "uid": str(uuid.uuid4()),
                 "creationTimestamp": now(),
                 "generation": 1,
             }
-            self._objects[plural, namespace, name] = found
-            return self.touch(plural, found, "ADDED")
+            self._objects[plural, namespace, name] = resource
+            return self.touch(plural, resource, "ADDED")
 
-    def touch(self, plural: str, found: Object, kind: str = "MODIFIED") -> Object:
-        """Give a changed object its new version, and tell watchers."""
+    def touch(self, plural: str, resource: Object, kind: str = "MODIFIED") -> Object:
+        """Give a changed object a new version and notify watches."""
         with self.lock:
             self._version += 1
-            found["metadata"]["resourceVersion"] = str(self._version)
-            copy = json.loads(json.dumps(found))
-            self.changes.append((self._version, kind, plural, found["metadata"]["namespace"], copy))
-            del self.changes[:-KEPT]
+            resource["metadata"]["resourceVersion"] = str(self._version)
+            copy = json.loads(json.dumps(resource))
+            self.changes.append((self._version, kind, plural, resource["metadata"]["namespace"], copy))
+            del self.changes[:-MAX_CHANGES]
             self.changed.notify_all()
-            return found
+            return resource
 
-    def remove(self, plural: str, found: Object) -> None:
+    def remove(self, plural: str, resource: Object) -> None:
         with self.lock:
-            metadata = found["metadata"]
+            metadata = resource["metadata"]
             if self._objects.pop((plural, metadata["namespace"], metadata["name"]), None) is not None:
-                self.touch(plural, found, "DELETED")
+                self.touch(plural, resource, "DELETED")
 
 
 def condition(kind: str, status: str = "True") -> Object:
-    """Return a condition that begins now."""
+    """Return a condition with the current transition time."""
     return {"type": kind, "status": status, "lastTransitionTime": now()}
 
 
 def now() -> str:
-    """Return the time as the API writes it."""
+    """Return the current time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
-    """Return what labelSelector and fieldSelector of a list stand for; raises Refused for what is unknown here."""
+def parse_selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
+    """Parse labelSelector and fieldSelector into a predicate; raises StatusError for unsupported selectors."""
     terms = []
     for field, base in (("labelSelector", ("metadata", "labels")), ("fieldSelector", ())):
         for term in filter(None, query.get(field, "").split(",")):
             wanted = "!=" not in term
             key, equal, value = term.replace("!=", "=").replace("==", "=").partition("=")
             if " in " in key or " notin " in key:
-                raise Refused(400, f"this simulator knows no set-based selectors: {term}")
+                raise StatusError(400, f"this simulator knows no set-based selectors: {term}")
             path = (*base, key) if base else tuple(key.split("."))
             terms.append((path, value if equal else None, wanted))
 
-    def fits(found: Object) -> bool:
+    def matches(resource: Object) -> bool:
         for path, value, wanted in terms:
-            here: Any = found
+            value_at_path: Any = resource
             for key in path:
-                here = here.get(key) if isinstance(here, Mapping) else None
-            same = here is not None if value is None else (here or "") == value
-            if same is not wanted:
+                value_at_path = value_at_path.get(key) if isinstance(value_at_path, Mapping) else None
+            matches = value_at_path is not None if value is None else (value_at_path or "") == value
+            if matches is not wanted:
                 return False
         return True
 
-    return fits
+    return matches
 
 
-def complete_job(job: Object) -> None:
-    """Fill in what a server does, which is then in its answers."""
+def set_job_defaults(job: Object) -> None:
+    """Set the defaults of a Job, as the API server does."""
     spec = job["spec"]
     for name, value in {"suspend": False, "backoffLimit": 6, "completionMode": "NonIndexed", "parallelism": 1}.items():
         spec.setdefault(name, value)
-    _complete_spec(spec["template"]["spec"])
+    _set_spec_defaults(spec["template"]["spec"])
     job["status"] = {}
 
 
-def complete_pod(pod: Object) -> None:
-    """The same of a pod, which then waits for its node."""
+def set_pod_defaults(pod: Object) -> None:
+    """Set the defaults of a pod, with phase Pending."""
     metadata, spec = pod["metadata"], pod["spec"]
-    _complete_spec(spec)
+    _set_spec_defaults(spec)
     spec.setdefault("hostname", metadata.get("name", "pod"))
-    pod["status"] = {"phase": "Pending", "conditions": [], "podIP": addresses(1)[0]}
+    pod["status"] = {"phase": "Pending", "conditions": [], "podIP": pick_addresses(1)[0]}
 
 
-def _complete_spec(spec: Object) -> None:
+def _set_spec_defaults(spec: Object) -> None:
     usual = {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler", "securityContext": {}}
     for name, value in {**usual, "terminationGracePeriodSeconds": 30}.items():
         spec.setdefault(name, value)
@@ -169,14 +169,14 @@ def _complete_spec(spec: Object) -> None:
             volume["configMap"].setdefault("defaultMode", 420)
 
 
-def patched(one: Any, other: Any) -> Any:
-    """Return a JSON merge patch laid over a value (RFC 7396): lists are replaced."""
-    if not isinstance(other, Mapping):
-        return other
-    found = dict(one) if isinstance(one, Mapping) else {}
-    for key, value in other.items():
+def apply_merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7396): objects are merged, lists replaced."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         else:
-            found[key] = patched(found.get(key), value)
-    return found
+            merged[key] = apply_merge_patch(merged.get(key), value)
+    return merged

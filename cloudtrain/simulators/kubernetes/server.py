@@ -1,4 +1,4 @@
-"""A Kubernetes API server on loopback: objects with uids and versions, selectors, patches, garbage collection, watches.
+"""Simulates a Kubernetes API server on loopback: objects, selectors, patches, garbage collection, watches.
 
     with Cluster(folder) as cluster: ...      cluster.kubeconfig is a file that any client takes
 
@@ -21,16 +21,16 @@ from typing import Any
 
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.request import merge_manifest
-from cloudtrain.simulators.http import Answer, Fault, Request, Route, Server
+from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (
     KINDS,
     Objects,
-    Refused,
-    complete_job,
-    complete_pod,
-    patched,
-    selector,
+    StatusError,
+    apply_merge_patch,
+    parse_selector,
+    set_job_defaults,
+    set_pod_defaults,
 )
 
 GROUPS = {"jobs": "/apis/batch/v1", "events": "/api/v1"}
@@ -38,13 +38,13 @@ Object = dict[str, Any]
 
 
 class Cluster:
-    """An API server and its one node; `kubeconfig` leads there. Closing it ends all pods."""
+    """An API server with one node; `kubeconfig` is the path of its kubeconfig. `close` ends all pods."""
 
     def __init__(self, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.objects = Objects()
         self.kubelet = Kubelet(self.objects, folder / "node", env or {})
-        self.denied: set[tuple[str, str]] = set()  # (verb, plural) that the account may not do
+        self.denied: set[tuple[str, str]] = set()  # (verb, plural) that the account may not use
         self.token = secrets.token_urlsafe(16)
         self.server = Server(self._routes())
         self.faults: list[Fault] = self.server.faults
@@ -74,261 +74,271 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the service ---------------------------------------------------------------------------------------------------
+    # -- API ---------------------------------------------------------------------------------------------------
 
     def _routes(self) -> list[Route]:
         core = "(" + "|".join(plural for plural in KINDS if plural != "jobs") + ")"
-        found: list[Route] = []
+        routes: list[Route] = []
         for base, plural in (("/api/v1", core), ("/apis/batch/v1", "(jobs)")):
-            place = rf"{base}/namespaces/([^/]+)/{plural}"
-            found += [
-                ("GET", rf"{base}/{plural}", self._guarded(lambda r, p: self._list(r, "", p))),
-                ("GET", place, self._guarded(self._list)),
-                ("POST", place, self._guarded(self._create)),
-                ("GET", rf"{place}/([^/]+)", self._guarded(self._get)),
-                ("GET", rf"{place}/([^/]+)/status", self._guarded(self._get)),
-                ("PATCH", rf"{place}/([^/]+)", self._guarded(self._patch)),
-                ("DELETE", rf"{place}/([^/]+)", self._guarded(self._delete)),
+            collection = rf"{base}/namespaces/([^/]+)/{plural}"
+            routes += [
+                ("GET", rf"{base}/{plural}", self._authenticated(lambda r, p: self._list(r, "", p))),
+                ("GET", collection, self._authenticated(self._list)),
+                ("POST", collection, self._authenticated(self._create)),
+                ("GET", rf"{collection}/([^/]+)", self._authenticated(self._get)),
+                ("GET", rf"{collection}/([^/]+)/status", self._authenticated(self._get)),
+                ("PATCH", rf"{collection}/([^/]+)", self._authenticated(self._patch)),
+                ("DELETE", rf"{collection}/([^/]+)", self._authenticated(self._delete)),
             ]
         pod = r"/api/v1/namespaces/([^/]+)/pods/([^/]+)"
         review = r"/apis/authorization\.k8s\.io/v1/selfsubjectaccessreviews"
         return [
-            ("GET", rf"{pod}/log", self._guarded(self._log)),
-            ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._guarded(self._proxy)),
-            ("POST", rf"{pod}/eviction", self._guarded(self._evict)),
-            ("POST", review, self._guarded(self._review)),
+            ("GET", rf"{pod}/log", self._authenticated(self._log)),
+            ("GET", rf"{pod}:(\d+)/proxy/(.*)", self._authenticated(self._proxy)),
+            ("POST", rf"{pod}/eviction", self._authenticated(self._evict)),
+            ("POST", review, self._authenticated(self._review)),
             (
                 "GET",
                 "/version",
-                self._guarded(lambda _: Answer({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})),
+                self._authenticated(lambda _: Response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})),
             ),
             *(
-                (("GET", path, self._guarded(lambda _, found=found: Answer(found))))
-                for path, found in discovery().items()
+                (("GET", path, self._authenticated(lambda _, document=document: Response(document))))
+                for path, document in discovery().items()
             ),
-            ("GET", "/api/v1/nodes", self._guarded(self._nodes)),
-            *found,
+            ("GET", "/api/v1/nodes", self._authenticated(self._nodes)),
+            *routes,
         ]
 
-    def _guarded(self, function: Callable[..., Answer]) -> Callable[..., Answer]:
-        def answer(request: Request, *groups: str) -> Answer:
-            try:
-                if request.headers.get("authorization") != f"Bearer {self.token}":
-                    raise Refused(401, "Unauthorized")
-                return function(request, *groups)
-            except Refused as refused:
-                return refused.answer
+    def _authenticated(self, function: Callable[..., Response]) -> Callable[..., Response]:
+        def response(request: Request, *groups: str) -> Response:
+            if request.headers.get("authorization") != f"Bearer {self.token}":
+                raise StatusError(401, "Unauthorized")
+            return function(request, *groups)
 
-        return answer
+        return response
 
-    def _may(self, verb: str, plural: str, namespace: str) -> None:
+    def _authorize(self, verb: str, plural: str, namespace: str) -> None:
         if (verb, plural) in self.denied:
-            said = f'{plural} is forbidden: User "you" cannot {verb} resource "{plural}" in the namespace "{namespace}"'
-            raise Refused(403, said)
-
-    def _create(self, request: Request, namespace: str, plural: str) -> Answer:
-        self._may("create", plural, namespace)
-        found = request.json
-        if found.get("kind", KINDS[plural]) != KINDS[plural]:
-            raise Refused(
-                400, f"{found.get('kind')} in version {found.get('apiVersion')} cannot be handled as {plural}"
+            message = (
+                f'{plural} is forbidden: User "you" cannot {verb} resource "{plural}" in the namespace "{namespace}"'
             )
-        named = found.get("metadata", {}).get("namespace", namespace)
-        if named != namespace:
-            raise Refused(400, "the namespace of the provided object does not match the namespace sent on the request")
-        found |= {"kind": KINDS[plural], "apiVersion": "batch/v1" if plural == "jobs" else "v1"}
-        self._check(plural, found)
+            raise StatusError(403, message)
+
+    def _create(self, request: Request, namespace: str, plural: str) -> Response:
+        self._authorize("create", plural, namespace)
+        resource = request.json
+        if resource.get("kind", KINDS[plural]) != KINDS[plural]:
+            raise StatusError(
+                400, f"{resource.get('kind')} in version {resource.get('apiVersion')} cannot be handled as {plural}"
+            )
+        requested_namespace = resource.get("metadata", {}).get("namespace", namespace)
+        if requested_namespace != namespace:
+            raise StatusError(
+                400, "the namespace of the provided object does not match the namespace sent on the request"
+            )
+        resource |= {"kind": KINDS[plural], "apiVersion": "batch/v1" if plural == "jobs" else "v1"}
+        self._validate(plural, resource)
         if plural == "jobs":
-            complete_job(found)
+            set_job_defaults(resource)
         elif plural == "pods":
-            complete_pod(found)
+            set_pod_defaults(resource)
         with self.objects.lock:
             if request.query.get("dryRun") == "All":
-                if self.objects.get(plural, namespace, found["metadata"]["name"]) is not None:
-                    raise Refused(409, f'{plural} "{found["metadata"]["name"]}" already exists')
-                return Answer({**found, "metadata": {**found["metadata"], "uid": str(uuid.uuid4())}}, 201)
-            return Answer(_copy(self.objects.add(plural, namespace, found)), 201)
+                if self.objects.get(plural, namespace, resource["metadata"]["name"]) is not None:
+                    raise StatusError(409, f'{plural} "{resource["metadata"]["name"]}" already exists')
+                return Response({**resource, "metadata": {**resource["metadata"], "uid": str(uuid.uuid4())}}, 201)
+            return Response(_copy(self.objects.add(plural, namespace, resource)), 201)
 
-    def _check(self, plural: str, found: Object) -> None:
+    def _validate(self, plural: str, resource: Object) -> None:
         checks: dict[str, Callable[[Object], Iterator[rules.Violation]]] = {
             "jobs": rules.check_job,
             "services": rules.check_service,
             "configmaps": lambda it: rules.check_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
         }
-        wrong = list(checks[plural](found)) if plural in checks and "generateName" not in found["metadata"] else []
-        if wrong:
-            name = found["metadata"].get("name", "")
-            raise Refused(422, f'{KINDS[plural]} "{name}" is invalid: {rules.join_violations(wrong)}')
+        broken_rules = (
+            list(checks[plural](resource)) if plural in checks and "generateName" not in resource["metadata"] else []
+        )
+        if broken_rules:
+            name = resource["metadata"].get("name", "")
+            raise StatusError(422, f'{KINDS[plural]} "{name}" is invalid: {rules.join_violations(broken_rules)}')
 
-    def _known(self, plural: str, namespace: str, name: str) -> Object:
-        found = self.objects.get(plural, namespace, name)
-        if found is None:
+    def _require(self, plural: str, namespace: str, name: str) -> Object:
+        resource = self.objects.get(plural, namespace, name)
+        if resource is None:
             group = ".batch" if plural == "jobs" else ""
-            raise Refused(404, f'{plural}{group} "{name}" not found')
-        return found
+            raise StatusError(404, f'{plural}{group} "{name}" not found')
+        return resource
 
-    def _get(self, _: Request, namespace: str, plural: str, name: str) -> Answer:
-        self._may("get", plural, namespace)
+    def _get(self, _: Request, namespace: str, plural: str, name: str) -> Response:
+        self._authorize("get", plural, namespace)
         with self.objects.lock:
-            return Answer(_copy(self._known(plural, namespace, name)))
+            return Response(_copy(self._require(plural, namespace, name)))
 
-    def _list(self, request: Request, namespace: str, plural: str) -> Answer:
+    def _list(self, request: Request, namespace: str, plural: str) -> Response:
         query = request.query
         if query.get("watch") in ("1", "true", "True"):
             return self._watch(query, namespace, plural)
-        self._may("list", plural, namespace)
-        fits = selector(query)
+        self._authorize("list", plural, namespace)
+        matches = parse_selector(query)
         with self.objects.lock:
-            found = [_copy(item) for item in self.objects.all(plural, namespace) if fits(item)]
+            resources = [_copy(item) for item in self.objects.all(plural, namespace) if matches(item)]
             version = str(self.objects.version)
-        first, size = int(query.get("continue") or 0), int(query.get("limit") or 0) or len(found) or 1
-        more = str(first + size) if first + size < len(found) else ""
-        return Answer(_listing(KINDS[plural], found[first : first + size], version, more))
+        first, size = int(query.get("continue") or 0), int(query.get("limit") or 0) or len(resources) or 1
+        more = str(first + size) if first + size < len(resources) else ""
+        return Response(_list_response(KINDS[plural], resources[first : first + size], version, more))
 
-    def _watch(self, query: Mapping[str, str], namespace: str, plural: str) -> Answer:
-        self._may("watch", plural, namespace)
-        fits, until = selector(query), time.monotonic() + float(query.get("timeoutSeconds") or 30)
+    def _watch(self, query: Mapping[str, str], namespace: str, plural: str) -> Response:
+        self._authorize("watch", plural, namespace)
+        matches, until = parse_selector(query), time.monotonic() + float(query.get("timeoutSeconds") or 30)
         objects = self.objects
         with objects.lock:
             since = int(query.get("resourceVersion") or 0)
             if since > objects.version:
-                raise Refused(504, f"Too large resource version: {since}, current: {objects.version}", "Timeout")
+                raise StatusError(504, f"Too large resource version: {since}, current: {objects.version}", "Timeout")
             if since and objects.changes and since < objects.changes[0][0] - 1:
-                gone = Refused(410, f"too old resource version: {since} ({objects.version})").answer.body
-                return _lines([{"type": "ERROR", "object": gone}])
+                gone = StatusError(410, f"too old resource version: {since} ({objects.version})").response.body
+                return _watch_response([{"type": "ERROR", "object": gone}])
             if not since:
-                now = [{"type": "ADDED", "object": item} for item in objects.all(plural, namespace) if fits(item)]
-                if now:
-                    return _lines(now)
+                existing = [
+                    {"type": "ADDED", "object": item} for item in objects.all(plural, namespace) if matches(item)
+                ]
+                if existing:
+                    return _watch_response(existing)
                 since = objects.version
             while True:
-                news = [
+                changes = [
                     {"type": kind, "object": item}
-                    for version, kind, what, where, item in objects.changes
-                    if version > since and what == plural and namespace in ("", where) and fits(item)
+                    for version, kind, changed_plural, changed_namespace, item in objects.changes
+                    if version > since
+                    and changed_plural == plural
+                    and namespace in ("", changed_namespace)
+                    and matches(item)
                 ]
                 left = until - time.monotonic()
-                if news or left <= 0:
-                    return _lines(news)
+                if changes or left <= 0:
+                    return _watch_response(changes)
                 objects.changed.wait(min(left, 1.0))
 
-    def _patch(self, request: Request, namespace: str, plural: str, name: str) -> Answer:
-        self._may("patch", plural, namespace)
+    def _patch(self, request: Request, namespace: str, plural: str, name: str) -> Response:
+        self._authorize("patch", plural, namespace)
         kind = request.headers.get("content-type", "")
         if "merge-patch" not in kind:
-            raise Refused(415, f"the body of the request was in an unknown format: {kind}")
+            raise StatusError(415, f"the body of the request was in an unknown format: {kind}")
         with self.objects.lock:
-            found = self._known(plural, namespace, name)
+            resource = self._require(plural, namespace, name)
             change = request.json
-            wanted = change.get("metadata", {}).get("resourceVersion")
-            if wanted and wanted != found["metadata"]["resourceVersion"]:
-                raise Refused(409, f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified',
+            expected_version = change.get("metadata", {}).get("resourceVersion")
+            if expected_version and expected_version != resource["metadata"]["resourceVersion"]:
+                raise StatusError(409, f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified',
                               "Conflict")  # fmt: skip
-            if plural == "configmaps" and found.get("immutable") and {"data", "binaryData"} & change.keys():
-                raise Refused(422, f'ConfigMap "{name}" is invalid: data: field is immutable when `immutable` is set')
-            new = merge_manifest(found, change) if "strategic" in kind else patched(found, change)
+            if plural == "configmaps" and resource.get("immutable") and {"data", "binaryData"} & change.keys():
+                raise StatusError(
+                    422, f'ConfigMap "{name}" is invalid: data: field is immutable when `immutable` is set'
+                )
+            new = merge_manifest(resource, change) if "strategic" in kind else apply_merge_patch(resource, change)
             for field in ("completions", "completionMode", "template", "podFailurePolicy"):
-                before = found.get("spec", {}).get(field)
-                if plural == "jobs" and new["spec"].get(field) != before and not found["spec"].get("suspend"):
-                    raise Refused(422, f'Job.batch "{name}" is invalid: spec.{field}: field is immutable')
-            self._check(plural, new)
-            found.clear()
-            found.update(new)
-            found["metadata"]["generation"] += 1
-            return Answer(_copy(self.objects.touch(plural, found)))
+                before = resource.get("spec", {}).get(field)
+                if plural == "jobs" and new["spec"].get(field) != before and not resource["spec"].get("suspend"):
+                    raise StatusError(422, f'Job.batch "{name}" is invalid: spec.{field}: field is immutable')
+            self._validate(plural, new)
+            resource.clear()
+            resource.update(new)
+            resource["metadata"]["generation"] += 1
+            return Response(_copy(self.objects.touch(plural, resource)))
 
-    def _delete(self, request: Request, namespace: str, plural: str, name: str) -> Answer:
-        self._may("delete", plural, namespace)
+    def _delete(self, request: Request, namespace: str, plural: str, name: str) -> Response:
+        self._authorize("delete", plural, namespace)
         options = request.json if request.body else {}
         with self.objects.lock:
-            found = self._known(plural, namespace, name)
-            wanted = (options.get("preconditions") or {}).get("uid")
-            if wanted and wanted != found["metadata"]["uid"]:
-                raise Refused(409, f"Precondition failed: UID in precondition: {wanted}", "Conflict")
+            resource = self._require(plural, namespace, name)
+            expected_uid = (options.get("preconditions") or {}).get("uid")
+            if expected_uid and expected_uid != resource["metadata"]["uid"]:
+                raise StatusError(409, f"Precondition failed: UID in precondition: {expected_uid}", "Conflict")
             if plural == "pods":
                 grace = options.get("gracePeriodSeconds")
-                self.kubelet.delete(found, None if grace is None else float(grace))
-                return Answer(_copy(found))
+                self.kubelet.delete(resource, None if grace is None else float(grace))
+                return Response(_copy(resource))
             policy = options.get("propagationPolicy") or request.query.get("propagationPolicy")
-            self.objects.remove(plural, found)
+            self.objects.remove(plural, resource)
             if plural == "jobs" and policy == "Orphan":
-                self._orphan(found["metadata"]["uid"])
+                self._orphan(resource["metadata"]["uid"])
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-        return Answer({**done, "details": {"name": name, "kind": plural, "uid": found["metadata"]["uid"]}})
+        return Response({**done, "details": {"name": name, "kind": plural, "uid": resource["metadata"]["uid"]}})
 
     def _orphan(self, owner: str) -> None:
         for plural in ("pods", "services", "configmaps"):
-            for found in self.objects.all(plural):
-                kept = [item for item in found["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
-                found["metadata"]["ownerReferences"] = kept
+            for dependent in self.objects.all(plural):
+                kept = [item for item in dependent["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
+                dependent["metadata"]["ownerReferences"] = kept
 
-    def _nodes(self, request: Request) -> Answer:
-        self._may("list", "nodes", "")
-        fits = selector(request.query)
-        return Answer(_listing("Node", [node for node in [self.kubelet.machine] if fits(node)], "1"))
+    def _nodes(self, request: Request) -> Response:
+        self._authorize("list", "nodes", "")
+        matches = parse_selector(request.query)
+        return Response(_list_response("Node", [node for node in [self.kubelet.node] if matches(node)], "1"))
 
-    def _proxy(self, request: Request, namespace: str, name: str, port: str, rest: str) -> Answer:
-        """Ask the server in a pod, as the API server does: without the caller's credentials."""
-        self._may("get", "pods/proxy", namespace)
-        pod = self._known("pods", namespace, name)
+    def _proxy(self, request: Request, namespace: str, name: str, port: str, rest: str) -> Response:
+        """Forward a request to a server in a pod, without the caller's credentials."""
+        self._authorize("get", "pods/proxy", namespace)
+        pod = self._require("pods", namespace, name)
         address = f"http://{pod['status'].get('podIP')}:{port}/{rest}?{request.path.partition('?')[2]}"
         headers = {key: value for key, value in request.headers.items() if key not in ("authorization", "host")}
         try:
-            with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
-                return Answer(answer.read(), answer.status, {"Content-Type": "application/octet-stream"})
+            with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as response:
+                return Response(response.read(), response.status, {"Content-Type": "application/octet-stream"})
         except urllib.error.HTTPError as error:
-            return Answer(error.read(), error.code)
+            return Response(error.read(), error.code)
         except OSError as error:
-            raise Refused(503, f"error trying to reach service: {error}", "ServiceUnavailable") from None
+            raise StatusError(503, f"error trying to reach service: {error}", "ServiceUnavailable") from None
 
-    def _log(self, request: Request, namespace: str, name: str) -> Answer:
-        self._may("get", "pods/log", namespace)
+    def _log(self, request: Request, namespace: str, name: str) -> Response:
+        self._authorize("get", "pods/log", namespace)
         query = request.query
         with self.objects.lock:
-            pod = self._known("pods", namespace, name)
+            pod = self._require("pods", namespace, name)
             uid = str(pod["metadata"]["uid"])
         if query.get("follow") in ("true", "True"):
-            while self.objects.get("pods", namespace, name) is pod and not self.kubelet.ended(uid):
+            while self.objects.get("pods", namespace, name) is pod and not self.kubelet.has_ended(uid):
                 time.sleep(0.02)
         container = query.get("container") or pod["spec"]["containers"][0]["name"]
-        every = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
-        if container not in {item["name"] for item in every}:
-            raise Refused(400, f"container {container} is not valid for pod {name}")
+        containers = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        if container not in {item["name"] for item in containers}:
+            raise StatusError(400, f"container {container} is not valid for pod {name}")
         lines = self.kubelet.log(uid, container)
         if lines is None:
-            said = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
-            raise Refused(400, said)
+            message = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
+            raise StatusError(400, message)
         if since := query.get("sinceTime"):
-            lines = [(at, text) for at, text in lines if at[:19] >= since[:19]]  # whole seconds, as there
+            lines = [(at, text) for at, text in lines if at[:19] >= since[:19]]  # whole seconds, as on a real server
         if tail := query.get("tailLines"):
             lines = lines[-int(tail) :]
         stamped = query.get("timestamps") in ("true", "True")
         text = "".join(f"{at} {line}\n" if stamped else f"{line}\n" for at, line in lines)
-        return Answer(text.encode(), headers={"Content-Type": "text/plain"})
+        return Response(text.encode(), headers={"Content-Type": "text/plain"})
 
-    def _evict(self, _: Request, namespace: str, name: str) -> Answer:
-        self._may("create", "pods/eviction", namespace)
+    def _evict(self, _: Request, namespace: str, name: str) -> Response:
+        self._authorize("create", "pods/eviction", namespace)
         with self.objects.lock:
-            self.kubelet.disrupt(self._known("pods", namespace, name), "EvictionByEvictionAPI")
-        return Answer({"kind": "Status", "apiVersion": "v1", "status": "Success"}, 201)
+            self.kubelet.disrupt(self._require("pods", namespace, name), "EvictionByEvictionAPI")
+        return Response({"kind": "Status", "apiVersion": "v1", "status": "Success"}, 201)
 
-    def _review(self, request: Request) -> Answer:
-        found = request.json
-        asked = found["spec"].get("resourceAttributes") or {}
-        plural = "/".join(part for part in (asked.get("resource"), asked.get("subresource")) if part)
-        allowed = (str(asked.get("verb")), plural) not in self.denied
+    def _review(self, request: Request) -> Response:
+        review = request.json
+        attributes = review["spec"].get("resourceAttributes") or {}
+        plural = "/".join(part for part in (attributes.get("resource"), attributes.get("subresource")) if part)
+        allowed = (str(attributes.get("verb")), plural) not in self.denied
         about = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
-        return Answer({**about, "spec": found["spec"], "status": {"allowed": allowed}}, 201)
+        return Response({**about, "spec": review["spec"], "status": {"allowed": allowed}}, 201)
 
 
 def discovery() -> dict[str, Object]:
-    """Return path -> what a server says of its groups and resources, which kubectl asks for first."""
+    """Return path -> discovery document (API groups and resources), which kubectl requests first."""
     verbs = ["create", "delete", "get", "list", "patch", "watch"]
 
     def resources(version: str, plurals: Iterable[str]) -> Object:
-        found = [{"name": name, "singularName": KINDS[name].lower(), "namespaced": True, "kind": KINDS[name], "verbs": verbs}
+        entries = [{"name": name, "singularName": KINDS[name].lower(), "namespaced": True, "kind": KINDS[name], "verbs": verbs}
                  for name in plurals]  # fmt: skip
-        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": found}
+        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": entries}
 
     batch = {"groupVersion": "batch/v1", "version": "v1"}
     group = {"name": "batch", "versions": [batch], "preferredVersion": batch}
@@ -340,16 +350,16 @@ def discovery() -> dict[str, Object]:
     }
 
 
-def _listing(kind: str, items: list[Object], version: str, more: str = "") -> Object:
+def _list_response(kind: str, items: list[Object], version: str, more: str = "") -> Object:
     metadata = {"resourceVersion": version, **({"continue": more} if more else {})}
     api = "batch/v1" if kind == "Job" else "v1"
     return {"kind": f"{kind}List", "apiVersion": api, "metadata": metadata, "items": items}
 
 
-def _lines(found: list[Object]) -> Answer:
-    return Answer("".join(json.dumps(item) + "\n" for item in found).encode())
+def _watch_response(watch_events: list[Object]) -> Response:
+    return Response("".join(json.dumps(item) + "\n" for item in watch_events).encode())
 
 
-def _copy(found: Object) -> Object:
-    copy: Object = json.loads(json.dumps(found))
+def _copy(resource: Object) -> Object:
+    copy: Object = json.loads(json.dumps(resource))
     return copy

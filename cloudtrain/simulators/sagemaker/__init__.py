@@ -1,8 +1,8 @@
-"""SageMaker on loopback: `python -m cloudtrain.simulators.sagemaker --bucket my-bucket`."""
+"""SageMaker simulator: `python -m cloudtrain.simulators.sagemaker --bucket my-bucket`."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:
-    # what the module cloudtrain.simulators.sagemaker had, before it was a package
+    # Old imports from the former module cloudtrain.simulators.sagemaker.
     def __getattr__(name: str) -> object:
         from cloudtrain._moved import member
 

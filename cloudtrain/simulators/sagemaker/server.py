@@ -1,10 +1,10 @@
-"""SageMaker on loopback, for tests and users' CI: moto's server, and training jobs that really run.
+"""Simulates SageMaker on loopback, for tests and users' CI: moto's server, and training jobs that really run.
 
     python -m cloudtrain.simulators.sagemaker --bucket my-bucket
 
-S3, CloudWatch Logs, STS, IAM and ECR are moto's. Training jobs are ours (training_job.py): a name is taken once, everything of a
-request is kept, jobs pass through SageMaker's states, can be stopped and preempted, and write logs and results where the
-real ones do. What stands in no image is not simulated: the container's command runs with this machine's Python.
+moto serves S3, CloudWatch Logs, STS, IAM and ECR. Training jobs are in training_job.py: names are unique, whole requests
+are kept, jobs pass through SageMaker's states, can be stopped and preempted, and write logs and results to CloudWatch and
+S3. Images are not simulated: the container's command runs with this machine's Python.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import MissingExtra
-from cloudtrain.simulators.sagemaker.training_job import Habits, TrainingJob
+from cloudtrain.simulators.sagemaker.training_job import Behavior, TrainingJob
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 _SERVICES = {"SageMaker": "sagemaker", "Logs_20140328": "logs", "AmazonEC2ContainerRegistry_V20150921": "ecr"}
-_Start = Callable[..., Any]
+_StartResponse = Callable[..., Any]
 
 
 @dataclass
 class Fault:
-    """What the next calls of an action get instead of, or after, what they ask for."""
+    """An injected fault: the next calls of an action get an error, instead of or after being carried out."""
 
     action: str  # CreateTrainingJob, PutObject, GetLogEvents, GetCallerIdentity ...
-    status: int = 500  # 0: the connection is closed without an answer
+    status: int = 500  # 0: the connection is closed without a response
     code: str = "InternalFailure"
     times: int = 1
-    committed: bool = False  # the request is carried out, the answer is lost
+    committed: bool = False  # the request is carried out and its response is lost
     message: str = "injected"
 
 
 class Simulator:
-    """A server on loopback until `close`; `folder` holds the hosts of running jobs."""
+    """A SageMaker server on loopback until `close`; `folder` holds the hosts of running jobs."""
 
     def __init__(self, folder: Path | None = None, port: int = 0) -> None:
         try:
@@ -57,11 +57,11 @@ class Simulator:
             raise MissingExtra("the simulator of SageMaker", "simulators") from None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="cloudtrain-sagemaker-"))
         self.jobs: dict[str, TrainingJob] = {}
-        self.habits = Habits()
+        self.behavior = Behavior()
         self.faults: list[Fault] = []
         self.calls: list[str] = []  # service:Action, in the order of arrival
         self.uploaded_bytes = 0
-        self.page = 0  # events in one answer of GetLogEvents; 0: as many as there may be
+        self.page = 0  # events in one page of GetLogEvents; 0: the service's maximum
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
 
@@ -72,11 +72,11 @@ class Simulator:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.environ = KEYS | {"AWS_ENDPOINT_URL": self.url}
-        self.habits.environment |= self.environ
+        self.behavior.environment |= self.environ
         self._clients: dict[str, Any] = {}
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket, if it is not there."""
+        """Create a bucket, if it does not exist."""
         try:
             self.call("s3", "create_bucket", Bucket=name)
         except Exception as error:
@@ -84,7 +84,7 @@ class Simulator:
                 raise
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
-        """Ask the simulated services from within; such calls are neither counted nor hit by faults."""
+        """Call the simulated services internally; such calls are not recorded and hit no faults."""
         with self._lock:
             if service not in self._clients:
                 import boto3
@@ -101,13 +101,13 @@ class Simulator:
         return getattr(self._clients[service], operation)(**values)
 
     def preempt(self, name: str) -> None:
-        """Take a job's spot machines away."""
+        """Preempt a job's spot instances."""
         self.jobs[name].preempt()
 
     def close(self) -> None:
         """End all jobs and the server; blocking."""
         for job in self.jobs.values():
-            job.habits.stop_s = 5.0
+            job.behavior.stop_s = 5.0
             job.stop()
         for job in self.jobs.values():
             job.thread.join(30)
@@ -117,52 +117,54 @@ class Simulator:
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
-    def _serve(self, environ: dict[str, Any], start: _Start) -> Iterable[bytes]:
-        inner = "simulator-itself" in environ.get("HTTP_USER_AGENT", "")
+    def _serve(self, environ: dict[str, Any], start: _StartResponse) -> Iterable[bytes]:
+        internal = "simulator-itself" in environ.get("HTTP_USER_AGENT", "")
         size = int(environ.get("CONTENT_LENGTH") or 0)
         target = environ.get("HTTP_X_AMZ_TARGET", "")
-        service, action, body = _asked(environ, target, size)
+        service, action, body = _parse_request(environ, target, size)
         fault = None
-        if not inner:
+        if not internal:
             with self._lock:
                 self.calls.append(f"{service}:{action}")
                 if action in ("PutObject", "UploadPart"):
                     self.uploaded_bytes += size
-                fault = next((known for known in self.faults if known.action == action and known.times), None)
+                fault = next(
+                    (candidate for candidate in self.faults if candidate.action == action and candidate.times), None
+                )
                 if fault:
                     fault.times -= 1
         if fault and not fault.committed:
-            return _fail(environ, start, target, fault)
+            return _send_fault(environ, start, target, fault)
         if service == "logs" and action == "GetLogEvents" and self.page and body is not None:
             body["limit"] = self.page
-            _give_back(environ, json.dumps(body).encode())
-        if service == "sagemaker" and (ours := getattr(self, f"_{action}", None)):
+            _restore_body(environ, json.dumps(body).encode())
+        if service == "sagemaker" and (handler := getattr(self, f"_{action}", None)):
             try:
-                answer = ours(body or {})
-            except _Refused as error:
-                return _refuse(start, target, 400, error.code, str(error))
+                output = handler(body or {})
+            except _AwsError as error:
+                return _send_error(start, target, 400, error.code, str(error))
             if not fault:
-                return _answer(start, 200, json.dumps(answer).encode(), "application/x-amz-json-1.1")
+                return _send(start, 200, json.dumps(output).encode(), "application/x-amz-json-1.1")
         elif not fault:
             return self._moto(environ, start)  # type: ignore[no-any-return]
         else:
             list(self._moto(environ, lambda *_: None))
-        return _fail(environ, start, target, fault)
+        return _send_fault(environ, start, target, fault)
 
     def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = str(request["TrainingJobName"])
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
-            raise _Refused("ValidationException", f"1 validation error detected: Value '{name}' at 'trainingJobName'")
+            raise _AwsError("ValidationException", f"1 validation error detected: Value '{name}' at 'trainingJobName'")
         stopping = request["StoppingCondition"]
         if request.get("EnableManagedSpotTraining") and "MaxWaitTimeInSeconds" not in stopping:
-            raise _Refused("ValidationException", "MaxWaitTimeInSeconds is required with managed spot training")
+            raise _AwsError("ValidationException", "MaxWaitTimeInSeconds is required with managed spot training")
         if stopping.get("MaxWaitTimeInSeconds", 1 << 40) < stopping["MaxRuntimeInSeconds"]:
-            raise _Refused("ValidationException", "MaxWaitTimeInSeconds must be at least MaxRuntimeInSeconds")
+            raise _AwsError("ValidationException", "MaxWaitTimeInSeconds must be at least MaxRuntimeInSeconds")
         with self._lock:
             if name in self.jobs:
-                raise _Refused("ResourceInUse", "Training job names must be unique within an AWS account and region")
+                raise _AwsError("ResourceInUse", "Training job names must be unique within an AWS account and region")
             arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
-            job = TrainingJob(request, arn, self.folder / name, len(self.jobs), self.call, self.habits)
+            job = TrainingJob(request, arn, self.folder / name, len(self.jobs), self.call, self.behavior)
             self.jobs[name] = job
         job.thread.start()
         return {"TrainingJobArn": arn}
@@ -173,45 +175,45 @@ class Simulator:
     def _StopTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = self._job(request)
         if not job.stop():
-            said = f"The request was rejected because the training job is in status {job.status}."
-            raise _Refused("ValidationException", said)
+            message = f"The request was rejected because the training job is in status {job.status}."
+            raise _AwsError("ValidationException", message)
         return {}
 
     def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         names = ("TrainingJobName", "TrainingJobArn", "CreationTime", "LastModifiedTime", "TrainingJobStatus")
-        wanted = request.get("NameContains") or ""
-        found = [job.describe() for name, job in reversed(self.jobs.items()) if wanted in name]
-        return {"TrainingJobSummaries": [{name: job[name] for name in names} for job in found]}
+        substring = request.get("NameContains") or ""
+        descriptions = [job.describe() for name, job in reversed(self.jobs.items()) if substring in name]
+        return {"TrainingJobSummaries": [{name: job[name] for name in names} for job in descriptions]}
 
     def _ListTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        found = next((job for job in self.jobs.values() if job.arn == request["ResourceArn"]), None)
-        return {"Tags": found.request.get("Tags", []) if found else []}
+        tags = (job.request.get("Tags", []) for job in self.jobs.values() if job.arn == request["ResourceArn"])
+        return {"Tags": next(tags, [])}
 
     def _job(self, request: Mapping[str, Any]) -> TrainingJob:
         job = self.jobs.get(str(request["TrainingJobName"]))
         if job is None:
-            raise _Refused("ValidationException", "Requested resource not found.")
+            raise _AwsError("ValidationException", "Requested resource not found.")
         return job
 
 
-class _Refused(Exception):
-    def __init__(self, code: str, said: str) -> None:
-        super().__init__(said)
+class _AwsError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
-def _asked(environ: dict[str, Any], target: str, size: int) -> tuple[str, str, dict[str, Any] | None]:
+def _parse_request(environ: dict[str, Any], target: str, size: int) -> tuple[str, str, dict[str, Any] | None]:
     """Return service, action and, for JSON protocols, the body of a request."""
     if target:
         service = _SERVICES.get(target.partition(".")[0], target)
         raw = environ["wsgi.input"].read(size)
-        _give_back(environ, raw)
+        _restore_body(environ, raw)
         return service, target.rpartition(".")[2], json.loads(raw or b"{}")
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         raw = environ["wsgi.input"].read(size)
-        _give_back(environ, raw)
-        found = re.search(rb"Action=(\w+)", raw)
-        action = found[1].decode() if found else ""
+        _restore_body(environ, raw)
+        match = re.search(rb"Action=(\w+)", raw)
+        action = match[1].decode() if match else ""
         return ("sts" if "CallerIdentity" in action or "AssumeRole" in action else "iam"), action, None
     method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
     inside = environ.get("PATH_INFO", "/").strip("/").count("/") > 0
@@ -224,48 +226,48 @@ def _asked(environ: dict[str, Any], target: str, size: int) -> tuple[str, str, d
     return "s3", f"{method.capitalize()}Object", None
 
 
-def _give_back(environ: dict[str, Any], raw: bytes) -> None:
+def _restore_body(environ: dict[str, Any], raw: bytes) -> None:
     import io
 
     environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(raw), str(len(raw))
 
 
-def _fail(environ: Mapping[str, Any], start: _Start, target: str, fault: Fault) -> list[bytes]:
+def _send_fault(environ: Mapping[str, Any], start: _StartResponse, target: str, fault: Fault) -> list[bytes]:
     if fault.status:
-        return _refuse(start, target, fault.status, fault.code, fault.message)
+        return _send_error(start, target, fault.status, fault.code, fault.message)
     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-    return _answer(start, 500, b"", "text/plain")
+    return _send(start, 500, b"", "text/plain")
 
 
-def _refuse(start: _Start, target: str, status: int, code: str, message: str) -> list[bytes]:
+def _send_error(start: _StartResponse, target: str, status: int, code: str, message: str) -> list[bytes]:
     if target:
         raw = json.dumps({"__type": code, "message": message}).encode()
-        return _answer(start, status, raw, "application/x-amz-json-1.1")
+        return _send(start, status, raw, "application/x-amz-json-1.1")
     error = f"<Code>{code}</Code><Message>{message}</Message>"
-    return _answer(start, status, f"<Error>{error}</Error>".encode(), "application/xml")
+    return _send(start, status, f"<Error>{error}</Error>".encode(), "application/xml")
 
 
-def _answer(start: _Start, status: int, raw: bytes, kind: str) -> list[bytes]:
+def _send(start: _StartResponse, status: int, raw: bytes, kind: str) -> list[bytes]:
     start(f"{status} simulated", [("Content-Type", kind), ("Content-Length", str(len(raw)))])
     return [raw]
 
 
 def main() -> int:
-    """Serve until interrupted, and say how clients find it."""
+    """Serve until interrupted; print the environment variables for clients."""
     parser = argparse.ArgumentParser(prog="python -m cloudtrain.simulators.sagemaker", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="port on loopback; default: any free one")
     parser.add_argument("--bucket", action="append", default=[], help="bucket to make; may be repeated")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update(KEYS)
-    simulator = Simulator(port=chosen.port)
-    for bucket in chosen.bucket:
+    simulator = Simulator(port=options.port)
+    for bucket in options.bucket:
         simulator.make_bucket(bucket)
     for name, value in simulator.environ.items():
         print(f"export {name}={value}", flush=True)  # noqa: T201
-    over = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
-    over.wait()
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
     simulator.close()
     return 0
 

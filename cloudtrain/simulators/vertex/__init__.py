@@ -1,8 +1,8 @@
-"""Vertex AI on loopback: `python -m cloudtrain.simulators.vertex FOLDER`."""
+"""Vertex AI simulator: `python -m cloudtrain.simulators.vertex FOLDER`."""
 
 TYPE_CHECKING = False
 if not TYPE_CHECKING:
-    # what the module cloudtrain.simulators.vertex had, before it was a package
+    # Old imports from the former module cloudtrain.simulators.vertex.
     def __getattr__(name: str) -> object:
         from cloudtrain._moved import member
 

@@ -1,4 +1,4 @@
-"""Cloud Logging's entries.list over what replicas print; entries may come late, or twice, on command."""
+"""Simulates Cloud Logging's entries.list for the output of replicas, with late or duplicate entries on command."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.simulators.http import Answer, Refusal, Request, Route
+from cloudtrain.simulators.http import ApiError, Request, Response, Route, paginate
 
 PAGE = 1000
-CUT = 100_000  # characters; a longer line is cut, as the service would
+MAX_LINE = 100_000  # characters; the service truncates longer lines too
 _TERM = re.compile(r'\s*([\w.]+)\s*(>=|<=|!=|=|>|<|:)\s*("(?:[^"\\]|\\.)*"|[^\s()]+)\s*')
 Entry = dict[str, Any]
 
 
-class Entries:
-    """The log of every job, one file for each."""
+class LogEntries:
+    """The log entries of all jobs, one file per job."""
 
     def __init__(self, folder: Path, project: str) -> None:
         self._folder, self._project = folder, project
         self._lock = threading.Lock()
-        self._entries: dict[str, list[tuple[float, Entry]]] = {}  # by job: when it can be seen, and what
+        # by job: time when the entry becomes visible, and the entry
+        self._entries: dict[str, list[tuple[float, Entry]]] = {}
         self._count = 0
-        self.late_every, self.late_s = 0, 0.0  # every so many entries one comes so late
-        self.twice_every = 0  # every so many entries one is listed twice
+        self.late_every, self.late_s = 0, 0.0  # every n-th entry is visible so much later
+        self.twice_every = 0  # every n-th entry is listed twice
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.jsonl"):
             with path.open(encoding="utf-8") as file:
@@ -38,10 +39,10 @@ class Entries:
         return [("POST", r"/v2/entries:list", self._list)]
 
     def write(self, job: str, task: str, texts: list[str], severity: str = "INFO") -> None:
-        """Append lines that a replica (or `service`, the platform) has printed."""
+        """Append lines that a replica printed, or the platform (task `service`)."""
         at = time.time()
         with self._lock, (self._folder / f"{job}.jsonl").open("a", encoding="utf-8") as file:
-            kept = self._entries.setdefault(job, [])
+            job_entries = self._entries.setdefault(job, [])
             for text in texts:
                 self._count += 1
                 entry = {
@@ -51,72 +52,71 @@ class Entries:
                         "type": "ml_job",
                         "labels": {"job_id": job, "task_name": task, "project_id": self._project},
                     },
-                    "timestamp": stamp(at),
-                    "receiveTimestamp": stamp(at),
+                    "timestamp": format_time(at),
+                    "receiveTimestamp": format_time(at),
                     "severity": severity,
-                    "jsonPayload": {"message": text[:CUT]},
+                    "jsonPayload": {"message": text[:MAX_LINE]},
                 }
-                late = self.late_s if self.late_every and self._count % self.late_every == 0 else 0.0
-                kept.append((at + late, entry))
+                delay_s = self.late_s if self.late_every and self._count % self.late_every == 0 else 0.0
+                job_entries.append((at + delay_s, entry))
                 file.write(json.dumps(entry) + "\n")
 
-    def _list(self, request: Request) -> Answer:
+    def _list(self, request: Request) -> Response:
         body = request.json
         if not body.get("resourceNames"):
-            raise Refusal(400, "resourceNames is required")
-        fits = selector(str(body.get("filter", "")))
+            raise ApiError(400, "resourceNames is required")
+        matches = parse_filter(str(body.get("filter", "")))
         now = time.time()
         with self._lock:
-            known = [(seen, entry) for kept in self._entries.values() for seen, entry in kept]
-        found = [entry for seen, entry in known if seen <= now and fits(entry)]
-        found.sort(key=lambda entry: str(entry["timestamp"]), reverse=body.get("orderBy") == "timestamp desc")
+            entries = [
+                (visible_at, entry) for job_entries in self._entries.values() for visible_at, entry in job_entries
+            ]
+        matching = [entry for visible_at, entry in entries if visible_at <= now and matches(entry)]
+        matching.sort(key=lambda entry: str(entry["timestamp"]), reverse=body.get("orderBy") == "timestamp desc")
         if self.twice_every:
-            found = [entry for n, entry in enumerate(found) for _ in range(2 if n % self.twice_every == 0 else 1)]
-        first = int(body.get("pageToken") or 0)
+            matching = [entry for n, entry in enumerate(matching) for _ in range(2 if n % self.twice_every == 0 else 1)]
         size = min(int(body.get("pageSize") or 50), PAGE)
-        page = found[first : first + size]
-        more = {"nextPageToken": str(first + size)} if first + size < len(found) else {}
-        return Answer({**({"entries": page} if page else {}), **more})
+        return paginate("entries", matching, body.get("pageToken") or "", size)
 
 
-def selector(text: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Return what a filter of a Google API stands for: comparisons joined by AND; raises Refusal."""
+def parse_filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Parse a Google API filter (comparisons joined by AND) into a predicate; raises ApiError."""
     terms, at = [], 0
     while at < len(text):
-        found = _TERM.match(text, at)
-        if not found:
-            raise Refusal(400, f"Unparseable filter: {text[at:][:80]!r}")
-        value = json.loads(found[3]) if found[3].startswith('"') else found[3]
-        terms.append((found[1].split("."), found[2], str(value)))
-        joint = re.compile(r"AND\b").match(text, found.end())
-        if not joint and found.end() < len(text):
-            raise Refusal(400, f"Unparseable filter: {text[found.end() :][:80]!r}")
-        at = joint.end() if joint else found.end()
-    return lambda entry: all(_fits(entry, *term) for term in terms)
+        match = _TERM.match(text, at)
+        if not match:
+            raise ApiError(400, f"Unparseable filter: {text[at:][:80]!r}")
+        value = json.loads(match[3]) if match[3].startswith('"') else match[3]
+        terms.append((match[1].split("."), match[2], str(value)))
+        conjunction = re.compile(r"AND\b").match(text, match.end())
+        if not conjunction and match.end() < len(text):
+            raise ApiError(400, f"Unparseable filter: {text[match.end() :][:80]!r}")
+        at = conjunction.end() if conjunction else match.end()
+    return lambda entry: all(_matches(entry, *term) for term in terms)
 
 
-def _fits(entry: Mapping[str, Any], path: list[str], operator: str, value: str) -> bool:
-    found: Any = entry
+def _matches(entry: Mapping[str, Any], path: list[str], operator: str, value: str) -> bool:
+    field: Any = entry
     for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if found is None:
+        field = field.get(name) if isinstance(field, Mapping) else None
+    if field is None:
         return operator == "!="
-    text = str(found)
+    text = str(field)
     if operator == ":":
         return value.lower() in text.lower()
     if path == ["timestamp"]:
-        text, value = _padded(text), _padded(value)
+        text, value = _pad_fraction(text), _pad_fraction(value)
     return {"=": text == value, "!=": text != value, ">=": text >= value, "<=": text <= value, ">": text > value,
             "<": text < value}[operator]  # fmt: skip
 
 
-def _padded(time_text: str) -> str:
-    """Return a time with as many digits behind the point as any."""
+def _pad_fraction(time_text: str) -> str:
+    """Pad the fraction of a timestamp to nine digits, so that timestamps compare as text."""
     whole, _, part = time_text.rstrip("Z").partition(".")
     return f"{whole}.{part:0<9}"
 
 
-def stamp(seconds: float) -> str:
-    """Return a time in seconds since 1970 as UTC, ISO 8601 with microseconds."""
+def format_time(seconds: float) -> str:
+    """Format seconds since 1970 as UTC, ISO 8601 with microseconds."""
     whole = int(seconds)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1e6):06d}Z"

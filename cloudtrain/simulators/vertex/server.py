@@ -1,10 +1,10 @@
-"""Vertex AI, Cloud Storage and Cloud Logging on one port of this machine; what is submitted really runs.
+"""Simulates Vertex AI, Cloud Storage and Cloud Logging on one loopback port; submitted jobs really run.
 
     with Simulator(folder) as simulator: ...          in this process: tests
     python -m cloudtrain.simulators.vertex FOLDER     a process of its own, which ends when it is idle: vertex-local
 
-What it is: real HTTP, real processes, the states, limits and traps that are documented or were reported. What it is
-not: containers, identities, quotas of an account, the mount /gcs.
+Simulated: HTTP, processes, and the documented or reported states, limits and pitfalls. Not simulated: containers,
+identities, quotas of an account, the mount /gcs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 
 from cloudtrain.nodes.process import Process, detach
 from cloudtrain.simulators.gcs import Storage
-from cloudtrain.simulators.http import Answer, Route, Server
+from cloudtrain.simulators.http import Response, Route, Server
 from cloudtrain.simulators.vertex.jobs import CustomJobs
-from cloudtrain.simulators.vertex.lifecycle import Pace
-from cloudtrain.simulators.vertex.logs import Entries
+from cloudtrain.simulators.vertex.lifecycle import Behavior
+from cloudtrain.simulators.vertex.logs import LogEntries
 
 PROJECT, REGION, BUCKET = "local", "us-central1", "local"
 IDLE_S = 60.0
@@ -32,7 +32,7 @@ START_S = 60.0
 
 
 class Simulator:
-    """One project with a bucket; `url` is the address of all of its services, and of `more`."""
+    """One project with a bucket; `url` serves all services, and the routes `more`."""
 
     def __init__(
         self,
@@ -40,23 +40,23 @@ class Simulator:
         *,
         project: str = PROJECT,
         bucket: str = BUCKET,
-        word: str = "",
-        pace: Pace | None = None,
+        secret: str = "",
+        behavior: Behavior | None = None,
         more: Sequence[Route] = (),
     ) -> None:
-        self.pace = pace or Pace()
+        self.behavior = behavior or Behavior()
         self.storage = Storage(folder / "storage")
         self.storage.create_bucket(bucket)
-        self.entries = Entries(folder / "logs", project)
-        self.jobs = CustomJobs(folder / "jobs", project, self.entries, self.pace)
-        alive = ("GET", "/", lambda _: Answer({"pid": os.getpid()}))
+        self.entries = LogEntries(folder / "logs", project)
+        self.jobs = CustomJobs(folder / "jobs", project, self.entries, self.behavior)
+        alive = ("GET", "/", lambda _: Response({"pid": os.getpid()}))
         self.server = Server(
             [alive, *self.jobs.routes, *self.storage.routes, *self.entries.routes, *more],
-            word=word,
+            secret=secret,
         )
         self.url = self.server.url
         self.faults = self.server.faults
-        self.jobs.serve(self.url)
+        self.jobs.set_storage_url(self.url)
 
     def close(self) -> None:
         """End every job and the server; blocking."""
@@ -70,25 +70,25 @@ class Simulator:
         self.close()
 
 
-def address(folder: Path) -> str | None:
-    """Return the address of the simulator that serves a folder, None where none runs."""
+def find_url(folder: Path) -> str | None:
+    """Return the URL of the simulator that serves a folder, None where none runs."""
     try:
-        known = json.loads((folder / "server.json").read_text())
+        server = json.loads((folder / "server.json").read_text())
     except (OSError, ValueError):
         return None
-    process = Process.parse(known["process"])
-    return str(known["url"]) if process is not None and process.alive else None
+    process = Process.parse(server["process"])
+    return str(server["url"]) if process is not None and process.alive else None
 
 
-def opened(folder: Path) -> str:
-    """Return the address of the simulator of a folder, started as a detached process if none runs; blocking.
+def ensure_started(folder: Path) -> str:
+    """Return the URL of a folder's simulator, after starting it as a detached process if none runs; blocking.
 
     Raises TimeoutError, OSError.
     """
     deadline = time.monotonic() + START_S
     started = 0.0
     while time.monotonic() < deadline:
-        if (url := address(folder)) is not None:
+        if (url := find_url(folder)) is not None:
             return url
         if time.monotonic() - started > 10:
             started = time.monotonic()
@@ -100,27 +100,27 @@ def opened(folder: Path) -> str:
 
 
 def main() -> int:
-    """Serve a folder until nobody has asked for anything, and nothing has run, for a minute."""
+    """Serve a folder until it was idle for a minute: no request, no running job."""
     folder = Path(sys.argv[1])
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return 0  # another one serves it
-        with Simulator(folder, word=secrets.token_urlsafe(16)) as simulator:
-            known = folder / "server.json"
-            half = folder / f"server.json.{os.getpid()}"
-            half.touch(mode=0o600)
-            half.write_text(json.dumps({"url": simulator.url, "process": str(Process.here())}))
-            half.replace(known)
-            while known.exists():
+            return 0  # another process serves it
+        with Simulator(folder, secret=secrets.token_urlsafe(16)) as simulator:
+            address_file = folder / "server.json"
+            temporary = folder / f"server.json.{os.getpid()}"
+            temporary.touch(mode=0o600)
+            temporary.write_text(json.dumps({"url": simulator.url, "process": str(Process.here())}))
+            temporary.replace(address_file)
+            while address_file.exists():
                 time.sleep(0.5)
                 if simulator.jobs.running:
-                    simulator.server.busy_at = time.monotonic()
-                elif time.monotonic() - simulator.server.busy_at > IDLE_S:
+                    simulator.server.active_at = time.monotonic()
+                elif time.monotonic() - simulator.server.active_at > IDLE_S:
                     break
             with contextlib.suppress(OSError):
-                known.unlink()
+                address_file.unlink()
     return 0
 
 

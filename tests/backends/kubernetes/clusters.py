@@ -34,7 +34,7 @@ class Ground:
             for pod in self.cluster.objects.all("pods")
             if any(owner["uid"] == handle.rpartition("/")[2] for owner in pod["metadata"]["ownerReferences"])
         }
-        mine = [(pid, place) for pid, place in replicas.marked() if place.startswith(str(self.folder))]
+        mine = [(pid, place) for pid, place in replicas.list_processes() if place.startswith(str(self.folder))]
         return [f"{pid} in {place}" for pid, place in mine if not handle or any(uid in place for uid in uids)]
 
 

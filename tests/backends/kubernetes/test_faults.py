@@ -75,9 +75,9 @@ def test_a_server_receives_what_the_plan_printed_in_four_calls(place: Ground):
     backend, plan, bundle = planned(place, "print(1)", num_nodes=2)
     plan = Plan.from_json(plan.to_json())
     handle = backend.submit(plan, bundle)
-    seen = list(place.cluster.server.seen)
+    seen = list(place.cluster.server.requests)
     assert [method for method, _ in seen] == ["POST", "POST", "POST", "PATCH"]
-    bodies = [json.loads(body) for _, _, body in place.cluster.server.bodies]
+    bodies = [json.loads(body) for _, _, body in place.cluster.server.request_bodies]
     uid = handle.rpartition("/")[2]
     packed = bodies[2]["binaryData"]["source.tar.gz"]
     known = {request.UID: uid, request.BYTES: packed}
@@ -295,7 +295,7 @@ def test_secrets_go_from_the_cluster_to_the_script_and_nowhere_else(place: Groun
     handle = backend.submit(plan, bundle)
     assert ended(backend, handle).state is State.SUCCEEDED
     assert said(backend, handle) == ["21 ***", "[]"]
-    assert not any("secrets" in path for _, path in place.cluster.server.seen), "cloudtrain never reads them"
+    assert not any("secrets" in path for _, path in place.cluster.server.requests), "cloudtrain never reads them"
 
 
 def test_a_secret_that_is_not_there(place: Ground):
@@ -328,8 +328,8 @@ outputs = pathlib.Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
         if path.is_file()
     }
     assert found == {"model/m": b"whole", "outputs/large": bytes(range(256)) * 8192, "outputs/with space/a+b&c%": b""}
-    assert [path for _, path in place.cluster.server.seen if "/file?" in path and "name=model" in path] != []
-    assert sum("/file?" in path for _, path in place.cluster.server.seen) == 3
+    assert [path for _, path in place.cluster.server.requests if "/file?" in path and "name=model" in path] != []
+    assert sum("/file?" in path for _, path in place.cluster.server.requests) == 3
     wait_for(
         lambda: [pod for pod in place.cluster.objects.all("pods") if "-fetch-" in pod["metadata"]["name"]] == [],
         "its pod goes",
@@ -370,7 +370,7 @@ def test_doctor_names_what_is_not_allowed(place: Ground):
 
 
 def test_doctor_counts_the_gpus_that_a_target_may_have(place: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    machine = place.cluster.kubelet.machine
+    machine = place.cluster.kubelet.node
     machine["status"]["allocatable"]["nvidia.com/gpu"] = "8"
     machine["metadata"]["labels"]["rack"] = "a"
     assert place.backend().capacity().startswith("8 of nvidia.com/gpu on 1 nodes, at most 8 on one")

@@ -133,7 +133,7 @@ def test_a_job_is_never_looked_for_in_another_cluster(place: Ground, tmp_path: P
         ):
             with pytest.raises(BackendError, match="was submitted to the cluster"):
                 look(handle)
-        assert other.server.asked("PATCH", "jobs") == other.server.asked("DELETE", "jobs") == 0
+        assert other.server.count_requests("PATCH", "jobs") == other.server.count_requests("DELETE", "jobs") == 0
 
 
 def test_a_plan_names_its_cluster_and_goes_to_no_other(place: Ground, tmp_path: Path):  # noqa: F811
@@ -157,7 +157,7 @@ def test_a_plan_names_its_cluster_and_goes_to_no_other(place: Ground, tmp_path: 
         for look in (lambda: wrong.find(plan.attempt_id), lambda: wrong.submit(plan, bundle)):
             with pytest.raises(BackendError, match="the target is pinned to"):
                 look()
-        assert other.server.seen == []
+        assert other.server.requests == []
 
 
 def test_another_authority_behind_the_same_address_is_another_cluster(place: Ground, tmp_path: Path):  # noqa: F811
@@ -173,4 +173,4 @@ def test_another_authority_behind_the_same_address_is_another_cluster(place: Gro
     assert place.backend(kubeconfig=found[0], **pins)._api.access.ca == pins["ca"]
     with pytest.raises(BackendError, match="its authority differs"):
         place.backend(kubeconfig=found[1], **pins).find("a-run-a1")
-    assert place.cluster.server.seen == []
+    assert place.cluster.server.requests == []

@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
-from cloudtrain.simulators.sagemaker.training_job import _inside
+from cloudtrain.simulators.sagemaker.training_job import find_processes
 from cloudtrain.testing.contract import BackendContract
 
 BUCKET = "training"
@@ -56,4 +56,4 @@ class TestSagemaker(BackendContract):
     def leftovers(self, handle: str) -> list[str]:
         name = handle.rpartition("/")[2]
         nodes = range(1, 5)
-        return [str(pid) for n in nodes for pid in _inside(str(self.simulator.folder / name / f"algo-{n}"))]
+        return [str(pid) for n in nodes for pid in find_processes(str(self.simulator.folder / name / f"algo-{n}"))]

@@ -233,14 +233,14 @@ COUNT = "for n in range(60): print('line', n, flush=True)\n"
 
 
 def test_late_lines_are_waited_for_when_the_job_is_over(bench: Bench) -> None:
-    bench.simulator.habits.logs_late_s = 3.0
+    bench.simulator.behavior.logs_late_s = 3.0
     handle = bench.backend.submit(*bench.plan(COUNT))
     assert bench.final(handle).state is State.SUCCEEDED
     assert bench.said(handle) == [f"line {n}" for n in range(60)]
 
 
 def test_doubled_lines_and_small_pages(bench: Bench) -> None:
-    bench.simulator.habits.logs_twice = True
+    bench.simulator.behavior.logs_twice = True
     bench.simulator.page = 7
     handle = bench.backend.submit(*bench.plan(COUNT, num_nodes=2))
     assert bench.final(handle).state is State.SUCCEEDED
@@ -325,7 +325,7 @@ def test_a_spot_machine_is_taken_away_and_another_goes_on(bench: Bench) -> None:
 
 
 def test_no_machines_is_told_and_can_be_followed_by_another_attempt(bench: Bench) -> None:
-    bench.simulator.habits.no_machines = 1
+    bench.simulator.behavior.capacity_errors = 1
     status = bench.final(bench.backend.submit(*bench.plan()))
     assert (status.state, status.event, status.exit_code) == (State.FAILED, "capacity", None)
     assert "no such machines" in status.reason and status.ended_at and not status.billable_s

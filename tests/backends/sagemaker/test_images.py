@@ -51,7 +51,7 @@ def submitted(bench: Bench, image: str, name: str = "seen", **changes) -> str:  
 
 def test_a_job_that_never_began_has_none(bench: Bench) -> None:  # noqa: F811
     push(bench.simulator, "first")
-    bench.simulator.habits.no_machines = 1
+    bench.simulator.behavior.capacity_errors = 1
     handle = bench.backend.submit(*bench.plan(name="seen", image=IMAGE))
     status = bench.final(handle)
     assert (status.event, status.started_at) == ("capacity", None)

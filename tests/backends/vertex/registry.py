@@ -10,7 +10,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from cloudtrain.simulators.http import Answer, Request, Route
+from cloudtrain.simulators.http import Request, Response, Route
 
 DENIED = 'Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "%s" (or it may not exist)'
 
@@ -35,7 +35,7 @@ class Registry:
         place = r"/v2/(.+)/manifests/([^/]+)"
         return [("GET", place, self._get)]
 
-    def _get(self, request: Request, name: str, tag: str) -> Answer:
+    def _get(self, request: Request, name: str, tag: str) -> Response:
         self.heard.append(request)
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return _error(401, "UNAUTHORIZED", "authentication failed")
@@ -47,11 +47,11 @@ class Registry:
             return _error(404, "MANIFEST_UNKNOWN", "OCI index found, but accept header does not support OCI indexes")
         found = self.manifests[name, tag]
         told = {"Docker-Content-Digest": f"sha256:{sha256(found).hexdigest()}"} if self.tells else {}
-        return Answer(found, 200, {"Content-Type": "application/vnd.oci.image.index.v1+json", **told})
+        return Response(found, 200, {"Content-Type": "application/vnd.oci.image.index.v1+json", **told})
 
 
-def _error(status: int, code: str, message: str) -> Answer:
-    return Answer({"errors": [{"code": code, "message": message, "detail": {}}]}, status)
+def _error(status: int, code: str, message: str) -> Response:
+    return Response({"errors": [{"code": code, "message": message, "detail": {}}]}, status)
 
 
 class Googles:
@@ -85,7 +85,7 @@ class Googles:
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 
     def answer(self, inside: socket.socket) -> None:
-        """Answer one request, which came through the proxy."""
+        """Response one request, which came through the proxy."""
         lines = inside.makefile("rb")
         _, path, _ = lines.readline().decode().split(" ")
         headers = {}

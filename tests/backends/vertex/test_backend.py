@@ -19,8 +19,8 @@ from cloudtrain.events import MARK, State
 from cloudtrain.job.job import Job
 from cloudtrain.simulators import replicas
 from cloudtrain.simulators.http import Fault
-from cloudtrain.simulators.vertex.jobs import normal
-from cloudtrain.simulators.vertex.lifecycle import Pace
+from cloudtrain.simulators.vertex.jobs import normalize_job
+from cloudtrain.simulators.vertex.lifecycle import Behavior
 from cloudtrain.simulators.vertex.server import Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.conftest import wait_for
@@ -32,9 +32,9 @@ UPLOAD = r"^/upload/"
 class Bench:
     """A simulator and what is needed to submit to it."""
 
-    def __init__(self, folder: Path, pace: Pace | None = None) -> None:
+    def __init__(self, folder: Path, behavior: Behavior | None = None) -> None:
         self.folder = folder
-        self.simulator = Simulator(folder / "simulator", pace=pace)
+        self.simulator = Simulator(folder / "simulator", behavior=behavior)
         self._count = 0
 
     def backend(self, **options) -> VertexBackend:
@@ -52,13 +52,13 @@ class Bench:
         return self.backend().plan(job, bundle, run_id or f"vertex-run-{self._count}", attempt), bundle
 
     def asked(self, method: str, path: str) -> int:
-        return self.simulator.server.asked(method, path)
+        return self.simulator.server.count_requests(method, path)
 
     def sent(self) -> list[dict]:
         """The jobs that were created, as they were sent."""
         return [
             json.loads(body)
-            for method, path, body in self.simulator.server.bodies
+            for method, path, body in self.simulator.server.request_bodies
             if method == "POST" and "/customJobs" in path
         ]
 
@@ -68,13 +68,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.simulator.close()
-    assert [place for _, place in replicas.marked() if place.startswith(str(tmp_path))] == []
+    assert [place for _, place in replicas.list_processes() if place.startswith(str(tmp_path))] == []
 
 
 @pytest.fixture
 def paper(tmp_path: Path) -> Iterator[Bench]:
     """A service that takes jobs and never runs them."""
-    made = Bench(tmp_path, Pace(execute=False))
+    made = Bench(tmp_path, Behavior(execute=False))
     yield made
     made.simulator.close()
 
@@ -129,7 +129,7 @@ def test_a_server_receives_what_the_plan_printed(paper: Bench, client: str, opti
     wanted = aiplatform_v1.CustomJob.from_json(json.dumps(Plan.from_json(plan.to_json()).request["customJob"]))
     (sent,) = paper.sent()
     assert aiplatform_v1.CustomJob.from_json(json.dumps(sent)) == wanted
-    assert normal(sent)["labels"]["cloudtrain_attempt"] == "run-x-a1"
+    assert normalize_job(sent)["labels"]["cloudtrain_attempt"] == "run-x-a1"
     assert backend.find("run-x-a1") == handle and backend.find("run-x-a2") is None
 
 
@@ -375,7 +375,7 @@ def test_every_state_of_the_api_is_known_and_every_final_one_is_final(paper: Ben
 
 
 def test_cancelled_while_it_waits_for_machines(bench: Bench):
-    bench.simulator.pace.queue_s = 600
+    bench.simulator.behavior.queue_s = 600
     plan, bundle = bench.plan("print('never')")
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
@@ -386,7 +386,7 @@ def test_cancelled_while_it_waits_for_machines(bench: Bench):
 
 
 def test_a_job_that_expires_in_the_queue_ends(bench: Bench):
-    bench.simulator.pace.queue_s = 600
+    bench.simulator.behavior.queue_s = 600
     backend = bench.backend(strategy="FLEX_START", max_wait="1s")
     plan, bundle = bench.plan("print('never')")
     handle = backend.submit(backend.plan(Job.from_dict(plan.job), bundle, "run"), bundle)
@@ -442,7 +442,7 @@ def test_a_log_that_may_not_be_read(bench: Bench):
 
 
 def test_the_platforms_own_lines_are_shown(bench: Bench):
-    bench.simulator.pace.service_lines = True
+    bench.simulator.behavior.service_lines = True
     plan, bundle = bench.plan("print('mine')")
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
@@ -569,7 +569,7 @@ def test_the_first_node_waits_until_the_others_have_brought_their_results(bench:
 
 
 def test_workers_that_come_late_are_waited_for(bench: Bench):
-    bench.simulator.pace.worker_late_s = 3.0
+    bench.simulator.behavior.worker_late_s = 3.0
     plan, bundle = bench.plan("print('up')", num_nodes=2)
     backend = bench.backend()
     handle = backend.submit(plan, bundle)

@@ -23,8 +23,8 @@ from cloudtrain.job.job import Job
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
 from cloudtrain.simulators.http import Fault
-from cloudtrain.simulators.vertex.lifecycle import Pace
-from cloudtrain.simulators.vertex.logs import stamp
+from cloudtrain.simulators.vertex.lifecycle import Behavior
+from cloudtrain.simulators.vertex.logs import format_time
 from cloudtrain.simulators.vertex.server import Simulator
 from tests.backends.test_google import Tokens, tokens  # noqa: F401 - a fixture
 from tests.backends.vertex.registry import Googles, Registry
@@ -40,11 +40,11 @@ QUESTION = r"^/v2/.*/manifests/"
 class Place(Bench):
     """A simulator with a registry at its address."""
 
-    def __init__(self, folder: Path, pace: Pace | None = None) -> None:
-        super().__init__(folder, pace)
+    def __init__(self, folder: Path, behavior: Behavior | None = None) -> None:
+        super().__init__(folder, behavior)
         self.simulator.close()
         self.registry = Registry()
-        self.simulator = Simulator(folder / "with-registry", pace=pace, more=self.registry.routes)
+        self.simulator = Simulator(folder / "with-registry", behavior=behavior, more=self.registry.routes)
 
     def submitted(self, image: str, **changes) -> tuple[VertexBackend, str]:
         plan, bundle = self.plan("print(1)", **changes)
@@ -56,7 +56,7 @@ class Place(Bench):
 
     def begun(self, handle: str, ago_s: float = 0.0) -> None:
         """Let a job that is never run have begun."""
-        self.simulator.jobs.change(handle.rpartition("/")[2], startTime=stamp(time.time() - ago_s))
+        self.simulator.jobs.change(handle.rpartition("/")[2], startTime=format_time(time.time() - ago_s))
 
     @property
     def questions(self) -> int:
@@ -66,7 +66,7 @@ class Place(Bench):
 @pytest.fixture
 def paper(tmp_path: Path) -> Iterator[Place]:
     """A service that takes jobs and never runs them."""
-    made = Place(tmp_path, Pace(execute=False))
+    made = Place(tmp_path, Behavior(execute=False))
     yield made
     made.simulator.close()
 

@@ -27,7 +27,7 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory):
         process = Process.parse(json.loads(known.read_text())["process"])
         known.unlink()
         wait_for(lambda: not process.alive, "the simulator's end")
-    assert [pid for pid, place in replicas.marked() if place.startswith(str(home))] == []
+    assert [pid for pid, place in replicas.list_processes() if place.startswith(str(home))] == []
 
 
 class TestVertexLocal(BackendContract):
@@ -38,7 +38,7 @@ class TestVertexLocal(BackendContract):
 
     def leftovers(self, handle: str) -> list[str]:
         number = handle.rpartition("/")[2]
-        return [f"{pid} in {place}" for pid, place in replicas.marked() if f"/{number}/" in place]
+        return [f"{pid} in {place}" for pid, place in replicas.list_processes() if f"/{number}/" in place]
 
 
 def test_a_key_names_the_same_job_after_the_history_is_lost(shared_home: Path, tmp_path: Path) -> None:

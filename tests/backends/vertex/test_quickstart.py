@@ -63,7 +63,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]
         process = Process.parse(json.loads(known.read_text())["process"])
         known.unlink()
         wait_for(lambda: not process.alive, "the simulator's end")
-    assert [place for _, place in replicas.marked() if place.startswith(str(home))] == []
+    assert [place for _, place in replicas.list_processes() if place.startswith(str(home))] == []
 
 
 def test_vertex_local_trains_on_two_machines_as_the_guide_says(local: tuple[Run, str], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def simulator(tmp_path: Path) -> Iterator[str]:
         yield process.stdout.readline().strip()
         process.stdin.close()
         assert process.wait(WAIT_S) == 0
-    assert [place for _, place in replicas.marked() if place.startswith(str(tmp_path))] == []
+    assert [place for _, place in replicas.list_processes() if place.startswith(str(tmp_path))] == []
 
 
 def asked(url: str, method: str = "GET") -> dict:
