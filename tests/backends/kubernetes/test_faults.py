@@ -82,7 +82,7 @@ def test_a_server_receives_what_the_plan_printed_in_four_calls(place: Ground):
     packed = bodies[2]["binaryData"]["source.tar.gz"]
     known = {request.UID: uid, request.BYTES: packed}
     assert bodies == [
-        *(request.filled(manifest, known) for manifest in plan.request["manifests"]),
+        *(request.fill_placeholders(manifest, known) for manifest in plan.request["manifests"]),
         plan.request["start"],
     ]
     assert ended(backend, handle).state is State.SUCCEEDED
