@@ -41,10 +41,10 @@ class Entry:
 
 def read(path: Path) -> Entry:
     """Return the entry of a file; raises ValueError, TypeError, KeyError when it has another form."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    found["backends"] = tuple(found["backends"])
-    found["log"] = tuple((node, rank, text) for node, rank, text in found["log"])
-    entry = Entry(part=path.parent.name, **found)
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields["backends"] = tuple(fields["backends"])
+    fields["log"] = tuple((node, rank, text) for node, rank, text in fields["log"])
+    entry = Entry(part=path.parent.name, **fields)
     if entry.id != path.stem:
         raise ValueError(f"{path} holds the entry {entry.id}")
     return entry

@@ -59,16 +59,16 @@ def score(entries: list[Entry]) -> Score:
     counts: Counter[str] = Counter()
     wrong, certain_wrong = [], []
     for entry in entries:
-        found = verdict_on(entry)
-        answered, classed = found.label != "unknown", entry.name != "unknown"
-        right = answered and found.label == entry.name
+        verdict = verdict_on(entry)
+        answered, classed = verdict.label != "unknown", entry.name != "unknown"
+        right = answered and verdict.label == entry.name
         counts.update(answered=answered, classed=classed, right=right)
-        counts["certain"] += answered and found.certain
-        counts["lines"] += right and found.deciding == entry.label["deciding"]
-        counts["ranks"] += entry.label["rank"] in ("any", found.rank)
+        counts["certain"] += answered and verdict.certain
+        counts["lines"] += right and verdict.deciding == entry.label["deciding"]
+        counts["ranks"] += entry.label["rank"] in ("any", verdict.rank)
         if answered and not right:
             wrong.append(entry.id)
-            if found.certain:
+            if verdict.certain:
                 certain_wrong.append(entry.id)
     return Score(
         len(entries),

@@ -32,17 +32,17 @@ def attempt(home) -> tuple[Store, AttemptRecord]:
 
 
 def lines(text: str) -> list[LogLine]:
-    told = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>', "    run()", text]
-    return [LogLine("2026-01-01T00:00:08Z", 0, 1, 20 + seq, line, "") for seq, line in enumerate(told)]
+    texts = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>', "    run()", text]
+    return [LogLine("2026-01-01T00:00:08Z", 0, 1, 20 + seq, line, "") for seq, line in enumerate(texts)]
 
 
 def test_it_is_judged_once_and_kept(attempt):
     store, record = attempt
     assert verdict_record.load_verdict(store, record) is None
-    found = verdict_record.judge_attempt(store, record, FAILED, lines("MemoryError"))
-    assert (found.label, found.rank, found.node, found.seq) == ("host-memory", 1, 0, 23)
+    verdict = verdict_record.judge_attempt(store, record, FAILED, lines("MemoryError"))
+    assert (verdict.label, verdict.rank, verdict.node, verdict.seq) == ("host-memory", 1, 0, 23)
     assert verdict_record.judge_attempt(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
-    assert verdict_record.load_verdict(store, record) == found, "the first one stays"
+    assert verdict_record.load_verdict(store, record) == verdict, "the first one stays"
     assert notify.message(store, "tiny-1", "tiny-1-a1", "failure")["text"].endswith(
         "; probably the machine's memory was full (rank 1)"
     )
@@ -58,22 +58,22 @@ def test_a_verdict_of_another_version_is_none(attempt):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text", "shown"),
     [
         ("MemoryError: \x1b[2J\x1b]0;title\x07a\x9b31mb\x08\u2028c\u202ed", "MemoryError: a31mbcd"),
         (f"MemoryError: {TOKEN}", "(a line that holds what looks like a credential)"),
     ],
 )
-def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, said, shown):
+def test_a_hostile_line_is_shown_as_text_and_a_credential_not_at_all(attempt, text, shown):
     store, record = attempt
-    found = verdict_record.judge_attempt(store, record, FAILED, lines(said))
-    assert (found.label, found.deciding) == ("host-memory", shown)
+    verdict = verdict_record.judge_attempt(store, record, FAILED, lines(text))
+    assert (verdict.label, verdict.deciding) == ("host-memory", shown)
     assert TOKEN not in json.dumps([event.data for event in store.events("tiny-1")])
 
 
 def test_a_hostile_place_is_shown_as_text(attempt):
     store, record = attempt
-    told = lines("KeyError: 1")
-    told[1] = told[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
-    assert verdict_record.judge_attempt(store, record, FAILED, told).raised == "rows.py, line 7"
+    log = lines("KeyError: 1")
+    log[1] = log[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
+    assert verdict_record.judge_attempt(store, record, FAILED, log).raised == "rows.py, line 7"
     assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])

@@ -95,8 +95,8 @@ def test_a_sentence_that_proves_does_not_where_a_doubtful_one_stands(entry: Entr
     """What was survived, came of another rank or was the script's own word proves nothing, however good the sentence."""
     deciding = verdict_on(entry).deciding
     log = tuple((node, rank, PROVEN if text == deciding else text) for node, rank, text in entry.log)
-    found = verdict_on(replace(entry, log=log))
+    verdict = verdict_on(replace(entry, log=log))
     if entry.id in BORNE_OUT:
-        assert (found.label, found.certain, found.deciding) == ("ddp-misuse", True, PROVEN)
+        assert (verdict.label, verdict.certain, verdict.deciding) == ("ddp-misuse", True, PROVEN)
     else:
-        assert found.label == "unknown" or not found.certain, f"{found.label}: {found.deciding}"
+        assert verdict.label == "unknown" or not verdict.certain, f"{verdict.label}: {verdict.deciding}"

@@ -27,11 +27,11 @@ def lines(*texts: str, rank: int = 0, node: int = 0) -> list[LogLine]:
 
 
 def test_what_is_known_is_understood():
-    found = score(load("known"))
-    assert found.wrong == ()
-    assert found.certain >= 70, "of so many a sentence is proof"
-    assert found.recall >= 0.98, str(found)
-    assert found.lines >= 0.95 * found.right and found.ranks == found.entries, str(found)
+    totals = score(load("known"))
+    assert totals.wrong == ()
+    assert totals.certain >= 70, "of so many a sentence is proof"
+    assert totals.recall >= 0.98, str(totals)
+    assert totals.lines >= 0.95 * totals.right and totals.ranks == totals.entries, str(totals)
 
 
 def test_classes_are_those_of_the_corpus():
@@ -42,9 +42,9 @@ def test_classes_are_those_of_the_corpus():
 
 def test_changes_are_those_of_the_corpus():
     for entry in load("known"):
-        found = verdict_on(entry)
-        assert (found.change or None) == entry.label["change"], entry.id
-        assert found.changes_results == bool(entry.label["changes_results"]), entry.id
+        verdict = verdict_on(entry)
+        assert (verdict.change or None) == entry.label["change"], entry.id
+        assert verdict.changes_results == bool(entry.label["changes_results"]), entry.id
 
 
 def test_the_first_rank_to_die_outweighs_louder_ones():
@@ -53,8 +53,8 @@ def test_the_first_rank_to_die_outweighs_louder_ones():
     )
     peer = lines("[rank0]: Traceback (most recent call last):", '[rank0]:   File "a.py", line 9, in <module>', "[rank0]:     g()",
                  "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:1")  # fmt: skip
-    found = judge(End(State.FAILED, 1, "rank 1 exited with code 1", "script", 1), [*peer, *mine])
-    assert (found.label, found.rank, found.seq) == ("host-memory", 1, 3)
+    verdict = judge(End(State.FAILED, 1, "rank 1 exited with code 1", "script", 1), [*peer, *mine])
+    assert (verdict.label, verdict.rank, verdict.seq) == ("host-memory", 1, 3)
     alone = judge(FAILED, peer)
     assert (alone.label, alone.deciding) == ("unknown", "")
 
@@ -81,23 +81,23 @@ def test_the_tail_is_bounded_and_leaves_marked_lines_out():
 def test_a_hostile_line_costs_little_and_breaks_nothing(text: str):
     """Its first characters are looked at and no more; an expression that backtracks without end would hang the suite."""
     body = ["Traceback (most recent call last):", f'  File "{text}", line 1', text, text + ": " + text, *[text] * 50]
-    found = judge(FAILED._replace(reason=text), lines(*body))
-    assert len(found.deciding) <= LONGEST
+    verdict = judge(FAILED._replace(reason=text), lines(*body))
+    assert len(verdict.deciding) <= LONGEST
 
 
 def test_the_launchers_own_sentences_are_understood():
     refused = End(State.FAILED, 78, "the input train does not exist on this node: /data", "launcher")
     assert judge(refused, []).label == "missing-file"
-    told = lines(
+    log = lines(
         "loading", "--global_batch_size 30 is no multiple of the 8 samples that 4 ranks take at once; 32 is the nearest"
     )
-    found = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), told)
-    assert (found.label, found.rank, found.seq) == ("parallel-config", 0, 1)
+    verdict = judge(End(State.FAILED, 78, "rank 0 exited with code 78", "script", 0), log)
+    assert (verdict.label, verdict.rank, verdict.seq) == ("parallel-config", 0, 1)
 
 
 def test_a_verdict_survives_json_and_states_are_read():
-    found = judge(End.from_status(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
-    assert (found.label, Verdict.from_dict(found.to_dict())) == ("timeout", found)
+    verdict = judge(End.from_status(Status(State.TIMED_OUT, 75, "max_runtime (2 s) was over"), {"by": "launcher"}), [])
+    assert (verdict.label, Verdict.from_dict(verdict.to_dict())) == ("timeout", verdict)
     assert End.from_status(Status(State.FAILED, 1, "node 1: rank 3 exited with code 1"), None).by == "script"
     assert End.from_status(Status(State.FAILED, None, "CapacityError: none"), None) == End(
         State.FAILED, None, "CapacityError: none", "platform"
@@ -106,12 +106,12 @@ def test_a_verdict_survives_json_and_states_are_read():
 
 def test_what_was_set_aside_is_understood_as_often_as_when_it_was_first_measured():
     """Totals only: no line of the part that was set aside is to be read by whoever writes the rules."""
-    found = score(load("held_out"))
-    precision, recall = round(found.precision, 3), round(found.recall, 3)
+    totals = score(load("held_out"))
+    precision, recall = round(totals.precision, 3), round(totals.recall, 3)
     assert precision >= 0.924, f"{precision} after 0.924"
     assert recall >= 0.879, f"{recall} after 0.880"
-    assert len(found.certain_wrong) <= 1 and found.certain >= 23, (
-        f"{len(found.certain_wrong)} of {found.certain}, after 1 of 23"
+    assert len(totals.certain_wrong) <= 1 and totals.certain >= 23, (
+        f"{len(totals.certain_wrong)} of {totals.certain}, after 1 of 23"
     )
 
 
@@ -122,17 +122,17 @@ def test_nothing_certain_of_what_was_set_aside_is_out_of_both_readers_sight():
     assert {entry.id for entry in entries} == set(second)
     neither = 0
     for entry in entries:
-        found, read = verdict_on(entry), second[entry.id]
-        neither += found.certain and found.label not in ("unknown", entry.name, read["class"], *read["also"])
+        verdict, read = verdict_on(entry), second[entry.id]
+        neither += verdict.certain and verdict.label not in ("unknown", entry.name, read["class"], *read["also"])
     assert neither == 0, f"{neither} are certain of a class that neither reader names"
 
 
 def test_what_was_fresh_is_understood_and_nothing_wrong_is_certain():
     """Threads whose last lines mislead: labelled before any verdict was given, then read while the rules were changed."""
-    found = score([entry for entry in load("fresh") if not entry.id.startswith("b-")])
-    assert found.certain_wrong == () and found.certain >= 6, str(found)
-    assert found.right >= 57 and found.precision >= 0.91, f"{found}: {found.wrong}"
-    assert found.lines >= 47 and found.ranks >= 71, str(found)
+    totals = score([entry for entry in load("fresh") if not entry.id.startswith("b-")])
+    assert totals.certain_wrong == () and totals.certain >= 6, str(totals)
+    assert totals.right >= 57 and totals.precision >= 0.91, f"{totals}: {totals.wrong}"
+    assert totals.lines >= 47 and totals.ranks >= 71, str(totals)
 
 
 # Of the second batch: what is answered otherwise than its label says, and may be.
@@ -147,11 +147,11 @@ OPEN = {
 def test_the_second_batch_of_fresh_ones_is_understood_but_for_what_is_open():
     """Threads of every kind, labelled before any verdict was given, then read while the rules were changed."""
     batch = [entry for entry in load("fresh") if entry.id.startswith("b-")]
-    found = score(batch)
+    totals = score(batch)
     missed = {entry.id for entry in batch if verdict_on(entry).label != entry.name}
     assert missed <= set(OPEN), missed - set(OPEN)
-    assert found.certain_wrong == () and found.certain >= 15 and found.precision >= 0.968, str(found)
-    assert found.lines >= 85 and found.ranks >= 97, str(found)
+    assert totals.certain_wrong == () and totals.certain >= 15 and totals.precision >= 0.968, str(totals)
+    assert totals.lines >= 85 and totals.ranks >= 97, str(totals)
 
 
 def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_doubt(monkeypatch: pytest.MonkeyPatch):
@@ -161,11 +161,11 @@ def test_a_message_that_no_rule_knows_is_never_answered_wrongly_and_without_a_do
         with monkeypatch.context() as patch:
             tables = without(entry)
             patch.setattr(patterns, "tables", lambda tables=tables: tables)
-            found = verdict_on(entry)
-        wrong = found.label not in ("unknown", entry.name)
-        answered += found.label != "unknown"
+            verdict = verdict_on(entry)
+        wrong = verdict.label not in ("unknown", entry.name)
+        answered += verdict.label != "unknown"
         doubted += wrong
-        assert not (wrong and found.certain), f"{entry.id}: {found.label}"
+        assert not (wrong and verdict.certain), f"{entry.id}: {verdict.label}"
     assert answered >= 50 and doubted >= 20, "the patterns were left out"
 
 
@@ -174,18 +174,18 @@ def test_of_two_things_that_a_rank_said_none_is_certain():
     alone = lines("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "    table(x)", outside)
     assert judge(FAILED, alone).certain
     both = lines("OSError: [Errno 28] No space left on device", *(line.text for line in alone))
-    found = judge(FAILED, both)
-    assert (found.label, found.certain) == ("index-range", False)
-    assert found.sentence.startswith("probably ")
+    verdict = judge(FAILED, both)
+    assert (verdict.label, verdict.certain) == ("index-range", False)
+    assert verdict.sentence.startswith("probably ")
 
 
 @pytest.mark.parametrize("entry", load("doubtful"), ids=lambda entry: entry.id)
 def test_what_only_speaks_for_a_cause_is_never_certain(entry: Entry):
-    found = verdict_on(entry)
+    verdict = verdict_on(entry)
     if entry.id.startswith("proof-"):
-        assert (found.label, found.certain, found.deciding) == (entry.name, True, entry.label["deciding"])
+        assert (verdict.label, verdict.certain, verdict.deciding) == (entry.name, True, entry.label["deciding"])
     else:
-        assert found.label == "unknown" or not found.certain, f"{found.label}: {found.deciding}"
+        assert verdict.label == "unknown" or not verdict.certain, f"{verdict.label}: {verdict.deciding}"
 
 
 OWN = ("Traceback (most recent call last):", '  File "/runs/job/source/train.py", line 88, in <module>', "    main()",
@@ -206,20 +206,20 @@ OWN = ("Traceback (most recent call last):", '  File "/runs/job/source/train.py"
     ],
 )
 def test_an_exception_of_the_scripts_own_code_is_named_and_placed(raised: str):
-    found = judge(FAILED._replace(failed_rank=2), lines(*OWN, "    return self[row]", raised, rank=2))
-    assert (found.label, found.deciding, found.rank, found.raised) == (
+    verdict = judge(FAILED._replace(failed_rank=2), lines(*OWN, "    return self[row]", raised, rank=2))
+    assert (verdict.label, verdict.deciding, verdict.rank, verdict.raised) == (
         "script-error",
         raised,
         2,
         "data/rows.py, line 12",
     )
-    assert found.certain is False
+    assert verdict.certain is False
 
 
 def test_where_is_the_last_call_of_the_jobs_own_code():
     library = ('  File "/usr/lib/python3.11/statistics.py", line 327, in mean', "    raise StatisticsError('no data')")
-    found = judge(FAILED, lines(*OWN, "    return mean(row)", *library, "statistics.StatisticsError: no data"))
-    assert (found.label, found.raised) == ("script-error", "data/rows.py, line 12")
+    verdict = judge(FAILED, lines(*OWN, "    return mean(row)", *library, "statistics.StatisticsError: no data"))
+    assert (verdict.label, verdict.raised) == ("script-error", "data/rows.py, line 12")
     special = judge(
         FAILED, lines(*OWN, "    return load(row)", *library, "ModuleNotFoundError: No module named 'orjson'")
     )
@@ -231,13 +231,13 @@ def test_an_exception_of_a_library_that_no_rule_knows_is_shown_and_not_explained
         '  File "/opt/venv/lib/python3.11/site-packages/kit/core.py", line 9, in run',
         "    raise ValueError(word)",
     )
-    found = judge(FAILED, lines(*OWN, "    return kit.run()", *library, "ValueError: the widget is not amused"))
-    assert (found.label, found.deciding, found.raised) == (
+    verdict = judge(FAILED, lines(*OWN, "    return kit.run()", *library, "ValueError: the widget is not amused"))
+    assert (verdict.label, verdict.deciding, verdict.raised) == (
         "unknown",
         "ValueError: the widget is not amused",
         "data/rows.py, line 12",
     )
-    assert found.sentence == "an exception that no rule here knows (rank 0)"
+    assert verdict.sentence == "an exception that no rule here knows (rank 0)"
 
 
 @pytest.mark.parametrize("part", ["known", "held_out", "doubtful", pytest.param("fresh", marks=pytest.mark.long)])
@@ -248,8 +248,10 @@ def test_show_prints_a_verdict_for_every_failure(part: str, tmp_path: Path, caps
     store, entries, shown, alike = Store(tmp_path / "home"), load(part), 0, 0
     for number, entry in enumerate(entries):
         main(["show", stored(store, tmp_path, f"corpus-{number}", entry)])
-        told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  why ")]
-        label = told[0].rpartition("(")[2].removesuffix(")") if len(told) == 1 else ""
+        lines = [
+            line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  why ")
+        ]
+        label = lines[0].rpartition("(")[2].removesuffix(")") if len(lines) == 1 else ""
         shown += label in patterns.classes()
         alike += label == verdict_on(entry).label
     assert (shown, alike) == (len(entries), len(entries))
