@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.events import State, Status
     from cloudtrain.job.job import Job
-    from cloudtrain.report.notebook import runs
     from cloudtrain.runs.attach import attach
+    from cloudtrain.runs.listing import runs
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.submit import Submitter, submit
     from cloudtrain.training import DistributedTraining

@@ -91,6 +91,7 @@ nodes.begun=nodes.supervisor.has_begun nodes.given_secrets=nodes.directory.env_s
 nodes.left=nodes.supervisor.has_leftovers nodes.merge=nodes.directory.merge_statuses nodes.merged=nodes.logs.merge
 nodes.reap=nodes.supervisor.kill_leftovers nodes.status_of=nodes.directory.to_status
 nodes.supervised=nodes.supervisor.is_supervised nodes.tail=nodes.logs.tail
+notebook.Runs=runs.listing.Runs notebook.runs=runs.listing.runs
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
 simulators.vertex.address=simulators.vertex.server.find_url

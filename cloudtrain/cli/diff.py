@@ -34,8 +34,8 @@ def command(first: str, second: str, as_json: bool) -> int:
     one, other = runs.find(first), runs.find(second)
     one.refresh()
     other.refresh()
-    found = compare.between(one, other)
-    patches = compare.patches(one, other)
+    found = compare.between(one.store, one.run_id, other.run_id)
+    patches = compare.diff_patches(one.store, one.run_id, other.run_id)
     if as_json:
         data = {"runs": [one.run_id, other.run_id], "differences": [asdict(row) for row in found], "patch": patches}
         terminal.print_json(data, indent=2)

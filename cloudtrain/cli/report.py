@@ -31,7 +31,7 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     found.refresh()
     path = output or Path(f"{found.run_id}.html")
     try:
-        page.write(found, path)
+        page.write(found.store, found.run_id, path, verdict=found.verdict(), log=found.logs(raw=True))
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size

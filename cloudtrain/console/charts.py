@@ -117,9 +117,10 @@ def _known(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, int]]:
 
 
 def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: Look) -> dict[str, dict[str, Any]]:
-    runs = [Run(run_id, store) for run_id in ids]
     return {
-        name: plain(plots.curves(runs, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=POINTS))
+        name: plain(
+            plots.curves(store, ids, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=POINTS)
+        )
         for name in names
     }
 
@@ -171,7 +172,7 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
     count = len(run.store.events(run.run_id, "usage"))
     if count in (0, known):
         return count, None
-    drawn = plots.use(run)
+    drawn = plots.use(run.store, run.run_id)
     if drawn is None:  # what was told is no use of a node
         return count, None
     figure = plain(drawn)

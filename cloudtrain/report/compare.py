@@ -7,11 +7,13 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.report.packages import requirements
-from cloudtrain.runs.run import Run
+
+if TYPE_CHECKING:
+    from cloudtrain.history.store import Store
 
 SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "results")
 _ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
@@ -39,48 +41,48 @@ class Row:
     values: tuple[Any, ...]
 
 
-def between(first: Run, second: Run) -> list[Difference]:
-    """Return what differs, section by section; what names a run itself counts as equal."""
-    return [Difference(row.section, row.path, *row.values) for row in among([first, second])]
+def between(store: Store, first: str, second: str) -> list[Difference]:
+    """Return the differences of two runs, section by section; a value that only names its run counts as equal."""
+    return [Difference(row.section, row.path, *row.values) for row in among(store, [first, second])]
 
 
-def among(runs: Sequence[Run]) -> list[Row]:
-    """Return in what some runs differ, section by section, as `between` does for two."""
-    found = []
-    for section, *sides in zip(SECTIONS, *map(_sides, runs), strict=True):
+def among(store: Store, run_ids: Sequence[str]) -> list[Row]:
+    """Return the values in which runs differ, section by section, as `between` does for two."""
+    rows = []
+    for section, *sides in zip(SECTIONS, *(_sides(store, run_id) for run_id in run_ids), strict=True):
         if section in _UNKNOWN and not all(sides):
             continue
         for path in dict.fromkeys(path for side in sides for path in side):
             values = [side.get(path, _ABSENT) for side in sides]
             if any(value != values[0] for value in values):
-                found.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
-    return found
+                rows.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
+    return rows
 
 
-def patches(first: Run, second: Run) -> str:
-    """Return what differs between the patches of two runs, as a unified diff of patches; empty where nothing does."""
-    one, other = (str(run.store.provenance(run.run_id).get("text") or "") for run in (first, second))
-    lines = unified_diff(one.splitlines(), other.splitlines(), first.run_id, second.run_id, lineterm="", n=1)
+def diff_patches(store: Store, first: str, second: str) -> str:
+    """Return a unified diff of two runs' patches; empty where they are the same."""
+    old, new = (str(store.provenance(run_id).get("text") or "") for run_id in (first, second))
+    lines = unified_diff(old.splitlines(), new.splitlines(), first, second, lineterm="", n=1)
     return "\n".join(lines)
 
 
-def _sides(run: Run) -> Iterator[dict[str, Any]]:
+def _sides(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
     """Yield the values of every section by their path."""
-    record, attempts = run.record, run.attempts
+    record, attempts = store.find(run_id), store.attempts(run_id)
     job = record.job
     plan = attempts[-1].plan
     yield dict(_leaves({key: value for key, value in job.items() if key not in _ELSEWHERE}))
-    given = dict(job.get("hyperparameters") or {})
-    yield dict(_leaves(given)) | ({"args": list(job["args"])} if job.get("args") else {})
-    yield {path: _named(value, run.run_id) for path, value in _leaves(plan.request) if not _packed(path)}
-    origin = run.store.provenance(run.run_id)
-    kept = str(origin.get("text") or "")
+    hyperparameters = dict(job.get("hyperparameters") or {})
+    yield dict(_leaves(hyperparameters)) | ({"args": list(job["args"])} if job.get("args") else {})
+    yield {path: _named(value, run_id) for path, value in _leaves(plan.request) if not _packed(path)}
+    origin = store.provenance(run_id)
+    patch = str(origin.get("text") or "")
     yield {
         "folder": job.get("source"),
         "commit": plan.bundle.get("commit"),
         "dirty": bool(plan.bundle.get("dirty")),
         "source_sha256": plan.bundle.get("source_sha256"),
-        "patch": f"{len(kept.splitlines())} lines, sha256 {_digest(kept)}" if kept else None,
+        "patch": f"{len(patch.splitlines())} lines, sha256 {_digest(patch)}" if patch else None,
         "left out of the patch": list(origin.get("left_out") or ()) or None,
         "image": "\n".join(
             images.describe_images({node: images.digest_of(image) for node, image in attempts[-1].images.items()})
@@ -88,15 +90,15 @@ def _sides(run: Run) -> Iterator[dict[str, Any]]:
         or None,
         "cloudtrain": (origin.get("client") or {}).get("cloudtrain"),
     }
-    yield dict(line.split("==", 1) for line in requirements(run.store.events(run.run_id, "requirements")))
+    yield dict(line.split("==", 1) for line in requirements(store.events(run_id, "requirements")))
     status = record.status
     results = {
         "state": status.state.value,
         "exit_code": status.exit_code,
-        "reason": _named(status.reason, run.run_id) or None,
+        "reason": _named(status.reason, run_id) or None,
         "attempts": len(attempts),
     }
-    last = {row.name: row.last for row in run.store.curves.summary(run.run_id)}
+    last = {row.name: row.last for row in store.curves.summary(run_id)}
     shown = {name: value if math.isfinite(value) else str(value) for name, value in last.items()}  # JSON has no NaN
     yield results | beside(results, shown)
 

@@ -1,86 +1,54 @@
-"""How runs show themselves in a notebook: a card for one, a table for many, a data frame."""
+"""Runs in a notebook: a card of HTML for one run, a table for many, and a pandas data frame."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.history.curves import share
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
+    from cloudtrain.history.store import Store
 
 _COLOURS = {"SUCCEEDED": "#2e7d32", "RUNNING": "#00639b", "STARTING": "#00639b", "FAILED": "#b3261e", "LOST": "#b3261e"}
 CURVE = (160, 32)  # pixels
 
 
-class Runs(Sequence["Run"]):
-    """Some runs, the newest first: a sequence that a notebook shows as a table."""
-
-    def __init__(self, found: Sequence[Run]) -> None:
-        self._runs = list(found)
-
-    @overload
-    def __getitem__(self, at: int) -> Run: ...
-    @overload
-    def __getitem__(self, at: slice) -> Runs: ...
-    def __getitem__(self, at: int | slice) -> Run | Runs:
-        return Runs(self._runs[at]) if isinstance(at, slice) else self._runs[at]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
-
-    def __repr__(self) -> str:
-        return f"<Runs {', '.join(run.run_id for run in self._runs[:5])}{', ...' if len(self._runs) > 5 else ''}>"
-
-    def to_pandas(self) -> Any:
-        """Return a data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value of
-        every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            from cloudtrain.errors import BadRequest
-
-            raise BadRequest("a data frame needs pandas, which is not installed", "pip install pandas") from None
-        frame = pandas.DataFrame([_row(run) for run in self._runs])
-        for name in ("created_at", "started_at", "ended_at"):
-            if name in frame:
-                frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")
-        return frame
-
-    def _repr_html_(self) -> str:
-        heads = ("run", "state", "created", "loss", "backend")
-        rows = []
-        losses = self._runs[0].store.curves.last([run.run_id for run in self._runs]) if self._runs else {}
-        for run in self._runs:
-            record = run.record
-            loss = losses.get(run.run_id)
-            cells = (run.run_id, record.status.state.value, record.created_at[:19], f"{loss.last:.4g}" if loss else "")
-            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, record.backend)) + "</tr>")
-        return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+def table(store: Store, run_ids: Sequence[str]) -> str:
+    """Return runs as a table of HTML."""
+    heads = ("run", "state", "created", "loss", "backend")
+    rows = []
+    losses = store.curves.last(list(run_ids)) if run_ids else {}
+    for run_id in run_ids:
+        record = store.find(run_id)
+        loss = losses.get(run_id)
+        cells = (run_id, record.status.state.value, record.created_at[:19], f"{loss.last:.4g}" if loss else "")
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, record.backend)) + "</tr>")
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
 
 
-def runs(*, limit: int = 50, state: str | None = None, name: str | None = None) -> Runs:
-    """Return the newest runs of the history, those in a state or of a job's name where these are given."""
-    from cloudtrain.events import State
-    from cloudtrain.history.store import Store
-    from cloudtrain.job import targets
-    from cloudtrain.runs.run import Run
+def data_frame(store: Store | None, run_ids: Sequence[str]) -> Any:
+    """Return a pandas data frame with a row for each run: what it is, its hyperparameters (`hp.NAME`), and the last value
+    of every metric (`metrics.NAME` where a column of the run has that name). Raises BadRequest without pandas."""
+    try:
+        import pandas
+    except ImportError:
+        from cloudtrain.errors import BadRequest
 
-    store = Store(targets.home())
-    states = [State(state.upper())] if state else []
-    return Runs([Run(record.run_id, store) for record in store.runs(limit=limit, states=states, name=name)])
+        raise BadRequest("a data frame needs pandas, which is not installed", "pip install pandas") from None
+    frame = pandas.DataFrame([_row(store, run_id) for run_id in run_ids] if store else [])
+    for name in ("created_at", "started_at", "ended_at"):
+        if name in frame:
+            frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")
+    return frame
 
 
-def card(run: Run) -> str:
+def card(store: Store, run_id: str) -> str:
     """Return a run as a small piece of HTML: state, times, reason, and a curve for each of its first metrics."""
-    record = run.record
+    record = store.find(run_id)
     status = record.status
     colour = _COLOURS.get(status.state.value, "#9a6700")
     rows = [
@@ -89,22 +57,22 @@ def card(run: Run) -> str:
         ("reason", status.reason),
     ]
     body = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows if value)
-    for summary in run.store.curves.summary(run.run_id)[:6]:
-        curve = _svg([point.value for point in run.store.curves.points(run.run_id, summary.name, 100)])
+    for summary in store.curves.summary(run_id)[:6]:
+        curve = _svg([point.value for point in store.curves.points(run_id, summary.name, 100)])
         value = f"{summary.last:.4g} at step {summary.step}"
         body += f"<tr><th>{escape(summary.name)}</th><td>{curve} {escape(value)}</td></tr>"
-    head = f'<b>{escape(run.run_id)}</b> <span style="color:{colour}">{escape(status.state.value)}</span>'
+    head = f'<b>{escape(run_id)}</b> <span style="color:{colour}">{escape(status.state.value)}</span>'
     return f"<div>{head}<table>{body}</table></div>"
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(store: Store, run_id: str) -> dict[str, Any]:
     from cloudtrain.report.compare import beside
 
-    record = run.record
+    record = store.find(run_id)
     status = record.status
-    given = record.job.get("hyperparameters") or {}
+    hyperparameters = record.job.get("hyperparameters") or {}
     row = {
-        "run_id": run.run_id,
+        "run_id": run_id,
         "name": record.name,
         "state": status.state.value,
         "exit_code": status.exit_code,
@@ -114,9 +82,9 @@ def _row(run: Run) -> dict[str, Any]:
         "created_at": record.created_at,
         "started_at": status.started_at,
         "ended_at": status.ended_at,
-        **{f"hp.{name}": value for name, value in given.items()},
+        **{f"hp.{name}": value for name, value in hyperparameters.items()},
     }
-    return row | beside(row, {curve.name: curve.last for curve in run.store.curves.summary(run.run_id)})
+    return row | beside(row, {curve.name: curve.last for curve in store.curves.summary(run_id)})
 
 
 def _took(begin: str | None, end: str | None) -> str:

@@ -1,4 +1,4 @@
-"""A run as one page of HTML that holds everything it shows: it opens from disk and asks nobody for anything.
+"""A run as one self-contained page of HTML: it opens from disk and works offline.
 
 What a job has named or printed is text in it and nothing else: escaped, without control characters. A policy in the
 page's head forbids the browser to fetch anything.
@@ -19,7 +19,10 @@ from cloudtrain.report import plots
 from cloudtrain.report.packages import requirements
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
+    from cloudtrain.diagnosis.verdict import Verdict
+    from cloudtrain.events import LogLine
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
 
 LINES = 2000  # of each node's log, the last ones
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -38,16 +41,15 @@ details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 500 } .dim {
 """
 
 
-def render(run: Run) -> str:
-    """Return a run's page; blocking: reads the log of every node. Raises BadRequest without plotly."""
-    record, attempts = run.record, run.attempts
+def render(store: Store, run_id: str, verdict: Verdict | None, log: Iterable[LogLine]) -> str:
+    """Return a run's page; `log` are the lines of all attempts and nodes. Raises BadRequest without plotly."""
+    record, attempts = store.find(run_id), store.attempts(run_id)
     status, plan = record.status, attempts[-1].plan
-    figures = _figures(run)
-    origin = run.store.provenance(run.run_id)
+    figures = _figures(store, run_id)
+    origin = store.provenance(run_id)
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
-    packages = requirements(run.store.events(run.run_id, "requirements"))
-    verdict = run.verdict()
+    packages = requirements(store.events(run_id, "requirements"))
     facts = {
         "reason": status.reason,
         "why": f"{verdict.sentence} ({verdict.label})" if verdict else "",
@@ -75,12 +77,12 @@ def render(run: Run) -> str:
         "by": f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else "",
     }
     parts = [
-        f'<h1>{_text(run.run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
+        f'<h1>{_text(run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
         _pairs(facts),
         "<h2>Curves</h2>" + (figures[0] or '<p class="dim">no metrics</p>'),
         "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was told of it</p>'),
-        "<h2>Attempts</h2>" + _attempts(run),
-        _folded("timeline", _timeline(run)),
+        "<h2>Attempts</h2>" + _attempts(attempts),
+        _folded("timeline", _timeline(store, run_id)),
         "<h2>Provenance</h2>" + _pairs(provenance),
         _folded("patch", patch.splitlines()) if patch else "",
         _folded(f"packages ({len(packages)})", packages) if packages else "",
@@ -88,7 +90,7 @@ def render(run: Run) -> str:
         _folded("job", [json.dumps(dict(record.job), indent=2, ensure_ascii=False)]),
         _folded("request, as it was sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),
         "<h2>Log</h2>",
-        *_logs(run),
+        *_logs(log),
     ]
     return "\n".join(
         [
@@ -96,7 +98,7 @@ def render(run: Run) -> str:
             '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(run.run_id)}</title><style>{_STYLE}</style>",
+            f"<title>{_text(run_id)}</title><style>{_STYLE}</style>",
             f"<script>{_plotly()}</script>" if any(figures) else "",
             "</head><body>",
             *parts,
@@ -106,30 +108,31 @@ def render(run: Run) -> str:
     )
 
 
-def write(run: Run, path: Path) -> Path:
-    """Write a run's page into a file and return it; whole, or not at all."""
-    half = path.with_name(f".{path.name}.tmp")
+def write(store: Store, run_id: str, path: Path, *, verdict: Verdict | None, log: Iterable[LogLine]) -> Path:
+    """Write a run's page into a file and return it; an error leaves no part of it."""
+    partial = path.with_name(f".{path.name}.tmp")
     try:
-        half.write_text(render(run), "utf-8", errors="replace")
-        half.replace(path)
+        partial.write_text(render(store, run_id, verdict, log), "utf-8", errors="replace")
+        partial.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return path
 
 
-def _figures(run: Run) -> tuple[str, str]:
+def _figures(store: Store, run_id: str) -> tuple[str, str]:
     """Return the curves and the use as HTML, empty where there is nothing to draw."""
-    known = run.store.curves.summary(run.run_id)
-    return _figure("curves", plots.curves([run])) if known else "", _figure("use", plots.use(run))
+    has_curves = bool(store.curves.summary(run_id))
+    curves = _figure("curves", plots.curves(store, [run_id])) if has_curves else ""
+    return curves, _figure("use", plots.use(store, run_id))
 
 
 def _figure(name: str, figure: Any) -> str:
     if figure is None:
         return ""
     data = json.loads(figure.to_json())
-    given = [json.dumps(part) for part in (data["data"], data["layout"], _CONFIG)]
+    arguments = [json.dumps(part) for part in (data["data"], data["layout"], _CONFIG)]
     # Inside a script nothing is escaped by entities, and its end is looked for first of all.
-    safe = ", ".join(given).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    safe = ", ".join(arguments).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return f'<div id="{name}"></div><script>Plotly.newPlot("{name}", {safe})</script>'
 
 
@@ -168,11 +171,11 @@ def _folded(title: str, lines: Iterable[str], *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary><pre>{text}</pre></details>"
 
 
-def _attempts(run: Run) -> str:
+def _attempts(attempts: Iterable[AttemptRecord]) -> str:
     heads = ("attempt", "state", "exit", "started", "ended", "reason")
     rows = [
         (a.number, a.status.state, a.status.exit_code, a.status.started_at, a.status.ended_at, a.status.reason)
-        for a in run.attempts
+        for a in attempts
     ]
     body = "".join(
         "<tr>" + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row) + "</tr>" for row in rows
@@ -180,23 +183,25 @@ def _attempts(run: Run) -> str:
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{body}</table>"
 
 
-def _timeline(run: Run) -> Iterator[str]:
-    for event in run.store.events(run.run_id):
+def _timeline(store: Store, run_id: str) -> Iterator[str]:
+    for event in store.events(run_id):
         if event.kind not in ("usage", "verdict"):
-            said = "  ".join(f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {}))
-            yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  node {event.node}  {event.kind}  {said}"
+            fields = "  ".join(
+                f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {})
+            )
+            yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  node {event.node}  {event.kind}  {fields}"
 
 
-def _logs(run: Run) -> Iterator[str]:
+def _logs(log: Iterable[LogLine]) -> Iterator[str]:
     """Yield a part for every node: the last lines of its log, events left out."""
-    kept: dict[int, deque[str]] = {}
+    last: dict[int, deque[str]] = {}
     counts: dict[int, int] = {}
-    for line in run.logs(raw=True):
+    for line in log:
         if line.text.startswith(MARK) and parse(line.text):
             continue
         counts[line.node] = counts.get(line.node, 0) + 1
         whose = f"{line.rank}" if line.rank >= 0 else "launcher"
-        kept.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {line.text}")
-    for node, lines in sorted(kept.items()):
+        last.setdefault(line.node, deque(maxlen=LINES)).append(f"{line.at[11:19]}  {whose:>3}  {line.text}")
+    for node, lines in sorted(last.items()):
         left = f", the last {LINES:,} of {counts[node]:,} lines" if counts[node] > LINES else ""
-        yield _folded(f"node {node}{left}", lines, opened=len(kept) == 1)
+        yield _folded(f"node {node}{left}", lines, opened=len(last) == 1)

@@ -1,4 +1,4 @@
-"""Figures of runs: their curves, and what their nodes used; plotly's, for the report, the notebook and the console."""
+"""Plotly figures of runs for the report, the notebook and the console: metric curves, and CPU and GPU usage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.history.curves import MOST
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
+    from cloudtrain.history.store import Store
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 ROW_PX = 260
@@ -21,7 +21,8 @@ _FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "m
 
 
 def curves(
-    runs: Sequence[Run],
+    store: Store,
+    run_ids: Sequence[str],
     names: Sequence[str] = (),
     *,
     over: Literal["step", "time"] = "step",
@@ -35,18 +36,19 @@ def curves(
     `smoothing` (0 to 1) is the weight of the past in a running mean, which is then drawn over the curve itself. Raises
     BadRequest without plotly, or where there is nothing to draw.
     """
-    known = list(dict.fromkeys(row.name for run in runs for row in run.store.curves.summary(run.run_id)))
-    chosen = [name for name in known if not names or name in names]
+    stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id)))
+    chosen = [name for name in stored if not names or name in names]
     if not chosen:
-        raise BadRequest("there are no such metrics", f"there is {', '.join(known)}" if known else "")
+        raise BadRequest("there are no such metrics", f"there is {', '.join(stored)}" if stored else "")
     figure = _grid([_text(name) for name in chosen])
-    for number, run in enumerate(runs):
-        begin = _seconds(run.record.status.started_at or run.record.created_at) if over == "time" else 0.0
+    for number, run_id in enumerate(run_ids):
+        record = store.find(run_id)
+        begin = _seconds(record.status.started_at or record.created_at) if over == "time" else 0.0
         for at, name in enumerate(chosen):
-            points = run.store.curves.points(run.run_id, name, most)
+            points = store.curves.points(run_id, name, most)
             along = [point.step if over == "step" else _seconds(point.at) - begin for point in points]
             place = {"row": at // 2 + 1, "col": at % 2 + 1}
-            look = {"legendgroup": run.run_id, "showlegend": len(runs) > 1 and at == 0}
+            look = {"legendgroup": run_id, "showlegend": len(run_ids) > 1 and at == 0}
             colour = COLOURS[number % len(COLOURS)]
             if any(point.points > 1 for point in points):
                 band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -58,11 +60,11 @@ def curves(
             if smoothing:
                 figure.add_scatter(
                     x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
-                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run.run_id, **place,
+                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run_id, **place,
                 )  # fmt: skip
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
-                x=along, y=[_drawn(value) for value in values], name=_text(run.run_id),
+                x=along, y=[_drawn(value) for value in values], name=_text(run_id),
                 mode=_mode(points), line={"color": colour, "width": 1.5},
                 **look, **place,
             )  # fmt: skip
@@ -77,42 +79,38 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
     """Return the running mean of values in which the past counts `weight`; what is not finite stays, and counts nothing."""
     if not weight:
         return list(values)
-    found, mean, known = [], 0.0, 0.0
+    smoothed, mean, weights = [], 0.0, 0.0
     for value in values:
         if math.isfinite(value):
             mean = weight * mean + (1 - weight) * value
-            known = weight * known + (
-                1 - weight
-            )  # how much of the mean is there yet: the first values are not drawn to 0
-            found.append(mean / known)
+            weights = weight * weights + (1 - weight)  # below 1 at first: without it early values are drawn towards 0
+            smoothed.append(mean / weights)
         else:
-            found.append(value)
-    return found
+            smoothed.append(value)
+    return smoothed
 
 
-def use(run: Run) -> Any:
+def use(store: Store, run_id: str) -> Any:
     """Return a plotly figure of what the nodes used over time, None where nothing was told; raises BadRequest without
     plotly."""
-    events = [
-        (event.node, event.at, run_events.read_usage(event.data)) for event in run.store.events(run.run_id, "usage")
-    ]
-    events = [(node, at, told) for node, at, told in events if told]
+    events = [(event.node, event.at, run_events.read_usage(event.data)) for event in store.events(run_id, "usage")]
+    events = [(node, at, usage) for node, at, usage in events if usage]
     if not events:
         return None
-    gpus = any(told.gpus for _, _, told in events)
+    gpus = any(usage.gpus for _, _, usage in events)
     titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
     figure = _grid(titles)
     for node in sorted({node for node, _, _ in events}):
-        of_node = [(moment, told) for which, moment, told in events if which == node]
+        of_node = [(at, usage) for event_node, at, usage in events if event_node == node]
         colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
         for at, (field, _, factor) in enumerate(_FIELDS):
             figure.add_scatter(
-                x=[moment for moment, _ in of_node], y=[_scaled(told, field, factor) for _, told in of_node],
+                x=[moment for moment, _ in of_node], y=[_scaled(usage, field, factor) for _, usage in of_node],
                 name=f"node {node}", legendgroup=str(node), showlegend=at == 0, mode=_mode(of_node), line=colour,
                 row=1, col=at + 1,
             )  # fmt: skip
-        for index in sorted({gpu.index for _, told in of_node for gpu in told.gpus}):
-            seen = [(moment, gpu) for moment, told in of_node for gpu in told.gpus if gpu.index == index]
+        for index in sorted({gpu.index for _, usage in of_node for gpu in usage.gpus}):
+            seen = [(moment, gpu) for moment, usage in of_node for gpu in usage.gpus if gpu.index == index]
             for at, (field, factor) in enumerate((("percent", 1.0), ("memory_bytes", 1e-9))):
                 figure.add_scatter(
                     x=[moment for moment, _ in seen], y=[_scaled(gpu, field, factor) for _, gpu in seen],
@@ -154,8 +152,8 @@ def _drawn(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _scaled(told: run_events.Usage | run_events.Gpu, field: str, factor: float) -> float | None:
-    value = getattr(told, field)
+def _scaled(usage: run_events.Usage | run_events.Gpu, field: str, factor: float) -> float | None:
+    value = getattr(usage, field)
     return None if value is None else value * factor
 
 

@@ -1,16 +1,16 @@
 """A run from its plan to its end: planned, submitted, watched, retried, attached.
 
-`cloudtrain.runs` is a public function as well: a call of this package is a call of that (report/notebook.py).
+`cloudtrain.runs` is a public function as well: a call of this package is a call of that (listing.py).
 """
 
 import sys
 
 
 class _Runs(type(sys)):  # type: ignore[misc]
-    def __call__(self, **given: object) -> object:
-        from cloudtrain.report.notebook import runs
+    def __call__(self, **arguments: object) -> object:
+        from cloudtrain.runs.listing import runs
 
-        return runs(**given)  # type: ignore[arg-type]
+        return runs(**arguments)  # type: ignore[arg-type]
 
 
 sys.modules[__name__].__class__ = _Runs

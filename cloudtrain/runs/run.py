@@ -136,13 +136,13 @@ class Run:
         from cloudtrain.report import plots
 
         self.refresh()
-        return plots.curves([self], names)
+        return plots.curves(self.store, [self.run_id], names)
 
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook
 
         self.refresh()
-        return notebook.card(self)
+        return notebook.card(self.store, self.run_id)
 
     def verdict(self) -> Verdict | None:
         """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""

@@ -76,7 +76,9 @@ def test_runs_are_chosen_and_compared(console, page, story, seemly, picture):
     rows = page.get_by_role("region", name="Hyperparameters").locator("tbody tr")
     expect(rows).to_have_count(1)
     expect(rows.locator("td")).to_have_text(["learning_rate", "0.05", "0.3"])
-    results = [row.path for row in compare.among(story[:2]) if row.section == "results"]
+    results = [
+        row.path for row in compare.among(story[0].store, [run.run_id for run in story[:2]]) if row.section == "results"
+    ]
     assert "loss" in results
     expect(page.get_by_role("region", name="Results").locator("tbody td:first-child")).to_have_text(results)
     assert page.evaluate(f"{PICTURES}.map(last => [last.traces, last.axis, last.x])") == [[2, "linear", 239]] * 2

@@ -16,9 +16,14 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.report import notebook, page, plots
-from cloudtrain.report import page as report_page
+from cloudtrain.report import page, plots
+from cloudtrain.runs import listing
 from cloudtrain.runs.run import Run
+
+
+def render(run: Run) -> str:
+    return page.render(run.store, run.run_id, run.verdict(), run.logs(raw=True))
+
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp; \x1b[31m\x07"
 
@@ -76,7 +81,7 @@ def run(home, monkeypatch) -> Run:
 
 
 def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
-    text = report_page.render(run)
+    text = render(run)
     page = Page(text)
     assert "alert(1)" in page.text and "<img src=x" in page.text, "it is shown, as text"
     assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "link", "object", "base", "form")]
@@ -105,7 +110,7 @@ def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
 
 
 def test_the_page_asks_nobody_for_anything(run):
-    text = report_page.render(run)
+    text = render(run)
     page = Page(text)
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'") and "http" not in policy and "connect-src" not in policy
@@ -123,7 +128,7 @@ def test_without_plotly_there_is_one_sentence(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BadRequest, match="plotly, which is not installed") as error:
-        page.write(run, tmp_path / "x.html")
+        page.write(run.store, run.run_id, tmp_path / "x.html", verdict=None, log=())
     assert error.value.hint == "pip install 'cloudtrain[console]'"
     assert list(tmp_path.glob("*.html")) == [] and list(tmp_path.glob(".*")) == []
 
@@ -135,7 +140,7 @@ def test_figures_of_curves(run):
     with pytest.raises(BadRequest, match="no such metrics") as error:
         run.plot("nothing")
     assert "loss" in error.value.hint
-    both = plots.curves([run, run], ["loss"])
+    both = plots.curves(run.store, [run.run_id, run.run_id], ["loss"])
     assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]
 
 
@@ -149,13 +154,13 @@ def test_use_that_does_not_fit_is_left_out(run):
     run.store.record(
         "tiny-1-a1", events=[*later, Event("tiny-1-a1", 1, 9500, "t", "usage", {"rss_bytes": 3e9, **odd[1]})]
     )
-    figure = plots.use(run)
+    figure = plots.use(run.store, run.run_id)
     assert {trace.name for trace in figure.data} == {"node 0", "node 1", "node 0, GPU 0", "node 1, GPU 0"}
     seen = {(trace.name, trace.xaxis): list(trace.y) for trace in figure.data}
     assert seen["node 1", "x"] == [100.0, 101.0, 102.0, None]
     assert seen["node 1", "x2"] == pytest.approx([1.073741824] * 3 + [3.0])
     assert seen["node 1, GPU 0", "x3"] == [50.0] * 3
-    assert "node 1, GPU 0" in report_page.render(run)
+    assert "node 1, GPU 0" in render(run)
 
 
 def test_use_of_which_nothing_fits_is_none(run, home):
@@ -163,7 +168,7 @@ def test_use_of_which_nothing_fits_is_none(run, home):
     assert run.store.intend(replace(plan, run_id="odd-1"), identity="j", owner=Process.here())
     run.store.record("odd-1-a1", events=[Event("odd-1-a1", 0, 1, "t", "usage", {"gpus": 5})])
     odd = Run("odd-1", run.store, watch=False)
-    assert plots.use(odd) is None and "nothing was told of it" in report_page.render(odd)
+    assert plots.use(odd.store, odd.run_id) is None and "nothing was told of it" in render(odd)
     assert _use(odd, -1) == (1, None)
 
 
@@ -188,15 +193,15 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     card = run._repr_html_()
     assert "FAILED" in card and "<svg" in card and "2 at step 2999" in card.replace("2.001", "2")
     assert "<script" not in card and "<img" not in card
-    found = notebook.runs()
-    assert [one.run_id for one in found] == ["tiny-1"] and len(notebook.runs(state="lost")) == 0
+    found = listing.runs()
+    assert [one.run_id for one in found] == ["tiny-1"] and len(listing.runs(state="lost")) == 0
     assert "tiny-1" in found._repr_html_() and repr(found) == "<Runs tiny-1>" and len(found[0:1]) == 1
     frame = found.to_pandas()
     row = frame.iloc[0]
     assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")
     event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
     run.store.record("tiny-1-a1", metrics=[(event, 1, "state", 7.0), (event, 1, "hp.lr", 8.0)])
-    again = notebook.runs().to_pandas().iloc[0]
+    again = listing.runs().to_pandas().iloc[0]
     assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
     assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)
     assert row["loss"] == pytest.approx(2.001) and str(frame["started_at"].dtype).startswith("datetime64")

@@ -12,7 +12,6 @@ from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.report import compare, plots
 from cloudtrain.report.compare import Row
-from cloudtrain.runs.run import Run
 
 MOST = len(plots.COLOURS)
 _TITLES = {
@@ -70,5 +69,4 @@ def _read(store: Store, ids: list[str]) -> tuple[list[Row], list[State]]:
     for run_id in ids:
         if store.get(run_id) is None:
             raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
-    runs = [Run(run_id, store) for run_id in ids]
-    return compare.among(runs), [run.record.status.state for run in runs]
+    return compare.among(store, ids), [store.find(run_id).status.state for run_id in ids]

@@ -27,7 +27,7 @@ class Origin:
 def _read(run: Run) -> Origin:
     record, newest = run.record, run.attempts[-1]
     known = record.parent is not None and run.store.get(record.parent) is not None
-    found = compare.between(Run(str(record.parent), run.store), run) if known else []
+    found = compare.between(run.store, str(record.parent), run.run_id) if known else []
     job = {key: value for key, value in dict(record.job).items() if value not in (None, {}, [], "")}
     return Origin(
         record.parent,
