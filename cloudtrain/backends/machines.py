@@ -1,7 +1,7 @@
-"""The catalogue of machine types: what a platform's machines have, and the one that a job's resources ask for.
+"""The catalog of machine types (accelerators, cores, memory, price), and the choice of one for a job's resources.
 
-The tables lie in machines/<platform>.csv; the lines that begin with # in them say where and when they come from. A type
-that a table does not know may still exist: platforms bring new ones faster than packages.
+The tables are <platform>/machines.csv; lines that begin with # name source and date. A type that is missing in a table may
+still exist: platforms add new ones faster than packages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from cloudtrain.job.sections import Resources
 
-FOLDER = Path(__file__).parent
-# What a job that asks for no accelerator, cores or memory gets at least: torch and a small model need that much.
+BACKENDS_FOLDER = Path(__file__).parent
+# The minimum for a job without an accelerator that requests no cores or memory: torch and a small model need this.
 SMALLEST_CPUS, SMALLEST_MEMORY_GB = 4, 16.0
 _OWN = ("machine", "accelerator", "accelerators", "accelerator_memory_gb", "vcpus", "memory_gb", "usd_per_hour",
         "price_date", "price_source")  # fmt: skip
@@ -27,7 +27,7 @@ _OWN = ("machine", "accelerator", "accelerators", "accelerator_memory_gb", "vcpu
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine type; memory in GB (of an accelerator, of the machine), price in USD for an hour on demand."""
+    """One machine type; memory in GB (per accelerator, and of the machine), on-demand price in USD per hour."""
 
     name: str
     accelerator: str  # as in a job file: A100-80GB; "" without
@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def price(self) -> dict[str, Any] | None:
-        """What a plan says about the price of one machine, None where it is not known."""
+        """The price of one machine as in a plan, None if it is unknown."""
         if self.usd_per_hour is None:
             return None
         return {"usd_per_hour": self.usd_per_hour, "as_of": self.price_date, "source": self.price_source}
@@ -51,7 +51,7 @@ class Machine:
 @cache
 def load(platform: str) -> tuple[Machine, ...]:
     """Return a platform's machine types in the order of its table; blocking (one small file)."""
-    with open(FOLDER / platform / "machines.csv", encoding="utf-8", newline="") as file:
+    with open(BACKENDS_FOLDER / platform / "machines.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return tuple(
         Machine(
@@ -75,47 +75,49 @@ def named(table: Sequence[Machine], name: str) -> Machine | None:
     return next((machine for machine in table if machine.name == name), None)
 
 
-def matches(asked: str, accelerator: str) -> bool:
-    """Return whether an accelerator is what a job file asks for: A100 is any A100, A100-80GB that one only."""
-    asked, accelerator = asked.lower(), accelerator.lower()
-    return bool(accelerator) and (asked == accelerator or accelerator.startswith(f"{asked}-"))
+def matches(requested: str, accelerator: str) -> bool:
+    """Return whether an accelerator matches a job file's: A100 matches any A100, A100-80GB only that one."""
+    requested, accelerator = requested.lower(), accelerator.lower()
+    return bool(accelerator) and (requested == accelerator or accelerator.startswith(f"{requested}-"))
 
 
 def choose(table: Sequence[Machine], resources: Resources) -> Machine | Problem:
-    """Return the smallest machine type with what a job asks for, or what is wrong with the wish.
+    """Return the smallest machine type that has a job's resources, or the problem with the request.
 
-    The number of accelerators is exact: ranks would otherwise see more of them than the job knows.
+    The number of accelerators must match exactly: otherwise ranks would see more of them than the job expects.
     """
-    found = list(table)
+    candidates = list(table)
     if resources.accelerator:
-        found = [machine for machine in table if matches(resources.accelerator, machine.accelerator)]
-        if not found:
-            known = sorted({machine.accelerator for machine in table if machine.accelerator})
-            said = f"{resources.accelerator} is no accelerator of this platform's catalogue"
-            return Problem(said, "resources.accelerators", _near(resources.accelerator, known))
-        counts = sorted({machine.accelerators for machine in found})
-        found = [machine for machine in found if machine.accelerators == resources.gpus]
-        if not found:
-            said = f"no machine has {resources.gpus} x {resources.accelerator}"
+        candidates = [machine for machine in table if matches(resources.accelerator, machine.accelerator)]
+        if not candidates:
+            available = sorted({machine.accelerator for machine in table if machine.accelerator})
+            message = f"{resources.accelerator} is no accelerator of this platform's catalogue"
+            return Problem(message, "resources.accelerators", _suggest(resources.accelerator, available))
+        counts = sorted({machine.accelerators for machine in candidates})
+        candidates = [machine for machine in candidates if machine.accelerators == resources.gpus]
+        if not candidates:
+            message = f"no machine has {resources.gpus} x {resources.accelerator}"
             hint = f"there are machines with {', '.join(map(str, counts))}"
-            return Problem(said, "resources.accelerators", hint)
+            return Problem(message, "resources.accelerators", hint)
     else:
-        found = [machine for machine in table if not machine.accelerators]
-    plain = not resources.accelerator
-    cpus = resources.cpus or (SMALLEST_CPUS if plain else 0)
-    memory_gb = resources.memory_bytes / 1e9 if resources.memory_bytes else (SMALLEST_MEMORY_GB if plain else 0)
-    # A table's GB are what its vendor calls so, which are GiB: 64GB fit a machine of 64.
-    fit = [machine for machine in found if machine.vcpus >= cpus and machine.memory_gb * 1.073741824 >= memory_gb]
-    if not fit:
-        largest = max(found, key=lambda machine: (machine.memory_gb, machine.vcpus))
-        said = f"no machine with these accelerators has {cpus} cores and {memory_gb:g} GB"
+        candidates = [machine for machine in table if not machine.accelerators]
+    cpu_only = not resources.accelerator
+    cpus = resources.cpus or (SMALLEST_CPUS if cpu_only else 0)
+    memory_gb = resources.memory_bytes / 1e9 if resources.memory_bytes else (SMALLEST_MEMORY_GB if cpu_only else 0)
+    # A vendor's GB are GiB: a job with 64GB fits a machine with 64.
+    fitting = [
+        machine for machine in candidates if machine.vcpus >= cpus and machine.memory_gb * 1.073741824 >= memory_gb
+    ]
+    if not fitting:
+        largest = max(candidates, key=lambda machine: (machine.memory_gb, machine.vcpus))
+        message = f"no machine with these accelerators has {cpus} cores and {memory_gb:g} GB"
         hint = f"the largest, {largest.name}, has {largest.vcpus} and {largest.memory_gb:g} GB"
-        return Problem(said, "resources.cpus" if resources.cpus else "resources.memory", hint)
-    return min(fit, key=lambda machine: (machine.accelerator_memory_gb, machine.vcpus, machine.memory_gb))
+        return Problem(message, "resources.cpus" if resources.cpus else "resources.memory", hint)
+    return min(fitting, key=lambda machine: (machine.accelerator_memory_gb, machine.vcpus, machine.memory_gb))
 
 
-def _near(asked: str, known: Sequence[str]) -> str:
+def _suggest(name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(asked.upper(), known, 1, 0.5)
-    return (f"did you mean {near[0]}? " if near else "") + f"known are {', '.join(known)}"
+    closest = get_close_matches(name.upper(), names, 1, 0.5)
+    return (f"did you mean {closest[0]}? " if closest else "") + f"known are {', '.join(names)}"

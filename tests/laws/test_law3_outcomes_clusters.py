@@ -378,16 +378,18 @@ POLICY = SUBMIT + "Job violates accounting/QOS policy (job submit limit, user's 
     ],
 )
 def test_what_sbatch_says(lines, kind):
-    error = client.refusal({"code": 1, "out": "", "err": "".join(f"sbatch: error: {line}\n" for line in lines)})
+    error = client.error_for_command(
+        {"code": 1, "out": "", "err": "".join(f"sbatch: error: {line}\n" for line in lines)}
+    )
     assert _kind(error) is kind, error
     assert len(lines) == 1 or lines[0] in error.message, "the limit is named"
 
 
 def test_an_sbatch_that_is_killed_may_have_sent_the_job():
     for said in ({"code": -9, "err": ""}, {"code": None, "err": "sbatch took more than 50 s"}):
-        assert _kind(client.refusal({"out": "", **said})) is Unreachable
+        assert _kind(client.error_for_command({"out": "", **said})) is Unreachable
     said = {"code": None, "out": "", "err": "sbatch: No such file or directory"}
-    assert _kind(client.refusal(said)) is BackendError
+    assert _kind(client.error_for_command(said)) is BackendError
 
 
 def _kind(error: BackendError) -> type[BackendError]:

@@ -1,7 +1,6 @@
-"""Training on this machine: N simulated nodes, each with a folder and a supervisor of its own, detached from the terminal.
+"""The local backend: runs jobs on this machine as N simulated nodes, each with a folder and a detached supervisor.
 
-The handle is the attempt's folder. Nothing runs in the background but the job itself: every question is answered from
-the files that the supervisors keep.
+The handle is the attempt's folder. No daemon runs besides the job: status and logs are read from the supervisors' files.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-JOIN_S = 60.0  # how long node 0 may take to listen before the others are started
+JOIN_S = 60.0  # timeout for node 0 to listen, before the other nodes are started
 
 
 class LocalBackend:
     """Runs jobs as processes of this machine."""
 
     name = "local"
-    poll_s = 0.25  # a look costs 1.5 ms; a young run is looked at more often (attempts.pause)
+    poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -77,8 +76,8 @@ class LocalBackend:
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
-        shared = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
-        shared |= {
+        common_env = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
+        common_env |= {
             "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
             "CLOUDTRAIN_HOST": "127.0.0.1",
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
@@ -89,7 +88,7 @@ class LocalBackend:
             {
                 "folder": str(folder / f"node-{rank}"),
                 "argv": [self.python, ".cloudtrain/launch.py"],
-                "env": shared
+                "env": common_env
                 | {
                     "CLOUDTRAIN_NODE_RANK": str(rank),
                     "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
@@ -120,7 +119,7 @@ class LocalBackend:
             request = {**plan.request, "labels": dict(plan.job["labels"])}
             files.write(folder / "request.json", json.dumps(request).encode())
             for node in requested:
-                self._ship(bundle, Path(node["folder"]))
+                self._extract_bundle(bundle, Path(node["folder"]))
         except OSError as error:
             raise BackendError(
                 f"{folder} cannot be prepared: {error.strerror or error}", "free some disk space"
@@ -135,22 +134,22 @@ class LocalBackend:
     def _start(self, plan: Plan, folder: Path) -> None:
         """Start the supervisors of all nodes; raises OSError."""
         requested = plan.request["nodes"]
-        secrets = _secrets(plan)
+        secrets = _stdin_data(plan)
         base = _base_environment(plan)
         for rank, node in enumerate(requested):
-            place = Path(node["folder"])
+            node_folder = Path(node["folder"])
             env = base | dict(node["env"])
-            if rank > 0 and not (place / "started").exists():
-                control = self._control(Path(requested[0]["folder"]))
+            if rank > 0 and not (node_folder / "started").exists():
+                control = self._wait_for_control(Path(requested[0]["folder"]))
                 if control is None:
                     break  # node 0 ended before it listened: its own state says why
                 env["CLOUDTRAIN_CONTROL"] = control
             if (folder / "cancel").exists():
-                directory.stop(place)
-            directory.start(place, node["argv"], env, secrets)
+                directory.stop(node_folder)
+            directory.start(node_folder, node["argv"], env, secrets)
 
-    def _ship(self, bundle: Bundle, node: Path) -> None:
-        """Extract the bundle into a node's folder, once; all or nothing, as `Bundle.extract` is."""
+    def _extract_bundle(self, bundle: Bundle, node: Path) -> None:
+        """Extract the bundle into a node's folder, once and atomically."""
         if not (node / "source").exists():
             node.mkdir(parents=True, exist_ok=True)
             try:
@@ -158,19 +157,19 @@ class LocalBackend:
             except StoreError:
                 if not (node / "source").exists():
                     raise
-                return  # somebody else who settles this very attempt was faster
+                return  # another process that submits this attempt was faster
             if self.python == sys.executable:
-                bytecode.lend(node / "source", bundle.path.parent / ".bytecode")
+                bytecode.link_bytecode(node / "source", bundle.path.parent / ".bytecode")
 
-    def _control(self, first: Path) -> str | None:
-        """Wait until node 0 listens and return its address, or None when it ended instead."""
+    def _wait_for_control(self, first: Path) -> str | None:
+        """Wait until node 0 listens and return its address, or None if it ended instead."""
         deadline = time.monotonic() + JOIN_S
         while time.monotonic() < deadline:
-            said = directory.read_status(first)
-            if said and (control := said.get("control")):
+            status = directory.read_status(first)
+            if status and (control := status.get("control")):
                 return f"{control['host']}:{control['port']}"
-            state = directory.node_status(first)
-            if state is not None and state.state.final:
+            node_status = directory.node_status(first)
+            if node_status is not None and node_status.state.final:
                 return None
             time.sleep(0.005)
         return None
@@ -178,8 +177,8 @@ class LocalBackend:
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        places = _nodes(folder)
-        return str(folder) if places and all(directory.has_begun(place) for place in places) else None
+        nodes = _node_folders(folder)
+        return str(folder) if nodes and all(directory.has_begun(node) for node in nodes) else None
 
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
@@ -194,17 +193,17 @@ class LocalBackend:
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
-        places = _nodes(folder)
-        if not places:
+        node_folders = _node_folders(folder)
+        if not node_folders:
             return Status(State.LOST, None, f"{folder} is gone")
         return directory.merge_statuses(
-            [(directory.read_status(place), _settled(place, places[0])) for place in places]
+            [(directory.read_status(node), _node_status(node, node_folders[0])) for node in node_folders]
         )
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        places = _nodes(Path(handle))
+        nodes = _node_folders(Path(handle))
         return logs.tail(
-            [place / "log" for place in places],
+            [node / "log" for node in nodes],
             after=after,
             follow=follow,
             ended=lambda: self.status(handle).state.final,
@@ -212,14 +211,14 @@ class LocalBackend:
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not folder.is_dir() or (self.status(handle).state.final and not self._left(folder)):
+        if not folder.is_dir() or (self.status(handle).state.final and not self._has_leftovers(folder)):
             return
         (folder / "cancel").touch()
-        for place in _nodes(folder):
-            directory.stop(place)
+        for node in _node_folders(folder):
+            directory.stop(node)
 
-    def _left(self, folder: Path) -> bool:
-        return any(directory.has_leftovers(place) for place in _nodes(folder))
+    def _has_leftovers(self, folder: Path) -> bool:
+        return any(directory.has_leftovers(node) for node in _node_folders(folder))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         request = json.loads((Path(handle) / "request.json").read_text())
@@ -246,16 +245,16 @@ class LocalBackend:
         return {}
 
 
-def _secrets(plan: Plan) -> dict[str, Any]:
-    """Return what is sent over standard input."""
-    alone = len(plan.request["nodes"]) == 1
+def _stdin_data(plan: Plan) -> dict[str, Any]:
+    """Return the secrets and the token that the supervisor reads from standard input."""
+    single_node = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
-    token = os.urandom(16).hex() if alone else files.token(folder)
+    token = os.urandom(16).hex() if single_node else files.token(folder)
     return {"secrets": directory.env_secrets(plan.manifest), "token": token}
 
 
 def _base_environment(plan: Plan) -> dict[str, str]:
-    """Return this process's environment without secrets and without what an outer launcher left in it."""
+    """Return this process's environment without the job's secrets and without an outer launcher's variables."""
     secrets = plan.manifest["secrets"]
     hidden = {
         *secrets,
@@ -264,7 +263,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
     return {name: value for name, value in supervisor.clean_environment(os.environ).items() if name not in hidden}
 
 
-def _nodes(folder: Path) -> list[Path]:
+def _node_folders(folder: Path) -> list[Path]:
     """Return the folders of an attempt's nodes, as they were requested."""
     try:
         request = json.loads((folder / "request.json").read_text())
@@ -273,10 +272,10 @@ def _nodes(folder: Path) -> list[Path]:
     return [Path(node["folder"]) for node in request["nodes"]]
 
 
-def _settled(place: Path, first: Path) -> Status | None:
-    """Return a node's state; a node that was never started shares the end of node 0, which it was waiting for."""
-    status = directory.node_status(place)
-    if status is None and place != first:
+def _node_status(node: Path, first: Path) -> Status | None:
+    """Return a node's status; a node that was never started has the final status of node 0, for which it waited."""
+    status = directory.node_status(node)
+    if status is None and node != first:
         leader = directory.node_status(first)
         if leader is not None and leader.state.final:
             return leader

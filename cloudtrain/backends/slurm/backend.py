@@ -1,7 +1,7 @@
-"""Training on a Slurm cluster: one batch job an attempt, sent from its login node, here or over SSH.
+"""The Slurm backend: runs each attempt as one batch job, submitted from the login node (this machine or over SSH).
 
-The handle is the attempt's folder on the cluster's shared file system. What the job did stands there in files; Slurm is
-asked only for what the files cannot say.
+The handle is the attempt's folder on the cluster's shared file system. The job writes its status to files there; Slurm's
+commands are called only for what the files do not contain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, request, status
-from cloudtrain.backends.slurm.client import Reading
+from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-LATE_S = (0.05, 0.5, 2.0)  # pauses until the last words of a job that has ended are there
-FOLLOW_S = 0.2  # how often a followed log is looked at
+LATE_S = (0.05, 0.5, 2.0)  # pauses while waiting for the last files of an ended job
+FOLLOW_S = 0.2  # pause between two reads of a followed log
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
 
 
@@ -53,7 +53,7 @@ class SlurmBackend:
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self.given = dict(options)
+        self.site_options = dict(options)
         self.folder = str(options.get("folder") or "")
 
     @classmethod
@@ -67,7 +67,7 @@ class SlurmBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle) if job.output else None
         manifest = Manifest.of(job, run_id, attempt, about)
-        problems = _problems(job, self.given)
+        problems = _check_job(job, self.site_options)
         if problems:
             raise BadJob(problems)
         run_dir = f"{self.folder}/runs/{run_id}"
@@ -82,8 +82,8 @@ class SlurmBackend:
             "CLOUDTRAIN_RUN_DIR_SHARED": "1",
             "CLOUDTRAIN_STDIN": "1",
         }
-        again = [event for event in ("preempted", "lost") if event in job.retry.on_events]
-        restarts = max(0, job.retry.max_attempts - attempt) if again else 0
+        requeue_events = [event for event in ("preempted", "lost") if event in job.retry.on_events]
+        restarts = max(0, job.retry.max_attempts - attempt) if requeue_events else 0
         memory = job.resources.memory_bytes
         needs = {
             "cpus": job.resources.cpus,
@@ -96,12 +96,16 @@ class SlurmBackend:
             run_id=run_id,
             attempt=attempt,
             request={
-                "login": (self.given.get("login") or {}).get("address"),
+                "login": (self.site_options.get("login") or {}).get("address"),
                 "folder": folder,
                 "run_dir": run_dir,
                 "nodes": manifest.nodes,
-                "sbatch": request.arguments(manifest.attempt_id, run_id, folder, manifest, needs, self.given),
-                "script": request.script(manifest.attempt_id, folder, env, manifest, restarts, again, self.given),
+                "sbatch": request.sbatch_arguments(
+                    manifest.attempt_id, run_id, folder, manifest, needs, self.site_options
+                ),
+                "script": request.batch_script(
+                    manifest.attempt_id, folder, env, manifest, restarts, requeue_events, self.site_options
+                ),
             },
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
@@ -126,7 +130,7 @@ class SlurmBackend:
         if handle := self.find(plan.attempt_id):
             return handle
         folder, root = str(plan.request["folder"]), self.folder
-        self._ship(bundle, root)
+        self._upload_bundle(bundle, root)
         self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source")
         script = str(plan.request["script"]).encode()
         self._agent.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
@@ -134,22 +138,22 @@ class SlurmBackend:
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
         self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
-        said = self._run(list(plan.request["sbatch"]))
-        if said["code"] != 0:
-            raise client.refusal(said)
-        number = said["out"].strip().partition(";")[0]
-        if not number.isdigit():
-            raise Unreachable(f"sbatch printed no job number, but {number[:200]!r}", "squeue --me lists your jobs")
+        completed = self._run(list(plan.request["sbatch"]))
+        if completed["code"] != 0:
+            raise client.error_for_command(completed)
+        job_number = completed["out"].strip().partition(";")[0]
+        if not job_number.isdigit():
+            raise Unreachable(f"sbatch printed no job number, but {job_number[:200]!r}", "squeue --me lists your jobs")
         try:
-            self._agent.ask("write", given=number.encode(), path=f"{folder}/job")
+            self._agent.ask("write", given=job_number.encode(), path=f"{folder}/job")
         except BackendError as error:  # `find` gets the number from Slurm
             raise Unreachable(
-                f"Slurm has the job {number}, which cannot be noted: {error.message}", error.hint
+                f"Slurm has the job {job_number}, which cannot be noted: {error.message}", error.hint
             ) from None
         return folder
 
-    def _ship(self, bundle: Bundle, root: str) -> None:
-        """Bring the bundle to the shared file system, once for its digest."""
+    def _upload_bundle(self, bundle: Bundle, root: str) -> None:
+        """Upload the bundle to the shared file system unless it is there."""
         if self._agent.ask("read", path=f"{root}/src/{bundle.sha256}.tar.gz", limit=1).data:
             return
         transfer.send_bundle(self._agent, root, bundle)
@@ -161,17 +165,19 @@ class SlurmBackend:
             return folder
         if not self._agent.ask("read", path=f"{folder}/job.sh", limit=1).data:
             return None
-        found = client.find(self._run, attempt_id)  # whoever sent it died before it had written the number down
-        number = found.job if found else self._owner(folder)
+        queue_entry = client.find_job(
+            self._run, attempt_id
+        )  # whoever sent it died before it had written the number down
+        number = queue_entry.job if queue_entry else self._owner_job(folder)
         if not number:
             return None
         self._agent.ask("write", given=number.encode(), path=f"{folder}/job")
         return folder
 
-    def _owner(self, folder: str) -> str:
-        """Return the number of the job that has run in a folder, "" where none has: Slurm forgets jobs (MinJobAge)."""
-        said = self._run(["readlink", f"{folder}/owner"])
-        return str(said["out"]).strip() if said["code"] == 0 else ""
+    def _owner_job(self, folder: str) -> str:
+        """Return the number of the job that ran in a folder, "" if none did. Slurm itself forgets jobs (MinJobAge)."""
+        completed = self._run(["readlink", f"{folder}/owner"])
+        return str(completed["out"]).strip() if completed["code"] == 0 else ""
 
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
@@ -184,36 +190,38 @@ class SlurmBackend:
         return dict(json.loads(text)) if text else {}
 
     def status(self, handle: str) -> Status:
-        reading: Reading | None = None
+        queue_entry: QueueEntry | None = None
         for pause_s in (0.0, *LATE_S):
             time.sleep(pause_s)
             files = self._files(handle)
             if "job" not in files:
                 return Status(State.LOST, None, f"{handle} is gone")
-            merged = status.merge_nodes(files)
-            if merged is not None and merged.state.final and merged.state is not State.PREEMPTED:
-                return merged
-            reading = reading or client.read(self._run, files["job"].strip())
-            if reading is not None and not reading.ended:
+            nodes_status = status.merge_nodes(files)
+            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
+                return nodes_status
+            queue_entry = queue_entry or client.query_job(self._run, files["job"].strip())
+            if queue_entry is not None and not queue_entry.ended:
                 break
-            # It is over: what was read before Slurm was asked may be older than that. A job that ended by itself has had
-            # its say, which a shared file system may show a little late.
-            said = status.Word.of(files).name == "ENDED" or (merged is not None and merged.state.final)
-            itself = reading is not None and reading.state in ("COMPLETED", "FAILED")
-            if pause_s and (said or not itself):
+            # The job has ended, but the files were read before Slurm was asked, so read them again. A job that ended by
+            # itself has written its status, which a shared file system may show a little late.
+            script_ended = status.ScriptState.of(files).name == "ENDED" or (
+                nodes_status is not None and nodes_status.state.final
+            )
+            ended_by_itself = queue_entry is not None and queue_entry.state in ("COMPLETED", "FAILED")
+            if pause_s and (script_ended or not ended_by_itself):
                 break
-        return status.judge(files, reading, merged, lambda: self._last_words(handle))
+        return status.attempt_status(files, queue_entry, nodes_status, lambda: self._last_output_line(handle))
 
     def _files(self, handle: str) -> dict[str, str]:
-        found: dict[str, str] = self._agent.ask("texts", folder=handle, patterns=status.FILES).value
-        return found
+        files: dict[str, str] = self._agent.ask("texts", folder=handle, patterns=status.FILES).value
+        return files
 
-    def _last_words(self, handle: str) -> str:
-        """Return the last line that Slurm or a setup line printed; srun's word that a task has ended is none."""
+    def _last_output_line(self, handle: str) -> str:
+        """Return the last line that Slurm or a setup line printed, without srun's messages that a task has ended."""
         texts = self._agent.ask("texts", folder=handle, patterns=["slurm.out"], limit=4000).value
         lines = [line for line in str(texts.get("slurm.out", "")).splitlines() if line.strip()]
-        telling = [line for line in lines if not _TASK_ENDED.match(line)]
-        return (telling or lines or [""])[-1]
+        own_lines = [line for line in lines if not _TASK_ENDED.match(line)]
+        return (own_lines or lines or [""])[-1]
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
@@ -234,43 +242,49 @@ class SlurmBackend:
             return
         job = files["job"].strip()
         if self.status(handle).state.final:
-            reading = client.read(self._run, job)
-            if reading is None or reading.ended:
+            queue_entry = client.query_job(self._run, job)
+            if queue_entry is None or queue_entry.ended:
                 return
             self._agent.ask("write", path=f"{handle}/stop", given=b"")  # what Slurm starts again must not run
         else:
             self._agent.ask("write", path=f"{handle}/cancel", given=b"")
             for rank in range(int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)):
                 self._agent.ask("write", path=f"{handle}/node-{rank}/cancel", given=b"")
-        said = self._run(["scancel", job])
-        if said["code"] != 0 and "Invalid job id" not in said["err"]:
-            raise client.refusal(said, "Slurm does not cancel the job")
+        completed = self._run(["scancel", job])
+        if completed["code"] != 0 and "Invalid job id" not in completed["err"]:
+            raise client.error_for_command(completed, "Slurm does not cancel the job")
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         run_dir = self._agent.ask("read", path=f"{handle}/run_dir").data.decode()
         into.mkdir(parents=True, exist_ok=True)
         for name in what if run_dir else ():
-            place = f"{run_dir}/{name}"
-            transfer.download_folder(self._agent, place, into / name)
+            folder = f"{run_dir}/{name}"
+            transfer.download_folder(self._agent, folder, into / name)
         return into
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _agent(self) -> Agent:
-        """Where Slurm's commands and the shared folder are: this machine, or the login node."""
-        login = self.given.get("login")
+        """The agent on the machine with Slurm's commands and the shared folder: this machine, or the login node."""
+        login = self.site_options.get("login")
         if not login:
             return LocalAgent()
         from cloudtrain.nodes.ssh import Host
 
-        return RemoteAgent(Host(**login), str(self.given.get("python") or "python3"), request.environment(self.given))
+        return RemoteAgent(
+            Host(**login),
+            str(self.site_options.get("python") or "python3"),
+            request.environment_lines(self.site_options),
+        )
 
     @cached_property
     def _run(self) -> Callable[[Sequence[str]], Mapping[str, Any]]:
         def run(argv: Sequence[str]) -> Mapping[str, Any]:
-            said: Mapping[str, Any] = self._agent.ask("command", argv=list(argv), hide=client.HIDE).value
-            return said
+            completed: Mapping[str, Any] = self._agent.ask(
+                "command", argv=list(argv), hide=client.HIDDEN_VARIABLES
+            ).value
+            return completed
 
         return run
 
@@ -290,28 +304,36 @@ class SlurmBackend:
         if version["code"] != 0:
             hint = "name the login node: options.slurm.login"
             return [*problems, Problem(f"sbatch cannot be run: {version['err'].strip()}", "options.slurm", hint)]
-        return [*problems, *self._probe(problems)]
+        return [*problems, *self._check_submission(problems)]
 
-    def _probe(self, found: Sequence[Problem]) -> Iterator[Problem]:
-        """Ask Slurm whether it would take a job, and a node, where one is free at once, whether it sees the folder."""
+    def _check_submission(self, problems: Sequence[Problem]) -> Iterator[Problem]:
+        """Check with `sbatch --test-only` that Slurm accepts a job, and on a free node that it sees the folder."""
         manifest = Manifest("doctor", 1, ("true",), 1, 1, max_runtime_s=60, grace_s=1)
-        argv = request.arguments("cloudtrain-doctor", "doctor", self.folder, manifest, {}, self.given)
-        allowed = [word for word in argv[2:-1] if not word.startswith(("--output", "--open-mode", "--chdir"))]
-        taken = self._run(["sbatch", "--test-only", *allowed, "--wrap=true"])
-        if taken["code"] != 0:
-            yield Problem(client.refusal(taken).message, "options.slurm", "sinfo and sacctmgr show what there is")
+        argv = request.sbatch_arguments("cloudtrain-doctor", "doctor", self.folder, manifest, {}, self.site_options)
+        arguments = [
+            argument for argument in argv[2:-1] if not argument.startswith(("--output", "--open-mode", "--chdir"))
+        ]
+        dry_run = self._run(["sbatch", "--test-only", *arguments, "--wrap=true"])
+        if dry_run["code"] != 0:
+            yield Problem(
+                client.error_for_command(dry_run).message, "options.slurm", "sinfo and sacctmgr show what there is"
+            )
             return
-        if found:
+        if problems:
             return
         probe = f"{self.folder}/.cloudtrain-doctor"
         self._agent.ask("write", path=probe, given=b"seen")
-        where = [word for word in allowed if not word.startswith(("--parsable", "--export", "--no-requeue", "--time"))]
-        seen = self._run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *where, "cat", probe])
-        busy = "Unable to allocate" in seen["err"] or seen["code"] is None
-        if seen["out"].strip() != "seen" and not busy:
-            words = seen["err"].strip().splitlines()
+        placement = [
+            argument
+            for argument in arguments
+            if not argument.startswith(("--parsable", "--export", "--no-requeue", "--time"))
+        ]
+        completed = self._run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *placement, "cat", probe])
+        busy = "Unable to allocate" in completed["err"] or completed["code"] is None
+        if completed["out"].strip() != "seen" and not busy:
+            error_lines = completed["err"].strip().splitlines()
             yield Problem(
-                f"a node does not see {self.folder}" + (f": {words[-1]}" if words else ""),
+                f"a node does not see {self.folder}" + (f": {error_lines[-1]}" if error_lines else ""),
                 "options.slurm.folder",
                 "name a folder on the cluster's shared file system",
             )
@@ -321,25 +343,25 @@ class SlurmBackend:
         if not shutil.which("sinfo"):
             return {}
         try:
-            run = partial(LocalAgent().ask, "command", hide=client.HIDE, limit_s=10.0)
+            run = partial(LocalAgent().ask, "command", hide=client.HIDDEN_VARIABLES, limit_s=10.0)
             names = run(argv=["sinfo", "--noheader", "--format=%P"]).value["out"].split()
             user = run(
                 argv=["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc", "format=DefaultAccount"]
             )
         except BackendError:
             return {}
-        found: dict[str, Any] = {"folder": str(Path.home() / "cloudtrain")}
+        options: dict[str, Any] = {"folder": str(Path.home() / "cloudtrain")}
         default = [name.rstrip("*") for name in names if name.endswith("*")] or names[:1]
         if default:
-            found["partition"] = default[0]
+            options["partition"] = default[0]
         accounts = [line for line in user.value["out"].split() if line]
-        return {**found, "account": accounts[0]} if len(set(accounts)) == 1 else found
+        return {**options, "account": accounts[0]} if len(set(accounts)) == 1 else options
 
 
 # -- what a job cannot have here ------------------------------------------------------------------------------------------
 
 
-def _problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
+def _check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     problems = []
     if not options.get("folder"):
         hint = "a folder on the cluster's shared file system, in cloudtrain.toml"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from cloudtrain.errors import BackendError, NoCapacity, Unreachable
 
-# Variables of a surrounding job, or of a user's defaults, that would change what these commands do.
-HIDE = (
+# Prefixes of environment variables, from an outer job or the user's defaults, that change what these commands do.
+HIDDEN_VARIABLES = (
     "SBATCH_",
     "SQUEUE_",
     "SACCT_",
@@ -26,10 +26,10 @@ HIDE = (
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",
          "DEADLINE", "REVOKED"}  # fmt: skip
-_FORGOTTEN = "Invalid job id"
+_UNKNOWN_JOB = "Invalid job id"
 _CONTROLLERS = ("squeue", "scontrol")  # ask slurmctld, which knows a job first; slurmdbd hears of it later
-# Slurm's words (slurm_errno.c, strerror) where a controller was not reached or did not answer: a job may have been taken.
-_SILENT = re.compile(
+# Messages (slurm_errno.c, strerror) of a controller that was not reached or did not answer: the job may be accepted.
+_UNANSWERED = re.compile(
     r"[Uu]nable to contact slurm|[Ss]ocket timed out|[Cc]onnection (refused|reset|timed out|failure)|timed out|took more than"
     r"|[Tt]emporarily un(able|available)|standby mode|[Mm]essage (send|receive) failure|Unexpected message received"
     r"|Communication (connection|shutdown) failure|Zero Bytes were|Insane message length|Header lengths|Broken pipe"
@@ -37,16 +37,16 @@ _SILENT = re.compile(
     r"|establish a configuration source|Could not find a controller|not in service",
 )
 # A limit that another job's end lifts. Limits of one job's size, or of one job's time, are never lifted.
-_LIMITED = re.compile(
+_OVER_LIMIT = re.compile(
     r"(QOS|Assoc|Assn|Grp)\w*(Submit|Limit|Grp|PerUser|PerAccount|PerAcct)|violates accounting/QOS policy"
     r"|[Nn]odes are busy|Required (node|partition) not available"
 )
-_NEVER = re.compile(r"\b\w+(PerJob|PerNode|WallDuration|MinCpu|MinGRES|MinNode|MaxWall)\w*\b")
+_NEVER_LIFTED = re.compile(r"\b\w+(PerJob|PerNode|WallDuration|MinCpu|MinGRES|MinNode|MaxWall)\w*\b")
 Command = Callable[[Sequence[str]], Mapping[str, Any]]  # argv -> code, out, err: agent.command here or there
 
 
-class Reading(NamedTuple):
-    """A job's number, Slurm's word for its state, and why it waits or ended (Slurm's word too)."""
+class QueueEntry(NamedTuple):
+    """A job's number, Slurm's state for it, and Slurm's reason why it waits or ended."""
 
     job: str
     state: str
@@ -61,40 +61,40 @@ class Reading(NamedTuple):
         return self.state in ENDED
 
 
-def read(run: Command, job: str) -> Reading | None:
-    """Return what Slurm says of a job, None when it knows it no more; raises BackendError when nobody answers."""
-    return _first(
+def query_job(run: Command, job: str) -> QueueEntry | None:
+    """Return a job's state in Slurm, None if Slurm has forgotten it; raises BackendError if no command answers."""
+    return _query_first(
         run,
         [
-            (["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%i|%T|%r"], _squeue),
-            (["scontrol", "--oneliner", "show", "job", job], _scontrol),
-            (["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", _SACCT], _squeue),
+            (["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%i|%T|%r"], _parse_squeue),
+            (["scontrol", "--oneliner", "show", "job", job], _parse_scontrol),
+            (["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", _SACCT], _parse_squeue),
         ],
     )
 
 
-def find(run: Command, name: str) -> Reading | None:
-    """Return the newest job of a name, None when there is none; raises Unreachable when nobody answers."""
-    return _first(
+def find_job(run: Command, name: str) -> QueueEntry | None:
+    """Return the newest job with a name, None if there is none; raises Unreachable if no command answers."""
+    return _query_first(
         run,
         [
-            (["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i|%T|%r"], _squeue),
-            (["scontrol", "--oneliner", "show", "job"], lambda out: _scontrol(out, name)),
-            (["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", _SACCT], _squeue),
+            (["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i|%T|%r"], _parse_squeue),
+            (["scontrol", "--oneliner", "show", "job"], lambda out: _parse_scontrol(out, name)),
+            (["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", _SACCT], _parse_squeue),
         ],
     )
 
 
-def refusal(said: Mapping[str, Any], what: str = "Slurm refuses the job") -> BackendError:
-    """Return the error of a command of Slurm's that failed, as the class that says what it means for a submission."""
-    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in said["err"].splitlines() if line.strip()]
-    text = lines[-1] if lines else f"exit code {said['code']}"
-    whole = "\n".join(lines)
-    if _silent(said):
+def error_for_command(completed: Mapping[str, Any], what: str = "Slurm refuses the job") -> BackendError:
+    """Return the exception for a failed Slurm command: unreachable, over a limit, or refused."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in completed["err"].splitlines() if line.strip()]
+    text = lines[-1] if lines else f"exit code {completed['code']}"
+    stderr = "\n".join(lines)
+    if _is_unanswered(completed):
         return Unreachable(f"Slurm did not answer: {text}", "is slurmctld up? scontrol ping")
-    named = next((line for line in lines[:-1] if re.fullmatch(r"\w+", line)), "")  # QOSMaxSubmitJobPerUserLimit
-    text += f" ({named})" if named else ""
-    if _LIMITED.search(whole) and not _NEVER.search(whole):
+    error_code = next((line for line in lines[:-1] if re.fullmatch(r"\w+", line)), "")  # QOSMaxSubmitJobPerUserLimit
+    text += f" ({error_code})" if error_code else ""
+    if _OVER_LIMIT.search(stderr) and not _NEVER_LIFTED.search(stderr):
         return NoCapacity(f"{what}: {text}", "sacctmgr show qos, and show user $USER withassoc, list the limits")
     hint = "cloudtrain doctor slurm looks closer"
     if "time limit" in text.lower():
@@ -106,52 +106,54 @@ def refusal(said: Mapping[str, Any], what: str = "Slurm refuses the job") -> Bac
     return BackendError(f"{what}: {text}", hint)
 
 
-def _silent(said: Mapping[str, Any]) -> bool:
-    """Return whether a command failed because no controller answered, or was killed before it could say."""
-    killed = said["code"] is not None and said["code"] < 0
-    return killed or _SILENT.search(said["err"]) is not None
+def _is_unanswered(completed: Mapping[str, Any]) -> bool:
+    """Return whether a command failed because no controller answered, or because it was killed."""
+    killed = completed["code"] is not None and completed["code"] < 0
+    return killed or _UNANSWERED.search(completed["err"]) is not None
 
 
 _SACCT = "--format=JobIDRaw,State,Reason"
 
 
-def _first(run: Command, tries: Sequence[tuple[Sequence[str], Callable[[str], Reading | None]]]) -> Reading | None:
-    """Return the first reading; who says that there is no such job is believed when no other knows it.
+def _query_first(
+    run: Command, queries: Sequence[tuple[Sequence[str], Callable[[str], QueueEntry | None]]]
+) -> QueueEntry | None:
+    """Return the entry of the first command that has the job, None if no command has it.
 
-    sacct alone is not believed while a controller could answer and does not. Raises Unreachable.
+    If a controller does not answer, an empty answer of sacct does not count. Raises Unreachable.
     """
-    refused = []
-    silent = answered = False
-    for argv, parse in tries:
-        said = run(argv)
-        if said["code"] == 0:
-            found = parse(said["out"])
-            if found is not None:
-                return found
-            answered = answered or argv[0] in _CONTROLLERS
-        elif _FORGOTTEN in said["err"]:
-            answered = answered or argv[0] in _CONTROLLERS
+    failures = []
+    controller_silent = controller_answered = False
+    for argv, parse in queries:
+        completed = run(argv)
+        if completed["code"] == 0:
+            job = parse(completed["out"])
+            if job is not None:
+                return job
+            controller_answered = controller_answered or argv[0] in _CONTROLLERS
+        elif _UNKNOWN_JOB in completed["err"]:
+            controller_answered = controller_answered or argv[0] in _CONTROLLERS
         else:
-            silent = silent or (argv[0] in _CONTROLLERS and _silent(said))
-            words = said["err"].strip().splitlines()
-            refused.append(f"{argv[0]}: {words[-1] if words else 'exit code ' + str(said['code'])}")
-    if len(refused) == len(tries) or (silent and not answered):
+            controller_silent = controller_silent or (argv[0] in _CONTROLLERS and _is_unanswered(completed))
+            error_lines = completed["err"].strip().splitlines()
+            failures.append(f"{argv[0]}: {error_lines[-1] if error_lines else 'exit code ' + str(completed['code'])}")
+    if len(failures) == len(queries) or (controller_silent and not controller_answered):
         raise Unreachable(
-            f"Slurm cannot be asked: {'; '.join(refused)}", "is this a login node? (options.slurm.login names one)"
+            f"Slurm cannot be asked: {'; '.join(failures)}", "is this a login node? (options.slurm.login names one)"
         )
     return None
 
 
-def _squeue(out: str) -> Reading | None:
+def _parse_squeue(out: str) -> QueueEntry | None:
     """Parse the last of squeue's or sacct's lines, id|state|reason: "CANCELLED by 1000" is CANCELLED."""
     lines = [line.split("|") for line in out.splitlines() if line.count("|") >= 2]
     if not lines:
         return None
     job, state, reason = (part.strip() for part in lines[-1][:3])
-    return Reading(job, state.split()[0].rstrip("+") if state else "", "" if reason == "None" else reason)
+    return QueueEntry(job, state.split()[0].rstrip("+") if state else "", "" if reason == "None" else reason)
 
 
-def _scontrol(out: str, name: str = "") -> Reading | None:
+def _parse_scontrol(out: str, name: str = "") -> QueueEntry | None:
     """Parse scontrol's one line for a job, or the last one of a name."""
     lines = [
         line for line in out.splitlines() if line.startswith("JobId=") and (not name or f" JobName={name} " in line)
@@ -160,4 +162,4 @@ def _scontrol(out: str, name: str = "") -> Reading | None:
         return None
     fields = dict(re.findall(r"(JobId|JobState|Reason)=(\S*)", lines[-1]))
     reason = fields.get("Reason", "")
-    return Reading(fields["JobId"], fields.get("JobState", ""), "" if reason == "None" else reason)
+    return QueueEntry(fields["JobId"], fields.get("JobState", ""), "" if reason == "None" else reason)

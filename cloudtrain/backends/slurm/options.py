@@ -1,4 +1,4 @@
-"""The options of the backend `slurm`, as a pydantic model; imported where options are validated."""
+"""The options of the backend `slurm` (`options.slurm` in a job file), as a pydantic model."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-r"""A job as a Slurm batch job: sbatch's arguments and the batch script, pure data.
+r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure data.
 
     <folder>/src/<sha256>.tar.gz   bundles, by their digest
     <folder>/runs/<run>/           checkpoints, outputs, model: the run's
     <folder>/runs/<run>/a<N>/      an attempt
         job.sh, source/            the script, and the bundle, extracted once for all nodes
-        job                        Slurm's number, written behind sbatch's back by who comes first: submit or the script
-        owner                      a link to the number of the job that may run; one that was sent twice finds it taken
-        state                      the script's word: STARTED, REQUEUED or ENDED, restart, exit code, what it knows
-        cancel, stop               a person asked to cancel; the client gave the attempt up
+        job                        Slurm's job number, written by submit or by the script, whichever is first
+        owner                      a link to the number of the job that may run; a second submission of the job exits
+        state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
+        cancel, stop               a user asked to cancel; the client gave up the attempt
         node-<rank>/               as nodes/directory.py describes it
         slurm.out                  what Slurm and the setup lines printed
 
@@ -24,12 +24,12 @@ from typing import Any
 
 from cloudtrain.backends.manifest import Manifest
 
-MARGIN_S = 300  # of Slurm's limit over max_runtime: staging before, the last checkpoint behind it
-STRAGGLER_S = 120  # how long tasks may go on when the first one has ended
-# What the plan says itself: an argument of these in `directives` would make it untrue.
-OURS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
+MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the start, the last checkpoint at the end
+STRAGGLER_S = 120  # how long tasks may run after the first one has ended
+# Options of sbatch that the plan sets itself; `directives` must not contain them.
+RESERVED_OPTIONS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
         "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment")  # fmt: skip
-SHORT = {
+SHORT_OPTIONS = {
     "J": "job-name",
     "o": "output",
     "e": "error",
@@ -79,26 +79,26 @@ exit "$code"
 
 
 def directives_problem(directives: Sequence[str]) -> str | None:
-    """Return what is wrong with raw arguments of sbatch, or None."""
+    """Return what is wrong with the `directives` option (arguments of sbatch), or None."""
     for text in directives:
-        name = text[2:].partition("=")[0] if text.startswith("--") else SHORT.get(text[1:2], text[1:2])
+        name = text[2:].partition("=")[0] if text.startswith("--") else SHORT_OPTIONS.get(text[1:2], text[1:2])
         if not text.startswith("-") or len(text) < 2:
             return f"{text!r} is no argument of sbatch: write --name=value, each as one entry"
-        if name in OURS:
+        if name in RESERVED_OPTIONS:
             return f"{text!r} cannot be given: cloudtrain sets --{name} itself"
     return None
 
 
-def arguments(
+def sbatch_arguments(
     attempt_id: str, run_id: str, folder: str, manifest: Manifest, needs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return sbatch's arguments; they outweigh both #SBATCH lines and SBATCH_* variables of the login node.
+    """Return the arguments of sbatch; they override #SBATCH lines and the login node's SBATCH_* variables.
 
     `needs` are cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
     """
-    given = {name: options.get(name) for name in ("partition", "account", "qos", "constraint", "reservation")}
+    site_options = {name: options.get(name) for name in ("partition", "account", "qos", "constraint", "reservation")}
     if needs.get("spot"):
-        given |= {name: options[f"spot_{name}"] for name in ("partition", "qos") if options.get(f"spot_{name}")}
+        site_options |= {name: options[f"spot_{name}"] for name in ("partition", "qos") if options.get(f"spot_{name}")}
     nodes = str(manifest.nodes)
     if manifest.min_nodes and manifest.min_nodes < manifest.nodes:
         nodes = f"{manifest.min_nodes}-{manifest.nodes}"
@@ -120,27 +120,27 @@ def arguments(
     if options.get("gres"):
         argv.append(f"--gres={options['gres']}")
     elif manifest.gpus_per_node:
-        kind = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
-        argv.append(f"--gpus-per-node={kind}{manifest.gpus_per_node}")
+        gpu_type = f"{options['gpu_type']}:" if options.get("gpu_type") else ""
+        argv.append(f"--gpus-per-node={gpu_type}{manifest.gpus_per_node}")
     if needs.get("cpus"):
         argv.append(f"--cpus-per-task={needs['cpus']}")
     if needs.get("memory_mb"):
         argv.append(f"--mem={needs['memory_mb']}M")
-    argv += [f"--{name}={value}" for name, value in given.items() if value]
+    argv += [f"--{name}={value}" for name, value in site_options.items() if value]
     if options.get("exclusive"):
         argv.append("--exclusive")
     return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
 
 
-def environment(options: Mapping[str, Any]) -> list[str]:
-    """Return the shell lines that bring the options' modules and conda environment."""
+def environment_lines(options: Mapping[str, Any]) -> list[str]:
+    """Return the shell lines that load the options' modules and conda environment."""
     lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
     if options.get("conda"):
         lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
     return lines
 
 
-def script(
+def batch_script(
     attempt_id: str,
     folder: str,
     env: Mapping[str, str],
@@ -150,7 +150,7 @@ def script(
     options: Mapping[str, Any],
 ) -> str:
     """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
-    lines = [*environment(options), *options.get("setup", ())]
+    lines = [*environment_lines(options), *options.get("setup", ())]
     setup = "".join(
         f"{{ {line}\n}} || {{ say ENDED 78 setup; echo {shlex.quote(f'this setup line failed: {line}')}; exit 78; }}\n"
         for line in lines
@@ -158,7 +158,7 @@ def script(
     command = [options.get("python") or "python3", ".cloudtrain/launch.py"]
     if options.get("apptainer"):
         gpus = ["--nv"] if manifest.gpus_per_node else []
-        binds = [f"--bind={place}" for place in (options["folder"], *options.get("binds", ()))]
+        binds = [f"--bind={path}" for path in (options["folder"], *options.get("binds", ()))]
         command = ["apptainer", "exec", *gpus, *binds, options["apptainer"], *command]
     return _SCRIPT.format(
         attempt_id=attempt_id,

@@ -1,4 +1,4 @@
-"""What the folder of a batch job says (request.py wrote it there), and the state that follows with Slurm's word."""
+"""Derive an attempt's Status from the files in its folder (see request.py) and from Slurm's state of the job."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.backends.slurm.client import Reading
+from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.nodes import directory
 
 FILES = ("job", "owner", "state", "cancel", "stop", "node-*/status.json")
 
 
-class Word:
-    """The batch script's word on itself: name, restart, exit code, what it knew."""
+class ScriptState:
+    """What the batch script wrote to `state`: name, exit code and details."""
 
     def __init__(self, name: str, code: int | None, phase: str) -> None:
         self.name, self.code, self.phase = name, code, phase
 
     @classmethod
-    def of(cls, files: Mapping[str, str]) -> Word:
-        """Return what the file `state` says; a word without a name before it was written."""
+    def of(cls, files: Mapping[str, str]) -> ScriptState:
+        """Parse the file `state`; the name is "" before it was written."""
         name, _, code, phase = [*files.get("state", "").split(), "", "", "", ""][:4]
         return cls(name, int(code) if code.isdigit() else None, phase)
 
 
-def _node(text: str) -> tuple[Mapping[str, Any], Status] | None:
+def _parse_node(text: str) -> tuple[Mapping[str, Any], Status] | None:
     try:
         raw = json.loads(text)
         state = State[raw["state"]]
@@ -37,71 +37,78 @@ def _node(text: str) -> tuple[Mapping[str, Any], Status] | None:
 
 
 def merge_nodes(files: Mapping[str, str]) -> Status | None:
-    """Return what the nodes say together, None before anyone spoke; one that has lost a peer speaks for all."""
-    known = [_node(text) for name, text in sorted(files.items()) if name.endswith("/status.json")]
-    spoken = [pair for pair in known if pair is not None]
-    if not spoken:
+    """Merge the nodes' status files, None before there are any; a node that lost a peer decides for all."""
+    node_statuses = [_parse_node(text) for name, text in sorted(files.items()) if name.endswith("/status.json")]
+    reported = [pair for pair in node_statuses if pair is not None]
+    if not reported:
         return None
-    lost = [status for _, status in spoken if status.state is State.LOST]
-    if lost and any(not status.state.final for _, status in spoken):
+    lost = [status for _, status in reported if status.state is State.LOST]
+    if lost and any(not status.state.final for _, status in reported):
         return lost[0]
-    word = Word.of(files)
-    count = int(word.phase) if word.name == "STARTED" and word.phase.isdigit() else len(spoken)
-    silent: list[tuple[None, None]] = [(None, None)] * (count - len(spoken))
-    return directory.merge_statuses([*spoken, *silent])
+    script = ScriptState.of(files)
+    count = int(script.phase) if script.name == "STARTED" and script.phase.isdigit() else len(reported)
+    missing: list[tuple[None, None]] = [(None, None)] * (count - len(reported))
+    return directory.merge_statuses([*reported, *missing])
 
 
-def left(files: Mapping[str, str], phase: str, merged: Status) -> Status:
-    """Return the end of a job whose ranks were asked to leave; `phase` is Slurm's word for it then."""
-    if "cancel" in files or phase.startswith("CANCELLED"):
-        reason = merged.reason if "cancel" in files else "cancelled with scancel"
-        return Status(State.CANCELLED, None, reason, merged.started_at, merged.ended_at)
-    if phase.startswith("TIMEOUT"):
-        return Status(State.TIMED_OUT, None, "Slurm's time limit was over", merged.started_at, merged.ended_at)
-    return merged
+def stopped_status(files: Mapping[str, str], job_state: str, nodes_status: Status) -> Status:
+    """Return the final status of a job whose ranks were asked to stop; `job_state` is Slurm's state of the job."""
+    if "cancel" in files or job_state.startswith("CANCELLED"):
+        reason = nodes_status.reason if "cancel" in files else "cancelled with scancel"
+        return Status(State.CANCELLED, None, reason, nodes_status.started_at, nodes_status.ended_at)
+    if job_state.startswith("TIMEOUT"):
+        return Status(
+            State.TIMED_OUT, None, "Slurm's time limit was over", nodes_status.started_at, nodes_status.ended_at
+        )
+    return nodes_status
 
 
-def judge(
+def attempt_status(
     files: Mapping[str, str],
-    reading: Reading | None,
-    merged: Status | None,
-    last_words: Callable[[], str],
+    queue_entry: QueueEntry | None,
+    nodes_status: Status | None,
+    last_output: Callable[[], str],
 ) -> Status:
-    """Return an attempt's state from its files and Slurm's word; `last_words` reads what the job printed last."""
-    word = Word.of(files)
-    started = merged.started_at if merged else None
-    if reading is not None and not reading.ended:
+    """Return an attempt's status from its files and Slurm's state; `last_output` reads the last line of the job's output."""
+    script = ScriptState.of(files)
+    started = nodes_status.started_at if nodes_status else None
+    if queue_entry is not None and not queue_entry.ended:
         if "cancel" in files:
             return Status(State.STOPPING, started_at=started)
-        if reading.pending or word.name == "REQUEUED":
-            return Status(State.QUEUED, None, reading.reason, started)
-        if merged is None or reading.state == "CONFIGURING":
+        if queue_entry.pending or script.name == "REQUEUED":
+            return Status(State.QUEUED, None, queue_entry.reason, started)
+        if nodes_status is None or queue_entry.state == "CONFIGURING":
             return Status(State.STARTING, started_at=started)
-        if merged.state.final:  # asked to leave; the script is about to say what follows
+        if nodes_status.state.final:  # the ranks were asked to stop; the script has not written its state yet
             return Status(State.STOPPING, started_at=started)
-        return merged
-    phase = reading.state if reading is not None else word.phase
-    if merged is not None and merged.state.final:
-        return left(files, phase, merged)
-    if "cancel" in files or phase == "CANCELLED":
+        return nodes_status
+    job_state = queue_entry.state if queue_entry is not None else script.phase
+    if nodes_status is not None and nodes_status.state.final:
+        return stopped_status(files, job_state, nodes_status)
+    if "cancel" in files or job_state == "CANCELLED":
         reason = "cancelled" if "cancel" in files else "cancelled with scancel"
         return Status(State.CANCELLED, None, reason, started)
-    why = f"Slurm: {phase}" + (f" ({reading.reason})" if reading is not None and reading.reason else "")
-    if phase in ("TIMEOUT", "DEADLINE"):
+    explanation = f"Slurm: {job_state}" + (
+        f" ({queue_entry.reason})" if queue_entry is not None and queue_entry.reason else ""
+    )
+    if job_state in ("TIMEOUT", "DEADLINE"):
         return Status(State.TIMED_OUT, None, "Slurm's time limit was over", started)
-    if phase == "PREEMPTED" or (word.name == "ENDED" and word.phase == "restarts"):
-        return Status(State.PREEMPTED, None, why, started)
-    if phase in ("NODE_FAIL", "BOOT_FAIL", "REVOKED"):
-        return Status(State.LOST, None, why, started)
-    if phase == "OUT_OF_MEMORY":
-        return Status(State.FAILED, 137, f"{why}: the job took more memory than it was given", started)
-    if word.name == "ENDED" and word.phase == "setup":
-        return Status(State.FAILED, EXIT_REFUSED, last_words() or "a setup line failed", started)
-    if word.name == "ENDED" and word.code:
-        return Status(State.FAILED, word.code, f"the launcher did not start: {last_words()}", started)
-    if not word.name and reading is not None:
+    if job_state == "PREEMPTED" or (script.name == "ENDED" and script.phase == "restarts"):
+        return Status(State.PREEMPTED, None, explanation, started)
+    if job_state in ("NODE_FAIL", "BOOT_FAIL", "REVOKED"):
+        return Status(State.LOST, None, explanation, started)
+    if job_state == "OUT_OF_MEMORY":
+        return Status(State.FAILED, 137, f"{explanation}: the job took more memory than it was given", started)
+    if script.name == "ENDED" and script.phase == "setup":
+        return Status(State.FAILED, EXIT_REFUSED, last_output() or "a setup line failed", started)
+    if script.name == "ENDED" and script.code:
+        return Status(State.FAILED, script.code, f"the launcher did not start: {last_output()}", started)
+    if not script.name and queue_entry is not None:
         hint = "is its folder on a file system that the nodes see?"
-        return Status(State.FAILED, EXIT_REFUSED, f"{why}: the job never wrote a word; {hint}", started)
+        return Status(State.FAILED, EXIT_REFUSED, f"{explanation}: the job never wrote a word; {hint}", started)
     return Status(
-        State.LOST, None, f"{why}: the job ended without a word" if phase else "Slurm knows it no more", started
+        State.LOST,
+        None,
+        f"{explanation}: the job ended without a word" if job_state else "Slurm knows it no more",
+        started,
     )

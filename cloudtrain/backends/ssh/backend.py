@@ -1,7 +1,7 @@
-"""Training on machines of one's own, over SSH: one supervisor on each, detached; nothing of cloudtrain is installed there.
+"""The SSH backend: runs jobs on your own machines, with one detached supervisor on each; installs nothing there.
 
-The handle names the machines by node rank and the attempt's folder on them. The supervisors look after each other, so
-that nothing here is needed while the job runs: a client may sleep, die or be replaced by another.
+The handle has the machines by node rank and the attempt's folder on them. The supervisors watch each other, so the job
+needs no client while it runs: the client may sleep, exit or be replaced by another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-CUT_OFF_S = 15.0  # by then a node that the others do not hear has ended itself
+CUT_OFF_S = 15.0  # a node that lost contact with the others has ended itself after this time
 LEASE_S = 120.0  # with `lease: client`
 LOST_AFTER_S = 600.0
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
@@ -77,8 +77,8 @@ class SshBackend:
         if not self.machines:
             problems.append(Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]"))
         elif manifest.nodes > len(self.machines):
-            said = f"is {manifest.nodes}, but options.ssh.hosts names {len(self.machines)}"
-            problems.append(Problem(said, "num_nodes", "name more machines, or ask for fewer nodes"))
+            message = f"is {manifest.nodes}, but options.ssh.hosts names {len(self.machines)}"
+            problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
         if problems:
             raise BadJob(problems)
         folder = f"{self.root}/runs/{run_id}/a{attempt}"
@@ -123,175 +123,192 @@ class SshBackend:
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         folder = str(plan.request["folder"])
-        chosen = self._choose(plan)
+        chosen = self._choose_machines(plan)
         labels = [machine.label for machine, _ in chosen]
         run_dir = plan.request["env"]["CLOUDTRAIN_RUN_DIR"]
-        request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": _least(plan)}
-        written = json.dumps(request).encode()
+        request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": _min_nodes(plan)}
+        request_json = json.dumps(request).encode()
 
         def ship(item: tuple[int, tuple[_Machine, Mapping[str, Any]]]) -> None:
-            rank, (machine, found) = item
-            if not found["bundle"]:
+            rank, (machine, answer) = item
+            if not answer["bundle"]:
                 transfer.send_bundle(machine.agent, self.root, bundle)
             into = f"{folder}/node-{rank}/source"
             machine.agent.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=transfer.SEND_S)
-            machine.agent.ask("write", written, path=f"{folder}/request.json")
+            machine.agent.ask("write", request_json, path=f"{folder}/request.json")
             if rank == 0:
                 machine.agent.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
 
-        _raise(call_all(ship, enumerate(chosen)))
+        _raise_first(call_all(ship, enumerate(chosen)))
         machines = [machine for machine, _ in chosen]
-        self._check_shared(plan, machines)
-        given: dict[str, Any] = {"secrets": directory.env_secrets(plan.manifest), "token": os.urandom(16).hex()}
+        self._check_shared_output(plan, machines)
+        launch_input: dict[str, Any] = {"secrets": directory.env_secrets(plan.manifest), "token": os.urandom(16).hex()}
         if len(machines) > 1:  # a submit that is finished by another needs the same word
-            given["token"] = machines[0].agent.ask("token", folder=folder).value
-        handle = _handle(labels, folder)
+            launch_input["token"] = machines[0].agent.ask("token", folder=folder).value
+        handle = _make_handle(labels, folder)
         try:
-            started = self._launch(plan, machines, 0, None, given)
+            started = self._launch_node(plan, machines, 0, None, launch_input)
             if len(machines) > 1 and started["control"]:  # otherwise node 0 ended already, and its state says why
-                rest = range(1, len(machines))
-                _raise(call_all(lambda rank: self._launch(plan, machines, rank, started["control"], given), rest))
+                other_ranks = range(1, len(machines))
+                _raise_first(
+                    call_all(
+                        lambda rank: self._launch_node(plan, machines, rank, started["control"], launch_input),
+                        other_ranks,
+                    )
+                )
         except Unreachable:
             raise
         except CloudtrainError as error:
-            self._take_back(handle, error)
+            self._cancel_started(handle, error)
             raise
         return handle
 
-    def _take_back(self, handle: str, error: CloudtrainError) -> None:
-        """End the nodes that were started before one was refused; raises Unreachable where that is not confirmed."""
+    def _cancel_started(self, handle: str, error: CloudtrainError) -> None:
+        """Cancel the nodes that were started before one was refused; raises Unreachable if that is not confirmed."""
         try:
             self.cancel(handle)
         except BackendError as unconfirmed:
-            said = f"{error.message}; its other nodes may run: {unconfirmed.message}"
-            raise Unreachable(said, error.hint) from None
+            message = f"{error.message}; its other nodes may run: {unconfirmed.message}"
+            raise Unreachable(message, error.hint) from None
 
-    def _choose(self, plan: Plan) -> list[tuple[_Machine, Mapping[str, Any]]]:
-        """Return the machines by node rank, each with what lies there; raises Unreachable when too few answer.
+    def _choose_machines(self, plan: Plan) -> list[tuple[_Machine, Mapping[str, Any]]]:
+        """Return the machines by node rank, each with its answer to `prepare`; raises Unreachable if too few answer.
 
-        What an interrupted submit chose is chosen again. Node 0 stays where the run's checkpoints are.
+        Repeats the choice of an interrupted submit. Node 0 stays on the machine that has the run's checkpoints.
         """
         machines = [_Machine({}, host) for host in plan.request["hosts"]]
-        run = {"root": self.root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
-        answers = call_all(lambda machine: machine.agent.ask("prepare", timeout_s=START_S, **run).value, machines)
-        silent = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, CloudtrainError)}
-        _raise([error for error in silent.values() if not isinstance(error, Unreachable)])
-        found = {m.label: said for m, said in zip(machines, answers, strict=True) if isinstance(said, dict)}
-        before = list(dict.fromkeys(tuple(said["request"]["hosts"]) for said in found.values() if said["request"]))
-        if len(before) > 1:
-            begun = self._find(str(plan.request["folder"]))[0]
-            before = [hosts for hosts in before if _handle(hosts, plan.request["folder"]) == begun] or before
-        if before:
-            _raise([silent[label] for label in before[0] if label in silent])
-            return [(m, found[label]) for label in before[0] for m in machines if m.label == label]
-        here = [machine for machine in machines if machine.label in found]
-        wanted, least = plan.request["nodes"], _least(plan)
-        first = [machine for machine in here if found[machine.label]["first"]]
-        kept_apart = plan.attempt > 1 and plan.manifest["output"] is None
-        if len(here) < least or (kept_apart and silent and not first):
-            why = "; ".join(str(error) for error in silent.values())
-            what = f"{len(here)} of {wanted} nodes" if len(here) < least else "no node that may hold the checkpoints"
-            raise Unreachable(f"{what} can be had: {why}", "the attempt begins when they answer")
-        if kept_apart:
-            here.sort(key=lambda machine: machine not in first)
-        return [(machine, found[machine.label]) for machine in here[:wanted]]
+        arguments = {"root": self.root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
+        answers = call_all(lambda machine: machine.agent.ask("prepare", timeout_s=START_S, **arguments).value, machines)
+        unreachable = {
+            m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, CloudtrainError)
+        }
+        _raise_first([error for error in unreachable.values() if not isinstance(error, Unreachable)])
+        prepared = {m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, dict)}
+        earlier_choices = list(
+            dict.fromkeys(tuple(answer["request"]["hosts"]) for answer in prepared.values() if answer["request"])
+        )
+        if len(earlier_choices) > 1:
+            begun = self._find_requested(str(plan.request["folder"]))[0]
+            earlier_choices = [
+                hosts for hosts in earlier_choices if _make_handle(hosts, plan.request["folder"]) == begun
+            ] or earlier_choices
+        if earlier_choices:
+            _raise_first([unreachable[label] for label in earlier_choices[0] if label in unreachable])
+            return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
+        available = [machine for machine in machines if machine.label in prepared]
+        num_nodes, min_nodes = plan.request["nodes"], _min_nodes(plan)
+        holders = [machine for machine in available if prepared[machine.label]["first"]]
+        unshared = plan.attempt > 1 and plan.manifest["output"] is None
+        if len(available) < min_nodes or (unshared and unreachable and not holders):
+            errors = "; ".join(str(error) for error in unreachable.values())
+            shortage = (
+                f"{len(available)} of {num_nodes} nodes"
+                if len(available) < min_nodes
+                else "no node that may hold the checkpoints"
+            )
+            raise Unreachable(f"{shortage} can be had: {errors}", "the attempt begins when they answer")
+        if unshared:
+            available.sort(key=lambda machine: machine not in holders)
+        return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
 
-    def _check_shared(self, plan: Plan, machines: Sequence[_Machine]) -> None:
-        """Refuse an output that is a path, but not the same folder on all nodes; raises BackendError."""
+    def _check_shared_output(self, plan: Plan, machines: Sequence[_Machine]) -> None:
+        """Check that an output path is the same folder on all nodes, with a marker file; raises BackendError."""
         output, _ = paths.output_path(plan.manifest["output"])
         if output is None or len(machines) == 1:
             return
-        mark, word = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
-        machines[0].agent.ask("write", word, path=mark)
-        found = call_all(lambda machine: machine.agent.ask("read", path=mark).data, machines[1:])
-        _raise(found)
-        for machine, seen in zip(machines[1:], found, strict=True):
-            if seen != word:
+        marker_path, marker = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
+        machines[0].agent.ask("write", marker, path=marker_path)
+        contents = call_all(lambda machine: machine.agent.ask("read", path=marker_path).data, machines[1:])
+        _raise_first(contents)
+        for machine, content in zip(machines[1:], contents, strict=True):
+            if content != marker:
                 raise BackendError(
                     f"the output {output} is not the same folder on {machine.label} and {machines[0].label}",
                     "name a folder that all machines share, or leave output out: node 0 keeps the results then",
                 )
 
-    def _launch(
-        self, plan: Plan, machines: Sequence[_Machine], rank: int, control: str | None, given: Mapping[str, Any]
+    def _launch_node(
+        self, plan: Plan, machines: Sequence[_Machine], rank: int, control: str | None, secrets: Mapping[str, Any]
     ) -> dict[str, Any]:
         machine = machines[rank]
         values = {"node.address": machine.internal, "node.rank": str(rank), "node.python": machine.python,
                   "nodes": str(len(machines)), "node-0.control": control or ""}  # fmt: skip
 
-        def real(text: str) -> str:
-            return re.sub(r"\$\{([\w.-]+)\}", lambda found: values[found[1]], text)
+        def fill(text: str) -> str:
+            return re.sub(r"\$\{([\w.-]+)\}", lambda match: values[match[1]], text)
 
-        requested = {name: real(text) for name, text in plan.request["env"].items()}
+        requested = {name: fill(text) for name, text in plan.request["env"].items()}
         env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
         node = f"{plan.request['folder']}/node-{rank}"
-        argv = [real(word) for word in plan.request["argv"]]
-        launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=given, timeout_s=START_S)
+        argv = [fill(word) for word in plan.request["argv"]]
+        launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=secrets, timeout_s=START_S)
         return dict(launched.value)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
-        return self._find(f"{self.root}/runs/{run_id}/a{number}")[0]
+        return self._find_requested(f"{self.root}/runs/{run_id}/a{number}")[0]
 
-    def _find(self, folder: str) -> tuple[str | None, list[str]]:
-        """Return the handle of an attempt that has begun, and those of all that were requested; raises BackendError.
+    def _find_requested(self, folder: str) -> tuple[str | None, list[str]]:
+        """Return the handle of the attempt if it has begun, and all handles that were requested; raises BackendError.
 
-        Nothing begins before the request lies on every machine that was chosen. So what answers proves nothing about an
-        attempt all of whose machines may be silent: it is not known then whether it has begun.
+        Nothing begins before the request is on every chosen machine. So if all machines of an attempt could be among those
+        that do not answer, it is unknown whether it has begun, and this raises.
         """
         answers = call_all(lambda machine: machine.agent.ask("request", folder=folder).value, self.machines)
-        known = [answer for answer in answers if isinstance(answer, dict)]
-        handles = dict.fromkeys(_handle(request["hosts"], folder) for request in known)
-        requested = [handle for handle in handles if self._attempt(handle)]  # two: an interrupted submit chose anew
-        silent = [answer for answer in answers if isinstance(answer, CloudtrainError)]
-        least = min((int(request.get("least") or 1) for request in known), default=1)
-        unknown: list[Any] = silent if len(silent) >= least else []
-        for handle in requested:
-            attempt = self._attempt(handle) or []
-            begun = call_all(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
-            if True in begun:  # where a node answers that it has not, submit starts it
-                return (None if False in begun else handle), requested
-            if begun[0] is not False:  # node 0 is started before the others
-                unknown = [*unknown, *begun]
-        _raise(unknown)
-        return None, requested
+        requests = [answer for answer in answers if isinstance(answer, dict)]
+        handles = dict.fromkeys(_make_handle(request["hosts"], folder) for request in requests)
+        handles_here = [
+            handle for handle in handles if self._attempt_nodes(handle)
+        ]  # two: an interrupted submit chose anew
+        failures = [answer for answer in answers if isinstance(answer, CloudtrainError)]
+        min_nodes = min((int(request.get("least") or 1) for request in requests), default=1)
+        unknown: list[Any] = failures if len(failures) >= min_nodes else []
+        for handle in handles_here:
+            attempt = self._attempt_nodes(handle) or []
+            has_begun = call_all(lambda node: node.ask("begun", node=node.folder, timeout_s=START_S).value, attempt)
+            if True in has_begun:  # where a node answers that it has not, submit starts it
+                return (None if False in has_begun else handle), handles_here
+            if has_begun[0] is not False:  # node 0 is started before the others
+                unknown = [*unknown, *has_begun]
+        _raise_first(unknown)
+        return None, handles_here
 
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
-        for requested in self._find(f"{self.root}/runs/{run_id}/a{number}")[1]:
-            self.cancel(requested)
+        for handle in self._find_requested(f"{self.root}/runs/{run_id}/a{number}")[1]:
+            self.cancel(handle)
 
     def labels(self, handle: str) -> dict[str, str]:
-        attempt = self._attempt(handle) or []
+        attempt = self._attempt_nodes(handle) or []
         answers = call_all(lambda node: node.ask("request", folder=node.attempt).value, attempt)
         request = next((answer for answer in answers if isinstance(answer, dict)), None)
         if request is None:
-            _raise(answers)
+            _raise_first(answers)
         return dict((request or {}).get("labels") or {})
 
     def status(self, handle: str) -> Status:
-        attempt = self._attempt(handle)
+        attempt = self._attempt_nodes(handle)
         if attempt is None:
             return Status(State.LOST, None, f"{handle} names no machine of options.ssh.hosts")
         answers = self._reports(attempt)
         for answer in answers:
             if isinstance(answer, CloudtrainError) and not isinstance(answer, Unreachable):
                 raise answer
-        silent = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
-        known = [answer for answer in answers if isinstance(answer, dict)]
-        if not known:
-            if min(node.agent.remote.unreachable_s for node in silent) < self.lost_after_s:
-                _raise(answers)
-            return Status(State.LOST, None, f"{silent[0].label} was not reached for {self.lost_after_s:g} s")
-        if all(answer["request"] is None for answer in known):
+        unreachable = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
+        reports = [answer for answer in answers if isinstance(answer, dict)]
+        if not reports:
+            if min(node.agent.remote.unreachable_s for node in unreachable) < self.lost_after_s:
+                _raise_first(answers)
+            return Status(State.LOST, None, f"{unreachable[0].label} was not reached for {self.lost_after_s:g} s")
+        if all(answer["request"] is None for answer in reports):
             return Status(State.LOST, None, f"there is no attempt in {attempt[0].attempt}")
-        return _merged(attempt, answers, silent)
+        return _merge_reports(attempt, answers, unreachable)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        attempt = self._attempt(handle) or []
-        missing: set[int] = set()
+        attempt = self._attempt_nodes(handle) or []
+        unread: set[int] = set()
 
         def ended() -> bool:
             try:
@@ -299,27 +316,27 @@ class SshBackend:
             except Unreachable:
                 return False  # the job goes on without us
 
-        read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], missing)
+        read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], unread)
         yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
-        late = [node for node in attempt if node.rank in missing and node.agent.remote.unreachable_s < CUT_OFF_S]
+        cut_off = [node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < CUT_OFF_S]
         # Of an attempt that was lost with its node nothing more can be had; of any other the reader should know.
-        if late and _merged(attempt, self._reports(attempt), []).state is not State.LOST:
-            raise Unreachable(f"the lines of node {late[0].rank} are missing: {late[0].label} cannot be reached")
+        if cut_off and _merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
+            raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")
 
     def cancel(self, handle: str) -> None:
-        attempt = self._attempt(handle) or []
+        attempt = self._attempt_nodes(handle) or []
         answers = call_all(lambda node: node.ask("cancel", folder=node.attempt, rank=node.rank), attempt)
-        silent = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
-        _raise([answer for answer in answers if not isinstance(answer, Unreachable)])
-        if silent:
-            names = ", ".join(f"node {node.rank} ({node.label})" for node in silent)
+        unreachable = [node for node, answer in zip(attempt, answers, strict=True) if isinstance(answer, Unreachable)]
+        _raise_first([answer for answer in answers if not isinstance(answer, Unreachable)])
+        if unreachable:
+            names = ", ".join(f"node {node.rank} ({node.label})" for node in unreachable)
             hint = "cancel again when it can be reached"
             if len(attempt) > 1:
                 hint = f"it ends by itself within {CUT_OFF_S:g} s after the others, or cut off from them; else {hint}"
             raise Unreachable(f"{names} cannot be reached: nobody can say whether the job has ended there", hint)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        attempt = self._attempt(handle)
+        attempt = self._attempt_nodes(handle)
         request = attempt[0].ask("request", folder=attempt[0].attempt).value if attempt else None
         if not attempt or not request:
             raise BackendError(f"there is no attempt at {handle}")
@@ -329,11 +346,13 @@ class SshBackend:
         return into
 
     def check(self) -> list[Problem]:
-        from cloudtrain.backends.ssh.doctor import inspect
+        from cloudtrain.backends.ssh.doctor import check_machines
 
         if not self.machines:
             return [Problem("no machine is named", "options.ssh.hosts", "hosts: [{address: 10.0.0.5}]")]
-        return inspect([(machine.label, machine.agent, machine.internal) for machine in self.machines], self.root)
+        return check_machines(
+            [(machine.label, machine.agent, machine.internal) for machine in self.machines], self.root
+        )
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
@@ -343,8 +362,8 @@ class SshBackend:
         except (OSError, ValueError, RuntimeError):
             return {}
         names = [name for line in re.findall(r"(?im)^\s*host\s+(.+)$", text) for name in line.split()]
-        plain = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
-        return {"hosts": [{"address": name} for name in dict.fromkeys(plain)]} if plain else {}
+        hosts = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
+        return {"hosts": [{"address": name} for name in dict.fromkeys(hosts)]} if hosts else {}
 
     def _reports(self, attempt: Sequence[_Node]) -> list[Any]:
         lease = self.lease == "client"
@@ -352,25 +371,25 @@ class SshBackend:
             lambda node: node.ask("report", folder=node.attempt, rank=node.rank, lease=lease).value, attempt
         )
 
-    def _attempt(self, handle: str) -> list[_Node] | None:
-        """Return an attempt's nodes, or None for what is no handle over these machines."""
-        found = _HANDLE.fullmatch(handle)
+    def _attempt_nodes(self, handle: str) -> list[_Node] | None:
+        """Return an attempt's nodes, or None if the handle is invalid or names other machines."""
+        match = _HANDLE.fullmatch(handle)
         by_label = {machine.label: machine for machine in self.machines}
-        labels = found["labels"].split(",") if found else []
-        if not found or not all(label in by_label for label in labels):
+        labels = match["labels"].split(",") if match else []
+        if not match or not all(label in by_label for label in labels):
             return None
-        return [_Node(by_label[label], rank, found["folder"]) for rank, label in enumerate(labels)]
+        return [_Node(by_label[label], rank, match["folder"]) for rank, label in enumerate(labels)]
 
 
 class _Machine:
-    """One machine of the options, each value its own or the one for all."""
+    """One machine of options.ssh.hosts; what it leaves out comes from the options for all machines."""
 
-    def __init__(self, options: dict[str, Any], own: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], host_options: dict[str, Any]) -> None:
         def value(name: str) -> Any:
-            return own.get(name) if own.get(name) is not None else options.get(name)
+            return host_options.get(name) if host_options.get(name) is not None else options.get(name)
 
         self.host = ssh.Host(
-            own["address"],
+            host_options["address"],
             value("port"),
             value("user"),
             value("jump"),
@@ -378,17 +397,17 @@ class _Machine:
             value("known_hosts"),
         )
         self.label = self.host.label
-        self.internal = str(own.get("internal") or own["address"])  # where the other nodes see it
+        self.internal = str(host_options.get("internal") or host_options["address"])  # where the other nodes see it
         self.python = str(value("python") or "python3")
         self.setup = tuple(value("setup") or ())
         self.agent = RemoteAgent(self.host, self.python, self.setup)
 
     def to_dict(self) -> dict[str, Any]:
-        given = {
+        fields = {
             name: getattr(self.host, name) for name in ("address", "port", "user", "jump", "identity", "known_hosts")
         }
-        given |= {"internal": self.internal, "python": self.python, "setup": list(self.setup)}
-        return {name: value for name, value in given.items() if value not in (None, [])}
+        fields |= {"internal": self.internal, "python": self.python, "setup": list(self.setup)}
+        return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 class _Node:
@@ -400,38 +419,38 @@ class _Node:
         self.ask = machine.agent.ask
 
 
-def _merged(attempt: Sequence[_Node], answers: Sequence[Any], silent: Sequence[_Node]) -> Status:
-    """Return an attempt's state from what its nodes report, of which some are silent.
+def _merge_reports(attempt: Sequence[_Node], answers: Sequence[Any], unreachable: Sequence[_Node]) -> Status:
+    """Merge the reports of an attempt's nodes, some of which are unreachable, into one Status.
 
-    The supervisors hear each other, so that those who answer know of the others: as long as one of them goes on, so
-    does the attempt. When they have ended, a silent one has ended with them after CUT_OFF_S, or will be lost with them.
+    The supervisors watch each other, so the attempt runs as long as a reachable node runs. When all reachable nodes have
+    ended, an unreachable one ends within CUT_OFF_S.
     """
-    said = [(rank, answer["state"]) for rank, answer in enumerate(answers) if isinstance(answer, dict)]
-    known: list[tuple[Mapping[str, Any] | None, Status | None]] = [
-        (found["raw"] if found else None, directory.to_status(found)) for _, found in said
+    reports = [(rank, answer["state"]) for rank, answer in enumerate(answers) if isinstance(answer, dict)]
+    statuses: list[tuple[Mapping[str, Any] | None, Status | None]] = [
+        (node_state["raw"] if node_state else None, directory.to_status(node_state)) for _, node_state in reports
     ]
-    ended = [pair for pair in known if pair[1] is not None and pair[1].state.final]
-    if ended and len(ended) + sum(status is None for _, status in known) == len(known):
+    ended = [pair for pair in statuses if pair[1] is not None and pair[1].state.final]
+    if ended and len(ended) + sum(status is None for _, status in statuses) == len(statuses):
         # A node that was never started shares the end of those that were waiting for it.
-        if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in silent):
-            return Status(State.STOPPING, reason=f"{silent[0].label} cannot be reached")
+        if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in unreachable):
+            return Status(State.STOPPING, reason=f"{unreachable[0].label} cannot be reached")
         return directory.merge_statuses(ended)
-    status = directory.merge_statuses(known)
-    if silent and status.state in (State.QUEUED, State.STARTING):
-        return Status(State.STARTING, reason=f"{silent[0].label} cannot be reached")
+    status = directory.merge_statuses(statuses)
+    if unreachable and status.state in (State.QUEUED, State.STARTING):
+        return Status(State.STARTING, reason=f"{unreachable[0].label} cannot be reached")
     return status
 
 
-def _least(plan: Plan) -> int:
+def _min_nodes(plan: Plan) -> int:
     return int(plan.manifest["min_nodes"] or plan.request["nodes"])
 
 
-def _handle(labels: Sequence[str], folder: str) -> str:
+def _make_handle(labels: Sequence[str], folder: str) -> str:
     return f"{','.join(labels)}:{folder}"
 
 
-def _raise(answers: Sequence[Any]) -> None:
-    """Raise the first error among answers: a refusal before a machine that does not answer."""
+def _raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first error among answers: refusals before unreachable machines."""
     errors = [answer for answer in answers if isinstance(answer, CloudtrainError)]
     for error in sorted(errors, key=lambda error: isinstance(error, Unreachable)):
         raise error

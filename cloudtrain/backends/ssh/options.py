@@ -1,4 +1,4 @@
-"""The options of the backend `ssh`, as a pydantic model; imported where options are validated."""
+"""The options of the backend `ssh` (`options.ssh` in a job file), as a pydantic model."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class SshOptions(Access):
 
     @model_validator(mode="after")
     def _distinct(self) -> SshOptions:
-        places = [(host.address, host.port or self.port, host.user or self.user) for host in self.hosts]
-        twice = sorted({address for address, port, user in places if places.count((address, port, user)) > 1})
-        if twice:
-            raise ValueError(f"a machine is named twice: {', '.join(twice)}")
+        logins = [(host.address, host.port or self.port, host.user or self.user) for host in self.hosts]
+        duplicates = sorted({address for address, port, user in logins if logins.count((address, port, user)) > 1})
+        if duplicates:
+            raise ValueError(f"a machine is named twice: {', '.join(duplicates)}")
         return self

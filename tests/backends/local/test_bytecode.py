@@ -33,12 +33,12 @@ def launch(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_modules_are_compiled_once_and_found_by_every_later_source(tmp_path, source):
     cache = tmp_path / "cache"
-    bytecode.lend(source, cache)
+    bytecode.link_bytecode(source, cache)
     (place,) = cache.iterdir()
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*.pyc")}
     assert len(before) == 3
     other = make(tmp_path / "other")
-    bytecode.lend(other, cache)
+    bytecode.link_bytecode(other, cache)
     assert {file: file.stat().st_mtime_ns for file in place.rglob("*.pyc")} == before
     done = launch(other, "-v")
     assert done.stdout.startswith("1 ")
@@ -46,7 +46,7 @@ def test_modules_are_compiled_once_and_found_by_every_later_source(tmp_path, sou
 
 
 def test_a_changed_module_is_never_run_from_old_bytecode(tmp_path, source):
-    bytecode.lend(source, tmp_path / "cache")
+    bytecode.link_bytecode(source, tmp_path / "cache")
     part = source / ".cloudtrain" / "node" / "part.py"
     at = part.stat()
     part.write_text("VALUE = 2\n")
@@ -55,8 +55,8 @@ def test_a_changed_module_is_never_run_from_old_bytecode(tmp_path, source):
 
 
 def test_another_text_has_another_place(tmp_path, source):
-    bytecode.lend(source, tmp_path / "cache")
-    bytecode.lend(make(tmp_path / "other", "VALUE = 3\n"), tmp_path / "cache")
+    bytecode.link_bytecode(source, tmp_path / "cache")
+    bytecode.link_bytecode(make(tmp_path / "other", "VALUE = 3\n"), tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 2
     assert launch(tmp_path / "other").stdout.startswith("3 ")
 
@@ -64,9 +64,9 @@ def test_another_text_has_another_place(tmp_path, source):
 def test_without_room_or_with_a_broken_module_the_source_is_left_as_it_is(tmp_path, source):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    bytecode.lend(source, blocked / "cache")
+    bytecode.link_bytecode(source, blocked / "cache")
     assert not list(source.rglob("__pycache__"))
     broken = make(tmp_path / "broken", "VALUE = (\n")
-    bytecode.lend(broken, tmp_path / "cache")
+    bytecode.link_bytecode(broken, tmp_path / "cache")
     assert not list(broken.rglob("__pycache__"))
     assert not [file for file in (tmp_path / "cache").iterdir() if file.name.endswith(".tmp")]

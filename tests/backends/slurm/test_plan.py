@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm.backend import SlurmBackend
-from cloudtrain.backends.slurm.client import HIDE, Reading, find, read
+from cloudtrain.backends.slurm.client import HIDDEN_VARIABLES, QueueEntry, find_job, query_job
 from cloudtrain.errors import BackendError, BadJob, Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -148,27 +148,31 @@ def test_what_slurm_says_is_understood() -> None:
     gone = (1, "", "slurm_load_jobs error: Invalid job id specified\n")
     off = (1, "", "Slurm accounting storage is disabled\n")
     line = "JobId=7 JobName=x-a1 UserId=u(1) JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"
-    assert read(site(squeue=(0, "7|PENDING|Priority\n", ""), sacct=off), "7") == Reading("7", "PENDING", "Priority")
-    assert read(site(squeue=(1, "", "denied"), scontrol=(0, line, "")), "7") == Reading("7", "NODE_FAIL", "NodeDown")
-    assert read(site(squeue=gone, scontrol=gone, sacct=(0, "7|CANCELLED by 1000|None\n", "")), "7") == Reading(
+    assert query_job(site(squeue=(0, "7|PENDING|Priority\n", ""), sacct=off), "7") == QueueEntry(
+        "7", "PENDING", "Priority"
+    )
+    assert query_job(site(squeue=(1, "", "denied"), scontrol=(0, line, "")), "7") == QueueEntry(
+        "7", "NODE_FAIL", "NodeDown"
+    )
+    assert query_job(site(squeue=gone, scontrol=gone, sacct=(0, "7|CANCELLED by 1000|None\n", "")), "7") == QueueEntry(
         "7", "CANCELLED"
     )
-    assert read(site(squeue=gone, scontrol=gone, sacct=off), "7") is None
-    assert read(site(squeue=(0, "", "")), "7") is None, "some versions print nothing for a job that is forgotten"
+    assert query_job(site(squeue=gone, scontrol=gone, sacct=off), "7") is None
+    assert query_job(site(squeue=(0, "", "")), "7") is None, "some versions print nothing for a job that is forgotten"
     with pytest.raises(BackendError, match=r"Slurm cannot be asked: squeue: .*; scontrol: .*; sacct: Slurm accounting"):
-        read(site(sacct=off), "7")
-    assert find(site(scontrol=(0, line.replace("x-a1", "other") + line, "")), "x-a1") == Reading(
+        query_job(site(sacct=off), "7")
+    assert find_job(site(scontrol=(0, line.replace("x-a1", "other") + line, "")), "x-a1") == QueueEntry(
         "7", "NODE_FAIL", "NodeDown"
     )
     with pytest.raises(Unreachable, match="Slurm cannot be asked"):
-        find(site(), "x-a1")  # a second job would be sent otherwise
-    assert find(site(squeue=(0, "", "")), "x-a1") is None, "without accounting slurmctld's word is enough"
+        find_job(site(), "x-a1")  # a second job would be sent otherwise
+    assert find_job(site(squeue=(0, "", "")), "x-a1") is None, "without accounting slurmctld's word is enough"
     silent = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-    for ask in (read, find):
+    for ask in (query_job, find_job):
         with pytest.raises(Unreachable):
             ask(site(squeue=silent, scontrol=silent, sacct=(0, "", "")), "7")  # slurmdbd may not have heard of it yet
         assert ask(site(squeue=(1, "", "denied"), scontrol=(1, "", "denied"), sacct=(0, "", "")), "7") is None
-    assert all(not name.startswith(HIDE) for name in ("SLURM_CONF", "PATH"))
+    assert all(not name.startswith(HIDDEN_VARIABLES) for name in ("SLURM_CONF", "PATH"))
 
 
 def test_a_job_that_ends_between_two_looks_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
