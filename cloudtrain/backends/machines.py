@@ -18,7 +18,7 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from cloudtrain.job.sections import Resources
 
-BACKENDS_FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent
 # The minimum for a job without an accelerator that requests no cores or memory: torch and a small model need this.
 SMALLEST_CPUS, SMALLEST_MEMORY_GB = 4, 16.0
 _OWN = ("machine", "accelerator", "accelerators", "accelerator_memory_gb", "vcpus", "memory_gb", "usd_per_hour",
@@ -51,7 +51,7 @@ class Machine:
 @cache
 def load(platform: str) -> tuple[Machine, ...]:
     """Return a platform's machine types in the order of its table; blocking (one small file)."""
-    with open(BACKENDS_FOLDER / platform / "machines.csv", encoding="utf-8", newline="") as file:
+    with open(FOLDER / platform / "machines.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return tuple(
         Machine(

@@ -1,6 +1,6 @@
-"""What Slurm knows about a job, asked of whichever of its commands the site allows: squeue, scontrol or sacct.
+"""Query a job's state with the Slurm commands that the site allows (squeue, scontrol, sacct), and classify their errors.
 
-`Reading` is what one of them said. All three may be asked for a job that Slurm has forgotten (MinJobAge): None then.
+All three return None for a job that Slurm has forgotten (MinJobAge).
 """
 
 from __future__ import annotations
