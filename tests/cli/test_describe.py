@@ -149,7 +149,7 @@ def test_the_shared_trainer_knows_what_init_writes(cli, tmp_path, monkeypatch):
     cli("init")
     argv = cli("plan", "--json").json["manifest"]["argv"]
     assert argv[0] == ".cloudtrain/train.py"
-    script = "import sys; from arguments import parse; parse(sys.argv[1:])"
+    script = "import sys; from trainer.arguments import parse; parse(sys.argv[1:])"
     entrypoints = Path(__file__).parents[2] / "entrypoints"
     subprocess.run([sys.executable, "-c", script, *argv[1:]], check=True, cwd=entrypoints)
 
