@@ -53,7 +53,7 @@ def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> 
                 terminal.print_lines(f"the console is at {address}", "Ctrl-C ends it; runs go on")
             _flush()
             if open_browser:
-                open_pages.enter_context(server.shown(address, history_home))
+                open_pages.enter_context(server.open_in_browser(address, history_home))
 
         server.serve(history_home, port, started)
     return 0

@@ -17,10 +17,10 @@ from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
 from cloudtrain.runs.run import Run
 
-MOST = 2000  # files that are listed
+MAX_FILES = 2000  # files that are listed
 FETCHED = "fetched"  # below the home: what was brought here from elsewhere
-_STEP = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-PIECE = 1 << 20
+_NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Artifact:
     size_bytes: int
 
 
-def folder(run: Run) -> Path:
+def results_folder(run: Run) -> Path:
     """Return where a run's results lie on this machine, or will when they are fetched."""
     record = run.record
     if record.backend != "local":
@@ -42,26 +42,26 @@ def folder(run: Run) -> Path:
     return (Path(output) if output else run.store.home / "runs") / run.run_id
 
 
-def listed(run: Run) -> list[Artifact]:
+def list_artifacts(run: Run) -> list[Artifact]:
     """Return a run's files, the first 2,000 by their names; links are left out."""
-    root = folder(run)
-    found: list[Artifact] = []
+    root = results_folder(run)
+    artifacts: list[Artifact] = []
     for name in FETCHABLE:
         if not (root / name).is_symlink():
             for artifact in _walk(root, name):
-                found.append(artifact)
-                if len(found) >= MOST:
-                    return found
-    return found
+                artifacts.append(artifact)
+                if len(artifacts) >= MAX_FILES:
+                    return artifacts
+    return artifacts
 
 
 def _walk(root: Path, below: str) -> Iterator[Artifact]:
     try:
         with os.scandir(root / below) as entries:
-            known = sorted(entries, key=lambda entry: entry.name)
+            sorted_entries = sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return
-    for entry in known:
+    for entry in sorted_entries:
         path = f"{below}/{entry.name}"
         try:
             if entry.is_dir(follow_symlinks=False):
@@ -72,43 +72,45 @@ def _walk(root: Path, below: str) -> Iterator[Artifact]:
             continue  # gone meanwhile
 
 
-def opened(run: Run, path: str) -> int:
+def open_artifact(run: Run, path: str) -> int:
     """Return a file descriptor of one of a run's files; raises BadRequest for what is none."""
     parts = path.split("/")
     if parts[0] not in FETCHABLE or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
         raise BadRequest("the run has no such file")
     try:
-        at = os.open(folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(results_folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in parts[:-1]:
-            at = _inside(at, part, _STEP | os.O_DIRECTORY)
-        at = _inside(at, parts[-1], _STEP | os.O_NONBLOCK)  # of a pipe nobody may be at the other end
+            descriptor = _open_in(descriptor, part, _NO_LINK | os.O_DIRECTORY)
+        descriptor = _open_in(
+            descriptor, parts[-1], _NO_LINK | os.O_NONBLOCK
+        )  # of a pipe nobody may be at the other end
     except OSError:
         raise BadRequest("the run has no such file") from None
-    if not stat.S_ISREG(os.fstat(at).st_mode):
-        os.close(at)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise BadRequest("the run has no such file")
-    return at
+    return descriptor
 
 
-def _inside(at: int, name: str, flags: int) -> int:
+def _open_in(folder_descriptor: int, name: str, flags: int) -> int:
     """Open a name in a folder and give that folder back."""
     try:
-        return os.open(name, flags, dir_fd=at)
+        return os.open(name, flags, dir_fd=folder_descriptor)
     finally:
-        os.close(at)
+        os.close(folder_descriptor)
 
 
-def pieces(at: int, size_bytes: int) -> Iterator[bytes]:
+def read_pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
     """Yield the first bytes of a file, which may still grow, and close it."""
     try:
-        while size_bytes > 0 and (piece := os.read(at, min(PIECE, size_bytes))):
-            size_bytes -= len(piece)
-            yield piece
+        while size_bytes > 0 and (chunk := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
+            size_bytes -= len(chunk)
+            yield chunk
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
-def address(run_id: str, path: str) -> str:
+def download_url(run_id: str, path: str) -> str:
     """Return where the console gives a file; "" for a name that is no text, which no address can hold."""
     try:
         return f"/runs/{quote(run_id, safe='')}/files/{quote(path)}"
@@ -116,7 +118,7 @@ def address(run_id: str, path: str) -> str:
         return ""
 
 
-def route() -> None:
+def add_route() -> None:
     """Let the console answer for files."""
     from fastapi import HTTPException
     from nicegui import app
@@ -125,15 +127,17 @@ def route() -> None:
     from cloudtrain.console import history
 
     @app.get("/runs/{run_id}/files/{path:path}")
-    async def give(run_id: str, path: str) -> StreamingResponse:
+    async def download(run_id: str, path: str) -> StreamingResponse:
         try:
-            at = await history.current().of(run_id, lambda run: opened(run, path))
+            descriptor = await history.current().query_run(run_id, lambda run: open_artifact(run, path))
         except Exception:
             raise HTTPException(404, "the run has no such file") from None
-        name, size_bytes = quote(path.rpartition("/")[2], safe=""), os.fstat(at).st_size
+        name, size_bytes = quote(path.rpartition("/")[2], safe=""), os.fstat(descriptor).st_size
         headers = {
             "content-disposition": f"attachment; filename*=UTF-8''{name}",  # never shown as a page of ours
             "content-length": str(size_bytes),
             "content-security-policy": "sandbox; default-src 'none'",
         }
-        return StreamingResponse(pieces(at, size_bytes), media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(
+            read_pieces(descriptor, size_bytes), media_type="application/octet-stream", headers=headers
+        )

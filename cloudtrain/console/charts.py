@@ -12,7 +12,7 @@ from cloudtrain.report import plots
 from cloudtrain.runs.run import Run
 
 POINTS = 600  # of a curve: a picture is about as many pixels wide
-MOST = 24  # pictures on a page at first
+MAX_CHARTS = 24  # pictures on a page at first
 # No lists within lists: plotly.js (as of NiceGUI 3.18) takes them for changed each time that a figure comes, and draws
 # anew for ever. Its buttons that send a figure to a server are off by themselves.
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
@@ -36,7 +36,7 @@ _AXIS = {
 
 
 @dataclass
-class Look:
+class CurveStyle:
     """How curves are drawn."""
 
     over: Literal["step", "time"] = "step"
@@ -49,7 +49,7 @@ class Curves:
 
     def __init__(self, run_ids: Sequence[str], *, controls: bool = True) -> None:
         self._ids = list(run_ids)
-        self._look = Look()
+        self._style = CurveStyle()
         self._drawn: dict[str, Any] = {}  # by metric: its picture
         self._known: object = None
         self._controls = controls
@@ -61,7 +61,7 @@ class Curves:
         if self._controls:
             with ui.element("div").classes("ct-row"):
                 self._choices()
-        self._none = ui.label("no metrics yet").classes("ct-dim")
+        self._empty_label = ui.label("no metrics yet").classes("ct-dim")
         self._grid = ui.element("div").classes("ct-plots")
         await self.refresh()
 
@@ -70,7 +70,7 @@ class Curves:
 
         def changes(name: str) -> Callable[[Any], Any]:
             async def changed(event: Any) -> None:
-                setattr(self._look, name, event.value)
+                setattr(self._style, name, event.value)
                 await self.refresh(at_once=True)
 
             return changed
@@ -88,18 +88,18 @@ class Curves:
     async def refresh(self, *, at_once: bool = False) -> None:
         """Draw again what has new points, or everything with `at_once`."""
         ids = self._ids
-        known = await history.current().ask(lambda store: _known(store, ids))
-        if known == self._known and not at_once:
+        sizes = await history.current().query(lambda store: _curve_sizes(store, ids))
+        if sizes == self._known and not at_once:
             return
-        self._known = known
-        names = list(dict.fromkeys(name for _, name, _, _ in known))[:MOST]
-        look = self._look
-        figures = await history.current().ask(lambda store: _figures(store, ids, names, look))
-        self._none.visible = not figures
+        self._known = sizes
+        names = list(dict.fromkeys(name for _, name, _, _ in sizes))[:MAX_CHARTS]
+        look = self._style
+        figures = await history.current().query(lambda store: _figures(store, ids, names, look))
+        self._empty_label.visible = not figures
         for name, figure in figures.items():
-            self._put(name, figure)
+            self._draw_figure(name, figure)
 
-    def _put(self, name: str, figure: dict[str, Any]) -> None:
+    def _draw_figure(self, name: str, figure: dict[str, Any]) -> None:
         from nicegui import ui
 
         from cloudtrain.console import text
@@ -112,11 +112,11 @@ class Curves:
             self._drawn[name] = ui.plotly(figure)
 
 
-def _known(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, int]]:
+def _curve_sizes(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, int]]:
     return [(run_id, row.name, row.points, row.step) for run_id in ids for row in store.curves.summary(run_id)]
 
 
-def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: Look) -> dict[str, dict[str, Any]]:
+def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: CurveStyle) -> dict[str, dict[str, Any]]:
     return {
         name: plain(
             plots.curves(store, ids, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=POINTS)
@@ -146,7 +146,7 @@ class Use:
         """Draw it."""
         from nicegui import ui
 
-        self._none = ui.label("nothing was told of it").classes("ct-dim")
+        self._empty_label = ui.label("nothing was told of it").classes("ct-dim")
         self._around = (
             ui.element("div").classes("ct-plot").props('role="group" aria-label="use of each node over time"')
         )
@@ -156,11 +156,11 @@ class Use:
         """Draw it again where something new was told."""
         from nicegui import ui
 
-        known, figure = await history.current().of(self._run_id, lambda run: _use(run, self._known))
+        event_count, figure = await history.current().query_run(self._run_id, lambda run: _use(run, self._known))
         if figure is None:
             return
-        self._known = known
-        self._none.visible = False
+        self._known = event_count
+        self._empty_label.visible = False
         if self._drawn is None:
             with self._around:
                 self._drawn = ui.plotly(figure)
@@ -181,7 +181,7 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
     return count, figure
 
 
-async def of_run(run_id: str, live: list[Callable[[], Any]]) -> None:
+async def draw_run_charts(run_id: str, live: list[Callable[[], Any]]) -> None:
     """Draw the curves and the use of a run; what keeps them up to date joins `live`."""
     with widgets.card("Curves"):
         curves = Curves([run_id])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.console import trainer
-from cloudtrain.console.form import FILE, Form, lean
+from cloudtrain.console.form import JOB_FILE, Form, lean
 from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
 from cloudtrain.job.document import Document
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.submit import Submitter
 
-FORMS = (".yaml", ".yml", ".json")
-_OF_SOURCE = ("source", "entrypoint", "environment", "allow_secrets", "allow_large", "allow_pointers")
+SUFFIXES = (".yaml", ".yml", ".json")
+_SOURCE_KEYS = ("source", "entrypoint", "environment", "allow_secrets", "allow_large", "allow_pointers")
 
 
 @dataclass(frozen=True)
@@ -56,47 +56,47 @@ class Review:
 class Draft:
     """A form that is on its way to be a job file or a run; `root` is the folder in which files may be written."""
 
-    def __init__(self, form: Form, home: Path, root: Path, *, parent: str = "", watched: bool = True) -> None:
+    def __init__(self, form: Form, home: Path, root: Path, *, parent: str = "", watch: bool = True) -> None:
         self.form = form
-        self.first = form.copy()  # what it was opened with
+        self.original = form.copy()  # what it was opened with
         self.home = home
         self.root = root
         self.parent = parent  # the run that it was opened from
         self.same_source = bool(parent)  # take that run's packaged source, as `cloudtrain rerun` does
-        self.name = FILE  # of the file, below the root
-        self.watched = watched
-        self._sent: dict[str, Run] = {}
-        self._sending = Lock()
+        self.name = JOB_FILE  # of the file, below the root
+        self.watch = watch
+        self._submitted: dict[str, Run] = {}
+        self._submit_lock = Lock()
 
     @classmethod
-    def blank(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
+    def blank(cls, home: Path, root: Path, *, watch: bool = True) -> Draft:
         """Return a draft of nothing."""
-        return cls(Form.blank(root), home, root, watched=watched)
+        return cls(Form.blank(root), home, root, watch=watch)
 
     @classmethod
-    def begun(cls, home: Path, root: Path, *, watched: bool = True) -> Draft:
+    def for_folder(cls, home: Path, root: Path, *, watch: bool = True) -> Draft:
         """Return the draft that one begins with in a folder: its name, and the script that `cloudtrain init` would take."""
         from cloudtrain.cli.init import USUAL_SCRIPTS
         from cloudtrain.job.job import fit_name
 
-        made = cls.blank(home, root, watched=watched)
+        draft = cls.blank(home, root, watch=watch)
         script = next((name for name in USUAL_SCRIPTS if (root / name).is_file()), None)
-        made.form.begin({"name": fit_name(root.name), "source": ".", **({"entrypoint": script} if script else {})})
-        made.first = made.form.copy()
-        return made
+        draft.form.set_texts({"name": fit_name(root.name), "source": ".", **({"entrypoint": script} if script else {})})
+        draft.original = draft.form.copy()
+        return draft
 
     @classmethod
-    def of_file(cls, name: str, home: Path, root: Path, *, watched: bool = True) -> Draft:
+    def of_file(cls, name: str, home: Path, root: Path, *, watch: bool = True) -> Draft:
         """Return the draft of a job file below the root; raises BadRequest, BadJob."""
-        path = inside(root, name)
+        path = resolve_below(root, name)
         if not path.is_file():  # a pipe would be waited for
             raise BadRequest(f"there is no job file {name} below {root}", "cloudtrain init writes one")
-        made = cls(Form.load(path), home, root, watched=watched)
-        made.name = os.path.relpath(path.with_suffix(".yaml") if path.suffix == ".json" else path, root.resolve())
-        return made
+        draft = cls(Form.load(path), home, root, watch=watch)
+        draft.name = os.path.relpath(path.with_suffix(".yaml") if path.suffix == ".json" else path, root.resolve())
+        return draft
 
     @classmethod
-    def of_run(cls, run_id: str, home: Path, root: Path, *, watched: bool = True) -> Draft:
+    def of_run(cls, run_id: str, home: Path, root: Path, *, watch: bool = True) -> Draft:
         """Return the draft of a stored run's job: what is default or configured is left out where that is no change.
 
         Raises UnknownRun.
@@ -106,24 +106,24 @@ class Draft:
 
         run = Run.find(run_id, home)
         plan = run.attempts[0].plan
-        data = Job.from_dict(_asked(plan, home)).to_dict()
-        asked = cls(Form.of_job(data, root), home, root, parent=run.run_id, watched=watched)
-        whole = asked._resolved()
-        short = lean(data)
-        bare = {key: value for key, value in short.items() if key != "options"}
-        for form in (Form.of_job(bare, root), Form.of_job(short, root)):
-            made = cls(form, home, root, parent=run.run_id, watched=watched)
-            if whole is not None and made._resolved() == whole:
-                return made
-        return asked
+        data = Job.from_dict(_requested_job(plan, home)).to_dict()
+        full_draft = cls(Form.of_job(data, root), home, root, parent=run.run_id, watch=watch)
+        full_job = full_draft._resolve()
+        lean_data = lean(data)
+        without_options = {key: value for key, value in lean_data.items() if key != "options"}
+        for form in (Form.of_job(without_options, root), Form.of_job(lean_data, root)):
+            draft = cls(form, home, root, parent=run.run_id, watch=watch)
+            if full_job is not None and draft._resolve() == full_job:
+                return draft
+        return full_draft
 
-    def taken(self) -> Draft:
+    def snapshot(self) -> Draft:
         """Return the draft as it is now, for another thread to look at while this one is edited on."""
         from copy import copy
 
-        made = copy(self)
-        made.form = self.form.copy()
-        return made
+        snapshot = copy(self)
+        snapshot.form = self.form.copy()
+        return snapshot
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -133,23 +133,23 @@ class Draft:
             document, _ = self.form.document()
         except BadJob as error:
             return list(error.problems)
-        found = []
+        problems = []
         try:
             resolved = self._submitter().resolve((document, self.form.folder))
             if resolved.job.entrypoint is None:
-                found = trainer.problems(resolved.job.argv()[1:])
+                problems = trainer.problems(resolved.job.argv()[1:])
         except CloudtrainError as error:
-            found = _problems(error)
-        return [_placed(problem, document) for problem in found]
+            problems = _problems(error)
+        return [_with_path(problem, document) for problem in problems]
 
-    def listing(self) -> Listing:
+    def list_source(self) -> Listing:
         """Return what the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
         from cloudtrain.job.job import Job
         from cloudtrain.runs.plan import Resolved
 
-        if bundle := self._stored():
-            return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
-        table = Table((key, node) for key, node in self.form.table if key in _OF_SOURCE)
+        if bundle := self._parent_bundle():
+            return Listing(bundle.source, bundle.files, bundle.size_bytes, _describe_commit(bundle))
+        table = Table((key, node) for key, node in self.form.table if key in _SOURCE_KEYS)
         document, folder = Form(table, self.form.folder).document()
         job = Job.from_document(document, folder)
         try:
@@ -159,7 +159,7 @@ class Draft:
             with suppress(CloudtrainError):  # what is refused is easier to mend when all is seen
                 files = list_files(Path(job.source)) if "://" not in job.source else ()
             return Listing(job.source, files, problem=Problem(error.message, "source", error.hint))
-        return Listing(bundle.source, bundle.files, bundle.size_bytes, _commit(bundle))
+        return Listing(bundle.source, bundle.files, bundle.size_bytes, _describe_commit(bundle))
 
     def review(self) -> Review:
         """Return the job file, and the plan or what stands in its way; packages the source, sends nothing."""
@@ -169,14 +169,14 @@ class Draft:
         submitter = self._submitter()
         try:
             resolved = submitter.resolve(self.form.document())
-            bundle = self._stored() or submitter.package(resolved)
+            bundle = self._parent_bundle() or submitter.package(resolved)
             return Review(text, (), submitter.plan_of(resolved, bundle), bundle)
         except CloudtrainError as error:
             return Review(text, _problems(error))
 
     def changes(self) -> list[tuple[str, str, str]]:
         """Return path, old and new text of every value that is not as it was opened."""
-        old, new = dict(_leaves(self.first.table)), dict(_leaves(self.form.table))
+        old, new = dict(_leaves(self.original.table)), dict(_leaves(self.form.table))
         return [
             (path, old.get(path, ""), new.get(path, "")) for path in {**old, **new} if old.get(path) != new.get(path)
         ]
@@ -190,43 +190,43 @@ class Draft:
         """
         if review.plan is None or review.bundle is None:
             raise BadRequest("the job has problems: there is no plan to submit", "the review names them")
-        with self._sending:
+        with self._submit_lock:
             name = review.plan.run_id
-            if name not in self._sent:
+            if name not in self._submitted:
                 submitter = self._submitter()
                 submitter.resolve(self.form.document())  # so that it knows where the configuration lies
                 run = submitter.send(review.plan, review.bundle, parent=self.parent or None)
                 run.acknowledge()
-                self._sent[name] = run
-            return self._sent[name]
+                self._submitted[name] = run
+            return self._submitted[name]
 
-    def save(self, name: str, *, over: bool = False) -> Path:
+    def save(self, name: str, *, overwrite: bool = False) -> Path:
         """Write the job file below the root, seen from its own folder; raises BadRequest where one is there already."""
-        path = inside(self.root, name)
-        if path.suffix not in FORMS[:2]:
+        path = resolve_below(self.root, name)
+        if path.suffix not in SUFFIXES[:2]:
             raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
         if not path.parent.is_dir():
             raise BadRequest(f"there is no folder {path.parent}", "make it first")
-        if path.is_dir() or (os.path.lexists(path) and not over):
+        if path.is_dir() or (os.path.lexists(path) and not overwrite):
             raise BadRequest(f"{name} is there already", "choose another name, or write over it")
-        form = self.form.moved(path.parent)
-        _write(path, form.text(), over=over)
+        form = self.form.moved_to(path.parent)
+        _write(path, form.text(), overwrite=overwrite)
         self.name = os.path.relpath(path, self.root.resolve())
         return path
 
     def _submitter(self) -> Submitter:
         from cloudtrain.runs.submit import Submitter
 
-        return Submitter(home=self.home, watch=self.watched)
+        return Submitter(home=self.home, watch=self.watch)
 
-    def _resolved(self) -> Any:
+    def _resolve(self) -> Any:
         try:
             resolved = self._submitter().resolve(self.form.document())
         except CloudtrainError:
             return None
         return resolved.job.to_dict(), resolved.target, resolved.backend
 
-    def _stored(self) -> Bundle | None:
+    def _parent_bundle(self) -> Bundle | None:
         """Return the source that the parent run had, where that is wanted; raises BackendError when it is gone."""
         if not (self.parent and self.same_source):
             return None
@@ -235,38 +235,40 @@ class Draft:
         return attempts.stored_bundle(Run.find(self.parent, self.home).attempts[0].plan, self.home)
 
 
-def inside(root: Path, name: str) -> Path:
+def resolve_below(root: Path, name: str) -> Path:
     """Return a file below the root, no hidden one, nor one behind a link that leads out; raises BadRequest."""
     if not name.strip() or "\0" in name or len(name) > 1000:
         raise BadRequest("this is no name of a file", "as in job.yaml")
-    top = root.resolve()
-    path = (top / name).parent.resolve() / Path(name).name
+    resolved_root = root.resolve()
+    path = (resolved_root / name).parent.resolve() / Path(name).name
     real = path.resolve()
-    if top not in path.parents or top not in real.parents:
-        raise BadRequest(f"{name} lies outside {top}", "the console opens and writes job files below its folder only")
-    if any(part.startswith(".") for part in real.relative_to(top).parts):
+    if resolved_root not in path.parents or resolved_root not in real.parents:
+        raise BadRequest(
+            f"{name} lies outside {resolved_root}", "the console opens and writes job files below its folder only"
+        )
+    if any(part.startswith(".") for part in real.relative_to(resolved_root).parts):
         raise BadRequest(f"{name} is hidden", "choose a name without a dot in front")
-    if path.suffix not in FORMS:
+    if path.suffix not in SUFFIXES:
         raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
     return real
 
 
-def _write(path: Path, text: str, *, over: bool) -> None:
+def _write(path: Path, text: str, *, overwrite: bool) -> None:
     """Write a text file that appears whole; with `over` in the place of another one."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(half, "x", encoding="utf-8") as stream:
+        with open(temporary, "x", encoding="utf-8") as stream:
             stream.write(text)
-        if over:
-            half.replace(path)
+        if overwrite:
+            temporary.replace(path)
         else:
-            os.link(half, path)  # never in the place of one that came meanwhile
+            os.link(temporary, path)  # never in the place of one that came meanwhile
     except FileExistsError:
         raise BadRequest(f"{path.name} is there already", "choose another name, or write over it") from None
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "check the folder") from None
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _problems(error: CloudtrainError) -> list[Problem]:
@@ -277,16 +279,16 @@ def _problems(error: CloudtrainError) -> list[Problem]:
     return [Problem(error.message, path, error.hint)]
 
 
-def _placed(problem: Problem, document: Document) -> Problem:
+def _with_path(problem: Problem, document: Document) -> Problem:
     """Return a problem that names only a line (a key that is given twice) at what stands there."""
     if problem.path or problem.line is None:
         return problem
     lines = ((mark.line or 0, path) for path, mark in document.marks.items() if path)
-    near = max((found for found in lines if found[0] <= problem.line), default=None, key=lambda found: found[0])
-    return Problem(problem.message, dotted(near[1]), problem.hint) if near else problem
+    nearest = max((entry for entry in lines if entry[0] <= problem.line), default=None, key=lambda entry: entry[0])
+    return Problem(problem.message, dotted(nearest[1]), problem.hint) if nearest else problem
 
 
-def _asked(plan: Plan, home: Path) -> Mapping[str, Any]:
+def _requested_job(plan: Plan, home: Path) -> Mapping[str, Any]:
     """Return a plan's job without what every plan gets anew: two labels, and the requirements that its source has."""
     import getpass
 
@@ -303,15 +305,17 @@ def _asked(plan: Plan, home: Path) -> Mapping[str, Any]:
     return {**plan.job, "labels": labels, "environment": environment}
 
 
-def _commit(bundle: Bundle) -> str:
+def _describe_commit(bundle: Bundle) -> str:
     return (bundle.commit or "")[:12] + (" with changes" if bundle.commit and bundle.dirty else "")
 
 
 def _leaves(table: Table, prefix: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     from cloudtrain.console import jobtext
 
-    found = []
+    leaves = []
     for key, node in table:
         path = (*prefix, key)
-        found += _leaves(node, path) if isinstance(node, Table) and node else [(dotted(path), jobtext.shown(node))]
-    return found
+        leaves += (
+            _leaves(node, path) if isinstance(node, Table) and node else [(dotted(path), jobtext.format_node(node))]
+        )
+    return leaves

@@ -50,7 +50,7 @@ class Field:
 
 
 # group: keys, those behind the bar on demand
-_PLACES: dict[Step, dict[str, str]] = {
+_LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
         "Script": "entrypoint args | arg_style metrics",
@@ -94,68 +94,68 @@ def job_fields() -> tuple[Field, ...]:
     """Return the fields of every key of the job file but `options`, step by step."""
     from cloudtrain.job.job import schema
 
-    known = dict(_keys(schema()))
-    found = []
-    for step, groups in _PLACES.items():
+    schema_parts = dict(_keys(schema()))
+    fields = []
+    for step, groups in _LAYOUT.items():
         for group, keys in groups.items():
-            main, _, more = keys.partition("|")
-            for key in (*main.split(), *more.split()):
-                made = _field(tuple(key.split(".")), known[key], step, group)
-                found.append(replace(made, main=key in main.split()))
-    return tuple(found)
+            main, _, rare_keys = keys.partition("|")
+            for key in (*main.split(), *rare_keys.split()):
+                field = _field(tuple(key.split(".")), schema_parts[key], step, group)
+                fields.append(replace(field, main=key in main.split()))
+    return tuple(fields)
 
 
 def option_fields(backend: str) -> tuple[Field, ...]:
     """Return the fields of a backend's own options; raises UnknownBackend, MissingExtra."""
     from cloudtrain.backends import registry
 
-    whole = registry.backend_class(backend).options().model_json_schema()
-    required = whole.get("required", ())
-    made = []
-    for key, part in whole.get("properties", {}).items():
-        field = _field(("options", backend, key), part, Step.INFRASTRUCTURE, "Options")
-        made.append(replace(field, label=_label(key), help=field.help, main=key in required))
-    return tuple(made)
+    schema = registry.backend_class(backend).options().model_json_schema()
+    required = schema.get("required", ())
+    fields = []
+    for key, part in schema.get("properties", {}).items():
+        option = _field(("options", backend, key), part, Step.INFRASTRUCTURE, "Options")
+        fields.append(replace(option, label=_label(key), help=option.help, main=key in required))
+    return tuple(fields)
 
 
-def targets(folder: Any) -> dict[str, str]:
+def backends_by_target(folder: Any) -> dict[str, str]:
     """Return the backend of every name that `target` may have in a folder; raises BadRequest for a bad file."""
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
-    named = {name: place.backend for name, place in sorted(targets.named_targets(folder).items())}
+    named = {name: target.backend for name, target in sorted(targets.named_targets(folder).items())}
     return {**{name: name for name in registry.names()}, **named}
 
 
-def place_of(path: str) -> tuple[Step, str]:
+def locate(path: str) -> tuple[Step, str]:
     """Return the step where a problem's path belongs, and the name of its field, "" where no field has it."""
     names = [field.name for field in job_fields()]
-    near = max((name for name in names if _is_in(path, name)), key=len, default="")
-    if near:
-        return next(field.step for field in job_fields() if field.name == near), near
-    if _is_in(path, "options"):
+    nearest = max((name for name in names if _is_below(path, name)), key=len, default="")
+    if nearest:
+        return next(field.step for field in job_fields() if field.name == nearest), nearest
+    if _is_below(path, "options"):
         return Step.INFRASTRUCTURE, ".".join(path.replace("[", ".").split(".")[:3])
     section = path.partition(".")[0]
-    inside = next((field for field in job_fields() if field.path[0] == section), None)
-    return (inside.step, inside.name) if inside and section else (Step.REVIEW, "")
+    first_of_section = next((field for field in job_fields() if field.path[0] == section), None)
+    return (first_of_section.step, first_of_section.name) if first_of_section and section else (Step.REVIEW, "")
 
 
 def by_step(problems: list[Problem]) -> dict[Step, list[Problem]]:
     """Return the problems of every step that has some."""
-    found: dict[Step, list[Problem]] = {}
+    problems_by_step: dict[Step, list[Problem]] = {}
     for problem in problems:
-        found.setdefault(place_of(problem.path)[0], []).append(problem)
-    return found
+        problems_by_step.setdefault(locate(problem.path)[0], []).append(problem)
+    return problems_by_step
 
 
-def _is_in(path: str, name: str) -> bool:
+def _is_below(path: str, name: str) -> bool:
     return path == name or path.startswith((f"{name}.", f"{name}["))
 
 
-def _keys(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every key of the schema, those of sections with their dots."""
-    for key, part in whole["properties"].items():
-        section = whole["$defs"].get(part.get("$ref", "").rpartition("/")[2])
+    for key, part in schema["properties"].items():
+        section = schema["$defs"].get(part.get("$ref", "").rpartition("/")[2])
         if section:
             yield from ((f"{key}.{name}", inner) for name, inner in section["properties"].items())
         elif key != "options":
@@ -164,11 +164,17 @@ def _keys(whole: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _field(path: tuple[str, ...], part: Mapping[str, Any], step: Step, group: str) -> Field:
     choices = tuple(str(choice) for form in _forms(part) for choice in form.get("enum", ()))
-    given = part.get("default")
+    schema_default = part.get("default")
     name = dotted(path)
     if _KINDS.get(name) == "several":
         choices = tuple(part["items"]["enum"])
-    default = "" if given in (None, "", [], {}) else str(given).lower() if isinstance(given, bool) else str(given)
+    default = (
+        ""
+        if schema_default in (None, "", [], {})
+        else str(schema_default).lower()
+        if isinstance(schema_default, bool)
+        else str(schema_default)
+    )
     kind = _KINDS.get(name) or ("choice" if choices else _kind(part))
     return Field(path, step, group, kind, _LABELS.get(name) or _label(path[-1]), part.get("description", ""),
                  default if kind != "several" else "", choices)  # fmt: skip

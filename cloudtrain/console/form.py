@@ -21,7 +21,7 @@ from cloudtrain.job.document import Document
 from cloudtrain.job.problems import dotted
 
 KeyPath = tuple[str, ...]
-FILE = "job.yaml"
+JOB_FILE = "job.yaml"
 
 
 class Form:
@@ -48,12 +48,12 @@ class Form:
         text = path.read_text("utf-8-sig")
         head = "" if text.lstrip().startswith("{") else str(_match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)*", text))
         rest = text[len(head) :]
-        return cls(jobtext.of_document(document), folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
+        return cls(jobtext.from_document(document), folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
 
     @classmethod
     def of_job(cls, data: Mapping[str, Any], folder: Path) -> Form:
         """Return the form of a job's plain data, as `Job.to_dict` wrote it."""
-        table = jobtext.of_document(Document.of(dict(data), "Job"))
+        table = jobtext.from_document(Document.of(dict(data), "Job"))
         return cls(Table((key, _numbers(node) if key == "hyperparameters" else node) for key, node in table), folder)
 
     def copy(self) -> Form:
@@ -66,42 +66,42 @@ class Form:
 
     def text(self) -> str:
         """Return the job file."""
-        return jobtext.text_of(self.table, self.head)
+        return jobtext.dump(self.table, self.head)
 
     def document(self) -> tuple[Document, Path]:
         """Return the job file as it is read, and its folder; raises BadJob with what was typed and cannot be read."""
-        typed = [problem for found in self.problems.values() for problem in found]
+        typed = [problem for problems in self.problems.values() for problem in problems]
         if typed:
             raise BadJob(typed)
-        return yaml.read(self.text(), FILE), self.folder
+        return yaml.read(self.text(), JOB_FILE), self.folder
 
-    def moved(self, folder: Path) -> Form:
+    def moved_to(self, folder: Path) -> Form:
         """Return the form of the same job in another folder: relative paths are written as they are seen from there."""
-        made = self.copy()
-        made.folder = folder
+        form = self.copy()
+        form.folder = folder
         if folder == self.folder:
-            return made
-        places: list[KeyPath] = [("source",), ("output",)]
+            return form
+        paths: list[KeyPath] = [("source",), ("output",)]
         inputs = self.get(("inputs",))
         for name, node in inputs if isinstance(inputs, Table) else ():
-            places.append(("inputs", name, "uri") if isinstance(node, Table) else ("inputs", name))
-        for path in places:
+            paths.append(("inputs", name, "uri") if isinstance(node, Table) else ("inputs", name))
+        for path in paths:
             value = self.get(path) if path != ("source",) else self.get(path) or "."
             if isinstance(value, str) and value and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|[/~]|git\+", value):
                 slash = "/" if value.endswith("/") else ""
-                made._set(path, os.path.relpath(self.folder / value, folder) + slash)
-        return made
+                form._set(path, os.path.relpath(self.folder / value, folder) + slash)
+        return form
 
     # -- its values ---------------------------------------------------------------------------------------------------
 
     def get(self, path: KeyPath) -> Node | None:
         """Return the node at a path of keys, or None where nothing is written."""
-        at: Node | None = self.table
+        node: Node | None = self.table
         for key in path:
-            at = at.get(key) if isinstance(at, Table) else None
-        return at
+            node = node.get(key) if isinstance(node, Table) else None
+        return node
 
-    def shown(self, field: Field) -> str:
+    def field_text(self, field: Field) -> str:
         """Return a field's value as the text that is edited; "" where nothing is written."""
         node = self.get(field.path)
         if node is None:
@@ -114,11 +114,11 @@ class Form:
                 return "\n".join(texts)
         if isinstance(node, str) and field.kind not in ("number", "yaml", "rows", "words", "lines"):
             return node
-        return jobtext.shown(node)
+        return jobtext.format_node(node)
 
-    def put(self, field: Field, text: str) -> None:
+    def set_field(self, field: Field, text: str) -> None:
         """Set a field to what was typed; "" leaves it out. What is there as it was typed stays as it was written."""
-        if text == self.shown(field) and field.path not in self.problems:
+        if text == self.field_text(field) and field.path not in self.problems:
             return
         self.problems.pop(field.path, None)
         self._set(field.path, self._read(field, text) if text else None)
@@ -126,36 +126,38 @@ class Form:
     def rows(self, path: KeyPath, without: Collection[str] = ()) -> list[tuple[str, str]]:
         """Return the names and values of a mapping as text, but for those that have fields of their own."""
         node = self.get(path)
-        found = node if isinstance(node, Table) else ()
-        return [(name, jobtext.shown(value)) for name, value in found if name not in without]
+        table = node if isinstance(node, Table) else ()
+        return [(name, jobtext.format_node(value)) for name, value in table if name not in without]
 
-    def put_rows(self, path: KeyPath, rows: Sequence[tuple[str, str]], without: Collection[str] = ()) -> None:
+    def set_rows(self, path: KeyPath, rows: Sequence[tuple[str, str]], without: Collection[str] = ()) -> None:
         """Set the names and values of a mapping; those that have fields of their own stay in their places."""
-        typed = [known for known in self.problems if known[: len(path)] == path and known[-1] not in without]
+        typed = [
+            bad_path for bad_path in self.problems if bad_path[: len(path)] == path and bad_path[-1] not in without
+        ]
         if not typed and list(rows) == self.rows(path, without):
             return
-        before = self.get(path)
-        old = before if isinstance(before, Table) else Table()
-        for known in typed:
-            del self.problems[known]
+        current = self.get(path)
+        old = current if isinstance(current, Table) else Table()
+        for bad_path in typed:
+            del self.problems[bad_path]
         fresh = []
-        known_rows = [(name, jobtext.shown(node), node) for name, node in old if name not in without]
+        known_rows = [(name, jobtext.format_node(node), node) for name, node in old if name not in without]
         for name, text in rows:
             if not name and not text:
                 continue  # a row that nobody has begun
-            at = next((at for at, row in enumerate(known_rows) if row[:2] == (name, text)), None)
-            fresh.append((name, known_rows.pop(at)[2] if at is not None else self._parsed((*path, name), text)))
-        made, left = Table(), iter(fresh)
+            index = next((index for index, row in enumerate(known_rows) if row[:2] == (name, text)), None)
+            fresh.append((name, known_rows.pop(index)[2] if index is not None else self._parsed((*path, name), text)))
+        table, remaining = Table(), iter(fresh)
         for name, node in old:
-            made += [(name, node)] if name in without else [row for row in [next(left, None)] if row]
-        made += list(left)
-        self._set(path, made or None)
+            table += [(name, node)] if name in without else [row for row in [next(remaining, None)] if row]
+        table += list(remaining)
+        self._set(path, table or None)
 
-    def changed(self, other: Form, path: KeyPath) -> bool:
+    def differs(self, other: Form, path: KeyPath) -> bool:
         """Return whether another form says something else at a path."""
         return self.get(path) != other.get(path)
 
-    def begin(self, texts: Mapping[str, str]) -> None:
+    def set_texts(self, texts: Mapping[str, str]) -> None:
         """Set keys of the job to first texts."""
         for key, text in texts.items():
             self._set((key,), text)
@@ -169,34 +171,34 @@ class Form:
             try:
                 return list(shlex.split(text))
             except ValueError as error:
-                said = f"cannot be read as a shell would: {str(error).lower()}"
-                self.problems[field.path] = [Problem(said, field.name, "quotes stand in pairs")]
+                message = f"cannot be read as a shell would: {str(error).lower()}"
+                self.problems[field.path] = [Problem(message, field.name, "quotes stand in pairs")]
                 return text
         return self._parsed(field.path, text)
 
     def _parsed(self, path: KeyPath, text: str) -> Node:
         try:
-            return jobtext.parse(text, FILE)
+            return jobtext.parse(text, JOB_FILE)
         except BadJob as error:
             hint = "text that begins with [, { or a quote stands in quotes"
             self.problems[path] = [Problem(p.message, dotted(path), p.hint or hint) for p in error.problems]
             return text
 
     def _set(self, path: KeyPath, value: Node | None) -> None:
-        at = self.table
+        table = self.table
         for depth, key in enumerate(path[:-1]):
-            inner = at.get(key)
+            inner = table.get(key)
             if not isinstance(inner, Table):
                 if value is None:
                     return
                 inner = Table()
-                _put(at, key, inner, top=depth == 0)
-            at = inner
+                _put(table, key, inner, top=depth == 0)
+            table = inner
         if value is not None:
-            _put(at, path[-1], value, top=len(path) == 1)
+            _put(table, path[-1], value, top=len(path) == 1)
             return
-        at[:] = [row for row in at if row[0] != path[-1]]
-        if not at and len(path) > 1:
+        table[:] = [row for row in table if row[0] != path[-1]]
+        if not table and len(path) > 1:
             self._set(path[:-1], None)  # an empty section says nothing
 
 
@@ -205,18 +207,20 @@ def lean(data: Mapping[str, Any]) -> dict[str, Any]:
     from cloudtrain.job.job import Job
 
     size = {key: data[key] for key in ("num_nodes", "processes_per_node", "resources") if key in data}
-    usual = Job(name="job", **size).to_dict()
-    usual.update(num_nodes=1, processes_per_node=None, resources=Job(name="job").to_dict()["resources"], name=None)
-    usual.update(source=None)
-    found: dict[str, Any] = {}
+    defaults = Job(name="job", **size).to_dict()
+    defaults.update(num_nodes=1, processes_per_node=None, resources=Job(name="job").to_dict()["resources"], name=None)
+    defaults.update(source=None)
+    kept: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inputs":
             value = {name: item["uri"] if item.get("mode") == "copy" else item for name, item in value.items()}
-        if isinstance(value, dict) and isinstance(usual.get(key), dict):
-            value = {name: item for name, item in value.items() if name not in usual[key] or usual[key][name] != item}
-        if value != usual.get(key) and value not in ({}, None):
-            found[key] = value
-    return found
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict):
+            value = {
+                name: item for name, item in value.items() if name not in defaults[key] or defaults[key][name] != item
+            }
+        if value != defaults.get(key) and value not in ({}, None):
+            kept[key] = value
+    return kept
 
 
 class GitSource(NamedTuple):
@@ -229,10 +233,14 @@ class GitSource(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> GitSource:
         """Return the parts; what is no such address is all address."""
-        whole, _, fragment = text.removeprefix("git+").partition("#")
-        host = _match(r"[a-z]+://[^/]*", whole)
-        path, at, revision = whole[len(host) :].rpartition("@")
-        return cls(host + (path if at else revision), revision if at else "", fragment.removeprefix("subdirectory="))
+        address, _, fragment = text.removeprefix("git+").partition("#")
+        host = _match(r"[a-z]+://[^/]*", address)
+        path, sign, revision = address[len(host) :].rpartition("@")
+        return cls(
+            host + (path if separator else revision),
+            revision if separator else "",
+            fragment.removeprefix("subdirectory="),
+        )
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision else ""
@@ -241,18 +249,18 @@ class GitSource(NamedTuple):
 
 def _put(table: Table, key: str, value: Node, *, top: bool) -> None:
     """Set a key where it stands; a new one behind the others, on top in the order of the job's own keys."""
-    for at, (name, _) in enumerate(table):
+    for index, (name, _) in enumerate(table):
         if name == key:
-            table[at] = (key, value)
+            table[index] = (key, value)
             return
-    at = len(table)
+    index = len(table)
     if top:
         from cloudtrain.job.job import Job
 
         order = {name: number for number, name in enumerate(Job.model_fields)}
-        mine = order.get(key, len(order))
-        at = next((at for at, (name, _) in enumerate(table) if order.get(name, len(order)) > mine), at)
-    table.insert(at, (key, value))
+        position = order.get(key, len(order))
+        index = next((index for index, (name, _) in enumerate(table) if order.get(name, len(order)) > position), index)
+    table.insert(index, (key, value))
 
 
 def _numbers(node: Node) -> Node:
@@ -272,5 +280,5 @@ def _are_lines(texts: list[str]) -> bool:
 
 
 def _match(pattern: str, text: str) -> str:
-    found = re.match(pattern, text)
-    return found[0] if found else ""
+    match = re.match(pattern, text)
+    return match[0] if match else ""

@@ -15,7 +15,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 
 T = TypeVar("T")
-THREADS = 8  # a question to a platform may take long; those to the store need one
+THREADS = 8  # a function to a platform may take long; those to the store need one
 
 
 class History:
@@ -23,30 +23,30 @@ class History:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._threads = ThreadPoolExecutor(THREADS, "history")
 
     @property
     def store(self) -> Store:
         """The store of this thread: SQLite's connections stay with theirs."""
-        found: Store | None = getattr(self._own, "store", None)
-        if found is None:
-            found = self._own.store = Store(self.home)
-        return found
+        store: Store | None = getattr(self._thread_local, "store", None)
+        if store is None:
+            store = self._thread_local.store = Store(self.home)
+        return store
 
-    async def ask(self, question: Callable[[Store], T]) -> T:
-        """Return what a question finds in the store; raises what it raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: question(self.store))
+    async def query(self, function: Callable[[Store], T]) -> T:
+        """Return what a function finds in the store; raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(self.store))
 
-    async def of(self, run_id: str, question: Callable[[Run], T]) -> T:
-        """Return what a question finds of a run, whose exact id it is; raises UnknownRun, and what it raises."""
+    async def query_run(self, run_id: str, function: Callable[[Run], T]) -> T:
+        """Return what a function finds of a run, whose exact id it is; raises UnknownRun, and what it raises."""
 
-        def exactly(store: Store) -> T:
+        def with_exact_id(store: Store) -> T:
             if store.get(run_id) is None:  # find() would take a prefix
                 raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
-            return question(Run(run_id, store))
+            return function(Run(run_id, store))
 
-        return await self.ask(exactly)
+        return await self.query(with_exact_id)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -55,7 +55,7 @@ class History:
 _open: list[History] = []  # NiceGUI's pages are global, and so is the home that they show
 
 
-def serve(home: Path) -> History:
+def open_history(home: Path) -> History:
     """Make the history of this process's console, the one that `current` returns."""
     _open[:] = [History(home)]
     return _open[0]

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 from cloudtrain.job import yaml
 from cloudtrain.job.document import Document, Path, written
 
-LINE = 100  # characters of a list that stands in one line
+MAX_LINE = 100  # characters of a list that stands in one line
 # Text that every reader of YAML, old ones too, takes for that very text; anything else is quoted.
 _SAFE = re.compile(r"(?:[A-Za-z0-9_/]|\.{1,2}(?:/|\Z))(?:[A-Za-z0-9_./@%+=:~ -]*[A-Za-z0-9_./@%+=~-])?")
-_OLD_WORDS = re.compile(r"(?i)y|n|yes|no|on|off|[0-9][0-9:._]*|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*")
+_YAML11_WORDS = re.compile(r"(?i)y|n|yes|no|on|off|[0-9][0-9:._]*|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*")
 _HIDDEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
-_LONG_KEY = 500  # characters: YAML ends a simple key at 1,024
+_MAX_KEY = 500  # characters: YAML ends a simple key at 1,024
 
 
 class Plain(NamedTuple):
@@ -40,11 +40,11 @@ class Table(list[tuple[str, "Node"]]):
 Node: TypeAlias = "str | Plain | Table | list[Node]"
 
 
-def of_document(document: Document) -> Table:
+def from_document(document: Document) -> Table:
     """Return the nodes of a document whose value is a mapping."""
-    found = _node(document.value or {}, (), document)
-    assert isinstance(found, Table)
-    return found
+    table = _node(document.value or {}, (), document)
+    assert isinstance(table, Table)
+    return table
 
 
 def parse(text: str, name: str = "") -> Node:
@@ -53,16 +53,16 @@ def parse(text: str, name: str = "") -> Node:
     return _node(document.value, (), document)
 
 
-def shown(node: Node) -> str:
+def format_node(node: Node) -> str:
     """Return the text that `parse` makes this node of (a tag is not shown)."""
     if isinstance(node, Plain):
         return node.text
     if isinstance(node, str):
-        return node if _is_itself(node) else _quoted(node)
+        return node if _reads_as_itself(node) else _quoted(node)
     return _flow(node)
 
 
-def text_of(table: Table, head: str = "") -> str:
+def dump(table: Table, head: str = "") -> str:
     """Return the job file's text, behind comment lines that stand at its head."""
     return head + ("\n".join(_block(table, "")) + "\n" if table else "{}\n")
 
@@ -76,47 +76,47 @@ def _node(value: Any, path: Path, document: Document) -> Node:
     if isinstance(value, dict):
         return Table((key, _node(item, (*path, key), document)) for key, item in value.items())
     if isinstance(value, list):
-        return [_node(item, (*path, at), document) for at, item in enumerate(value)]
+        return [_node(item, (*path, index), document) for index, item in enumerate(value)]
     if isinstance(value, str):
         return value
     text = document.mark(path).text
     if value is None:
-        return Plain(text or "null") if text is None or _means(text) is None else Plain("null")
+        return Plain(text or "null") if text is None or _parse_scalar(text) is None else Plain("null")
     text = written(value) if text is None else text
-    if _same(_means(text), value):
+    if _same(_parse_scalar(text), value):
         return Plain(text)
     if isinstance(value, float):
         other = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(text, text)
-        return Plain(other) if _same(_means(other), value) else Plain(other, "!!float")
+        return Plain(other) if _same(_parse_scalar(other), value) else Plain(other, "!!float")
     return Plain(written(value))
 
 
-def _means(text: str) -> Any:
+def _parse_scalar(text: str) -> Any:
     try:
         return yaml.scalar(text, "").value if text[:1] not in ("[", "{", '"', "'") else text
     except ValueError:
         return text
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (one == other or (one != one and other != other))  # nan
+def _same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and (first == second or (first != first and second != second))  # nan
 
 
-def _is_itself(text: str) -> bool:
+def _reads_as_itself(text: str) -> bool:
     """Return whether text that is typed alone stays that very text."""
-    return text[:1] not in ("[", "{", '"', "'") and isinstance(_means(text), str)
+    return text[:1] not in ("[", "{", '"', "'") and isinstance(_parse_scalar(text), str)
 
 
 def _block(table: Table, indent: str) -> Iterator[str]:
     for key, value in table:
         name = _text(key)
-        if len(name) > _LONG_KEY:
+        if len(name) > _MAX_KEY:
             yield f"{indent}? {name}"
             yield f"{indent}: {_flow(value)}"
         elif isinstance(value, Table) and value:
             yield f"{indent}{name}:"
             yield from _block(value, indent + "  ")
-        elif isinstance(value, list) and value and len(_flow(value)) > LINE:
+        elif isinstance(value, list) and value and len(_flow(value)) > MAX_LINE:
             yield f"{indent}{name}:"
             yield from (f"{indent}  - {_flow(item)}" for item in items(value))
         else:
@@ -136,16 +136,19 @@ def _flow(node: Node, *, alone: bool = False) -> str:
 
 def _inner_key(key: str) -> str:
     name = _text(key) if ":" not in key else _quoted(key)
-    return name if len(name) <= _LONG_KEY else f"? {name}"
+    return name if len(name) <= _MAX_KEY else f"? {name}"
 
 
 def _text(text: str) -> str:
     plain = (
-        _SAFE.fullmatch(text) and ": " not in text and not _OLD_WORDS.fullmatch(text) and isinstance(_means(text), str)
+        _SAFE.fullmatch(text)
+        and ": " not in text
+        and not _YAML11_WORDS.fullmatch(text)
+        and isinstance(_parse_scalar(text), str)
     )
-    return text if plain and len(text) < _LONG_KEY else _quoted(text)
+    return text if plain and len(text) < _MAX_KEY else _quoted(text)
 
 
 def _quoted(text: str) -> str:
-    made = json.dumps(text, ensure_ascii=False)
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", made)
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 
-def runs(heads: tuple[tuple[str, str], ...]) -> Any:
+def runs_table(headers: tuple[tuple[str, str], ...]) -> Any:
     """Draw a table of runs: its heads as (words, CSS classes), its prop `rows` as the tuples of runs.js; it emits `choose`."""
-    table = _kind("runs")()
-    table.props["heads"], table.props["rows"] = heads, ()
+    table = _element_class("runs")()
+    table.props["heads"], table.props["rows"] = headers, ()
     return table
 
 
-def lines() -> Any:
+def log_window() -> Any:
     """Draw a window of a log: its prop `lines` as (number, meta, words), the others as in lines.js; it emits `go`."""
-    window = _kind("lines")()
+    window = _element_class("lines")()
     window.props["lines"], window.props["marked"] = (), -1
     return window
 
 
 @cache
-def _kind(name: str) -> type[Any]:
+def _element_class(name: str) -> type[Any]:
     from nicegui.element import Element
 
     class Drawn(Element, component=Path(__file__).parent / f"{name}.js"):

@@ -24,16 +24,16 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = "/open"  # where the token is handed over: /open?token=...&to=/runs/x
-NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+OPEN_PATH = "/open"  # where the token is handed over: /open?token=...&to=/runs/x
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (  # NiceGUI builds its pages by inline scripts and compiles templates in the browser; nothing comes from elsewhere
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'"
 )
 # NiceGUI's scripts and styles, and ours: their address changes when they do, and nobody's data is in them.
-KEPT = re.compile(r"/_nicegui/\d[\w.]*/(static|components|libraries|esm)/.")
-FOR_EVER = "private, max-age=31536000, immutable"
+CACHEABLE = re.compile(r"/_nicegui/\d[\w.]*/(static|components|libraries|esm)/.")
+CACHE_FOREVER = "private, max-age=31536000, immutable"
 HEADERS = {
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -45,7 +45,7 @@ HEADERS = {
 }
 
 
-class Gate:
+class SecurityMiddleware:
     """An ASGI application before another one; refuses with 403, and a websocket before it is accepted."""
 
     def __init__(self, app: App, port: int) -> None:
@@ -58,93 +58,99 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        opens = scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == OPEN
-        why = _foreign(scope, headers, opens)
-        if not why and opens:
-            await self._hand_over(scope, send)
+        is_handover = scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == OPEN_PATH
+        refusal = _rejection(scope, headers, is_handover)
+        if not refusal and is_handover:
+            await self._hand_over_token(scope, send)
             return
-        if why := why or ("" if self._knows(headers) else "the token is missing: open the address that it printed"):
-            await _refuse(scope, receive, send, why)
+        if refusal := refusal or (
+            "" if self._has_token(headers) else "the token is missing: open the address that it printed"
+        ):
+            await _refuse(scope, receive, send, refusal)
             return
 
-        async def closed(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                kept = message["status"] in (200, 304) and KEPT.match(scope["path"])
-                message["headers"] = _with(message["headers"], FOR_EVER if kept else "no-store")
+                cacheable = message["status"] in (200, 304) and CACHEABLE.match(scope["path"])
+                message["headers"] = _with_security_headers(
+                    message["headers"], CACHE_FOREVER if cacheable else "no-store"
+                )
             await send(message)
 
-        await self.app(scope, receive, closed)
+        await self.app(scope, receive, send_with_headers)
 
-    def _knows(self, headers: Mapping[str, str]) -> bool:
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
         try:
-            kept = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return False
-        return kept is not None and hmac.compare_digest(kept.value.encode(), self.token.encode())
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.token.encode())
 
-    async def _hand_over(self, scope: Scope, send: Send) -> None:
+    async def _hand_over_token(self, scope: Scope, send: Send) -> None:
         """Take the token of the printed address and give it to the browser to keep."""
-        asked = parse_qs(scope["query_string"].decode("latin-1"))
-        if not hmac.compare_digest(asked.get("token", [""])[0].encode(), self.token.encode()):
-            await _answer(send, 403, _page("this token is of another console: open the address that it printed"))
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        if not hmac.compare_digest(query.get("token", [""])[0].encode(), self.token.encode()):
+            await _answer(send, 403, _html_page("this token is of another console: open the address that it printed"))
             return
-        to = asked.get("to", ["/"])[0]
-        to = quote(to, safe="/?=&-._~") if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
+        path = query.get("to", ["/"])[0]
+        path = quote(path, safe="/?=&-._~") if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"
         # No redirect: it would count as the other site's that led here, and a Strict cookie would stay at home.
-        head = f'<meta http-equiv="refresh" content="0;url={escape(to)}">'
+        head = f'<meta http-equiv="refresh" content="0;url={escape(path)}">'
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
-        await _answer(send, 200, _page("one moment", head), {"set-cookie": cookie})
+        await _answer(send, 200, _html_page("one moment", head), {"set-cookie": cookie})
 
 
-def _foreign(scope: Scope, headers: Mapping[str, str], opens: bool) -> str:
+def _rejection(scope: Scope, headers: Mapping[str, str], is_handover: bool) -> str:
     """Return why a request is not one of the console's own pages', "" where it is.
 
     The port is not asked for: through `ssh -L` it is another one.
     """
     host = headers.get("host", "")
-    if _name(host) not in NAMES:
+    if _hostname(host) not in LOCAL_NAMES:
         return "it listens to this machine's own names only (localhost, 127.0.0.1)"
     origin = headers.get("origin")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         return "another site's page asked for it"
     if origin is None and (scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")):
         return "it does not say which page it comes from (Origin)"
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not opens:
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_handover:
         return "another site's page asked for it"
     return ""
 
 
-def _name(host: str) -> str:
+def _hostname(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, why: str) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, reason: str) -> None:
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": why})
+        await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
-    await _answer(send, 403, _page(why))
+    await _answer(send, 403, _html_page(reason))
 
 
 async def _answer(send: Send, status: int, body: bytes, extra: Mapping[str, str] | None = None) -> None:
-    told = {"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), **(extra or {})}
-    headers = [(name.encode(), value.encode()) for name, value in told.items()]
-    await send({"type": "http.response.start", "status": status, "headers": _with(headers, "no-store")})
+    fields = {"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), **(extra or {})}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    await send(
+        {"type": "http.response.start", "status": status, "headers": _with_security_headers(headers, "no-store")}
+    )
     await send({"type": "http.response.body", "body": body})
 
 
-def _with(headers: list[tuple[bytes, bytes]], caching: str) -> list[tuple[bytes, bytes]]:
+def _with_security_headers(headers: list[tuple[bytes, bytes]], caching: str) -> list[tuple[bytes, bytes]]:
     """Return an answer's headers with ours; those that would let another site read it, or a cache keep it, are taken out."""
-    theirs = [pair for pair in headers if not pair[0].lower().startswith((b"access-control-", b"cache-control"))]
-    known = {name.lower() for name, _ in theirs}
+    kept = [pair for pair in headers if not pair[0].lower().startswith((b"access-control-", b"cache-control"))]
+    kept_names = {name.lower() for name, _ in kept}
     ours = {"cache-control": caching, **HEADERS}
-    return theirs + [(n.encode(), value.encode()) for n, value in ours.items() if n.encode() not in known]
+    return kept + [(n.encode(), value.encode()) for n, value in ours.items() if n.encode() not in kept_names]
 
 
-def _page(sentence: str, head: str = "") -> bytes:
+def _html_page(sentence: str, head: str = "") -> bytes:
     style = "body{font:16px/1.5 system-ui,sans-serif;margin:20vh auto;max-width:34rem;padding:0 1rem;color-scheme:light dark}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cloudtrain</title>{head}'

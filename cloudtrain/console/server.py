@@ -16,7 +16,7 @@ from typing import Any
 
 from cloudtrain.console import artifacts, history, shell
 from cloudtrain.console.routes import PAGES, Page
-from cloudtrain.console.security import OPEN, Gate
+from cloudtrain.console.security import OPEN_PATH, SecurityMiddleware
 from cloudtrain.errors import BadRequest
 from cloudtrain.source.atomic import new_file
 
@@ -38,32 +38,32 @@ def serve(home: Path, port: int, started: Callable[[str], None]) -> None:
             await super().startup(sockets)
             started(address)
 
-    listening = _listen(port)
-    port = listening.getsockname()[1]
-    gate = Gate(_application(home), port)
-    address = f"http://{ADDRESS}:{port}{OPEN}?token={gate.token}"
+    listener = _listen(port)
+    port = listener.getsockname()[1]
+    middleware = SecurityMiddleware(_application(home), port)
+    address = f"http://{ADDRESS}:{port}{OPEN_PATH}?token={middleware.token}"
     config = uvicorn.Config(
-        gate, log_level="warning", access_log=False, proxy_headers=False, server_header=False,
+        middleware, log_level="warning", access_log=False, proxy_headers=False, server_header=False,
         timeout_graceful_shutdown=END_S,
     )  # fmt: skip
     try:
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended well and says so once more
-            Server(config).run(sockets=[listening])
+            Server(config).run(sockets=[listener])
     finally:
         history.current().close()
-        listening.close()
+        listener.close()
 
 
 def _listen(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((ADDRESS, port))
+        listener.bind((ADDRESS, port))
     except OSError as error:
-        listening.close()
+        listener.close()
         raise BadRequest(f"port {port} cannot be had: {error.strerror}", "--port 0 takes a free one") from None
-    listening.listen(128)
-    return listening
+    listener.listen(128)
+    return listener
 
 
 def _application(home: Path) -> Any:
@@ -71,15 +71,15 @@ def _application(home: Path) -> Any:
     from fastapi import FastAPI
     from nicegui import ui
 
-    history.serve(home)
+    history.open_history(home)
     application = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for page in PAGES:
         module, _, function = page.show.partition(":")
         show = getattr(import_module(f"cloudtrain.console.{module}"), function)
-        given = ui.page(page.path, title=f"{page.title} · cloudtrain", response_timeout=BUILD_S)
-        given(_framed(page, show))
-    artifacts.route()
-    shell.dress()
+        decorate = ui.page(page.path, title=f"{page.title} · cloudtrain", response_timeout=BUILD_S)
+        decorate(_with_frame(page, show))
+    artifacts.add_route()
+    shell.add_styles()
     ui.run_with(
         application, title="cloudtrain", favicon=shell.ICON, tailwind=False, show_welcome_message=False,
         reconnect_timeout=RECONNECT_S,
@@ -87,19 +87,19 @@ def _application(home: Path) -> Any:
     return application
 
 
-def _framed(page: Page, show: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def _with_frame(page: Page, show: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """Return the function of a page with all that surrounds it; it takes what `show` takes."""
 
     @wraps(show)
-    async def build(*args: Any, **given: Any) -> None:
-        with shell.around(page):
-            await shell.guarded(lambda: show(*args, **given))
+    async def build(*args: Any, **kwargs: Any) -> None:
+        with shell.page_frame(page):
+            await shell.show_or_error(lambda: show(*args, **kwargs))
 
     return build
 
 
 @contextlib.contextmanager
-def shown(address: str, home: Path) -> Iterator[None]:
+def open_in_browser(address: str, home: Path) -> Iterator[None]:
     """Open the address in the person's browser, where there is one, as long as the block lasts.
 
     The browser's command line, which everybody on the machine may read, names a file of mode 600 that leads there.

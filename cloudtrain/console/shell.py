@@ -26,7 +26,7 @@ _THEMES: dict[bool | None, tuple[str, str]] = {  # what is on: its name and icon
 _theme: list[bool | None] = [None]  # of this process: one person's
 
 
-def dress() -> None:
+def add_styles() -> None:
     """Give all pages their looks."""
     from nicegui import app, ui
 
@@ -35,7 +35,7 @@ def dress() -> None:
 
 
 @contextmanager
-def around(page: Page) -> Iterator[None]:
+def page_frame(page: Page) -> Iterator[None]:
     """Draw a page's surroundings; what the block makes lands in its main part."""
     from nicegui import ui
 
@@ -48,14 +48,14 @@ def around(page: Page) -> Iterator[None]:
                     link = ui.link(other.title, other.path)
                     if other.path == page.path:
                         link.props('aria-current="page"')
-        _themes()
-    _keys()
+        _theme_button()
+    _keyboard()
     with ui.element("div").classes("ct-main") as main:  # NiceGUI has put it into a <main>
         yield
     ui.skip_link("Skip to content", target=main)
 
 
-async def guarded(show: Callable[[], Awaitable[None]]) -> None:
+async def show_or_error(show: Callable[[], Awaitable[None]]) -> None:
     """Show a page, or the sentence and hint of what it raised."""
     from nicegui import ui
 
@@ -64,30 +64,30 @@ async def guarded(show: Callable[[], Awaitable[None]]) -> None:
     except CloudtrainError as error:
         heading("This cannot be shown")
         with ui.element("section").classes("ct-card"):
-            ui.label(sentence(error))
+            ui.label(format_error(error))
 
 
-def heading(words: str, level: int = 1) -> None:
+def heading(title: str, level: int = 1) -> None:
     """Write a heading."""
     from nicegui.elements.mixins.text_element import TextElement
 
-    TextElement(tag=f"h{level}", text=words)
+    TextElement(tag=f"h{level}", text=title)
 
 
-def sentence(error: CloudtrainError) -> str:
+def format_error(error: CloudtrainError) -> str:
     """Return an error as a page says it."""
     hint = f" ({error.hint})" if error.hint else ""
     return text.clean(f"{error.message}{hint}", 2000)
 
 
-def say(error: CloudtrainError) -> None:
+def notify_error(error: CloudtrainError) -> None:
     """Say what stood in the way of something that was clicked."""
     from nicegui import ui
 
-    ui.notify(sentence(error), type="negative", multi_line=True, close_button="Close", timeout=0)
+    ui.notify(format_error(error), type="negative", multi_line=True, close_button="Close", timeout=0)
 
 
-def _themes() -> None:
+def _theme_button() -> None:
     from nicegui import ui
 
     theme = ui.dark_mode(_theme[0])
@@ -98,34 +98,34 @@ def _themes() -> None:
         button.props["aria-label"] = f"Theme: {name}"
         button.update()
 
-    def turn() -> None:
+    def next_theme() -> None:
         order = list(_THEMES)
         theme.value = _theme[0] = order[(order.index(theme.value) + 1) % len(order)]
         show()
 
-    button = ui.button(on_click=turn, color=None).props("flat dense round").tooltip("Change the theme")
+    button = ui.button(on_click=next_theme, color=None).props("flat dense round").tooltip("Change the theme")
     show()
 
 
-def _keys() -> None:
+def _keyboard() -> None:
     """Letters that lead to pages, / to the page's search, ? to the list of them; not while something is typed."""
     from nicegui import ui
 
-    with ui.dialog().props('aria-label="Keys"') as known, ui.card():
+    with ui.dialog().props('aria-label="Keys"') as dialog, ui.card():
         heading("Keys", 2)
         with ui.element("dl").classes("ct-keys ct-pairs"):
-            for key, what in [*((p.key, p.title) for p in PAGES if p.key), ("/", "Search"), ("?", "These keys")]:
+            for key, description in [*((p.key, p.title) for p in PAGES if p.key), ("/", "Search"), ("?", "These keys")]:
                 with ui.element("dt"):
                     ui.label(key).classes("ct-mono")
                 with ui.element("dd"):
-                    ui.label(what)
-        ui.button("Close", on_click=known.close, color=None).classes("ct-plain")
+                    ui.label(description)
+        ui.button("Close", on_click=dialog.close, color=None).classes("ct-plain")
 
     def pressed(event: KeyEventArguments) -> None:
         if not event.action.keydown or event.modifiers.ctrl or event.modifiers.alt or event.modifiers.meta:
             return
         if event.key.name == "?":
-            known.open()
+            dialog.open()
         elif event.key.name == "/":
             ui.run_javascript("document.querySelector('[data-search] input, input[data-search]')?.focus()")
         for page in PAGES:

@@ -9,43 +9,43 @@ from typing import Any
 
 LONGEST = 400  # characters of a value that a page shows
 # What would turn the text around it to the left, and what joins or hides letters
-_TURNING = re.compile("[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+_DIRECTION_MARKS = re.compile("[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 _ESCAPE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?")
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
     """Return anything as a line of text: no escape sequences, no control characters, none that turn its direction."""
-    text = value if isinstance(value, str) else _said(value)
+    text = value if isinstance(value, str) else _to_text(value)
     if len(text) > 4 * longest:
         text = text[: 4 * longest]
     if not text.isprintable():
         text = _ESCAPE.sub("", text).replace("\t", "    ").replace("\n", " ⏎ ")
-        text = _TURNING.sub("", text)
+        text = _DIRECTION_MARKS.sub("", text)
         text = "".join(letter if letter.isprintable() else "�" for letter in text)
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _said(value: object) -> str:
+def _to_text(value: object) -> str:
     if isinstance(value, float):
-        return number(value)
+        return format_number(value)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return a value in few digits, empty for none."""
     if value is None:
         return ""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e9 else f"{value:.5g}"
 
 
-def moment(at: str | None) -> str:
+def format_time(iso_time: str | None) -> str:
     """Return an ISO time in UTC without fractions, empty for none."""
     try:
-        return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at else ""
+        return f"{datetime.fromisoformat(iso_time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if iso_time else ""
     except ValueError:
-        return clean(at, 40)
+        return clean(iso_time, 40)
 
 
-def pretty(data: Any) -> str:
+def format_json(data: Any) -> str:
     """Return JSON for reading."""
     return json.dumps(data, indent=2, ensure_ascii=True, default=str)

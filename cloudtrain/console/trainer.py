@@ -14,7 +14,7 @@ from cloudtrain.errors import Problem
 _MODULE = "cloudtrain_trainer_arguments"
 _KINDS: dict[Any, str] = {bool: "flag", int: "number", float: "number", str: "text", list[str]: "yaml"}
 # What most trainings name; every other argument is one choice away.
-MAIN = (
+MAIN_ARGUMENTS = (
     "task", "dataset", "model", "model_type", "tokenizer", "block_size", "learning_rate", "max_steps", "num_train_epochs",
     "per_device_train_batch_size", "bf16",
 )  # fmt: skip
@@ -33,14 +33,14 @@ class Argument(NamedTuple):
 @cache
 def arguments() -> dict[str, Argument]:
     """Return the arguments by name, in the trainer's order."""
-    module = _page()
+    module = _arguments_module()
     hints = get_type_hints(module.Arguments)
     return {item.name: _argument(item, hints[item.name]) for item in fields(module.Arguments)}
 
 
 def problems(argv: Sequence[str]) -> list[Problem]:
     """Return what the trainer would refuse before it starts, at the hyperparameters that it names."""
-    module = _page()
+    module = _arguments_module()
     try:
         module.parse(list(argv))
     except module.Misuse as error:
@@ -50,17 +50,19 @@ def problems(argv: Sequence[str]) -> list[Problem]:
 
 def _argument(item: Any, kind: Any) -> Argument:
     default = item.default if item.default is not MISSING else item.default_factory()
-    said = ("on" if default else "off") if isinstance(default, bool) else "" if default in ("", []) else str(default)
-    return Argument(item.name, _KINDS[kind], said, item.metadata["help"], tuple(item.metadata["choices"]))
+    default_text = (
+        ("on" if default else "off") if isinstance(default, bool) else "" if default in ("", []) else str(default)
+    )
+    return Argument(item.name, _KINDS[kind], default_text, item.metadata["help"], tuple(item.metadata["choices"]))
 
 
 def _problem(line: str) -> Problem:
-    found = re.search(r"--([a-z]\w*)", line)
-    return Problem(line, f"hyperparameters.{found[1]}" if found else "hyperparameters")
+    match = re.search(r"--([a-z]\w*)", line)
+    return Problem(line, f"hyperparameters.{match[1]}" if match else "hyperparameters")
 
 
 @cache
-def _page() -> Any:
+def _arguments_module() -> Any:
     """Return the trainer's own module of arguments, which travels in every bundle and imports nothing heavy."""
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -12,7 +12,7 @@ from cloudtrain.events import State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LOOKS = {
+_STATE_CLASSES = {
     State.SUCCEEDED: "ct-good",
     State.RUNNING: "ct-live",
     State.STARTING: "ct-live",
@@ -25,23 +25,23 @@ _LOOKS = {
 }
 
 
-def element(tag: str, words: str) -> Any:
+def element(tag: str, content: str) -> Any:
     """Return an element that holds words and nothing else."""
     from nicegui.elements.mixins.text_element import TextElement
 
-    return TextElement(tag=tag, text=words)
+    return TextElement(tag=tag, text=content)
 
 
-def state(what: State) -> None:
+def state(run_state: State) -> None:
     """Show a state."""
     from nicegui import ui
 
-    ui.label(what.value).classes(f"ct-state {look(what)}")
+    ui.label(run_state.value).classes(f"ct-state {state_class(run_state)}")
 
 
-def look(what: State) -> str:
+def state_class(run_state: State) -> str:
     """Return the CSS class of a state's colour."""
-    return _LOOKS.get(what, "")
+    return _STATE_CLASSES.get(run_state, "")
 
 
 @contextmanager
@@ -49,11 +49,11 @@ def card(title: str = "", *, name: str = "") -> Iterator[Any]:
     """Draw a box with a heading; a person who hears the page is told its name."""
     from nicegui import ui
 
-    with ui.element("section").classes("ct-card") as made:
-        made.props["aria-label"] = name or title
+    with ui.element("section").classes("ct-card") as section:
+        section.props["aria-label"] = name or title
         if title:
             shell.heading(title, 2)
-        yield made
+        yield section
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> None:
@@ -83,17 +83,17 @@ def table(
     """Show a table; a cell is text, or a function that draws it. `looks` are CSS classes of columns by their head."""
     from nicegui import ui
 
-    of = [(looks or {}).get(head, "") for head in heads]
-    with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region"') as around:
-        around.props["aria-label"] = caption
+    classes = [(looks or {}).get(head, "") for head in heads]
+    with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region"') as region:
+        region.props["aria-label"] = caption
         with ui.element("table").classes("ct-table"):
             with ui.element("thead"), ui.element("tr"):
-                for head, look in zip(heads, of, strict=True):
+                for head, look in zip(heads, classes, strict=True):
                     element("th", head).props('scope="col"').classes(look)
             with ui.element("tbody"):
                 for row in rows:
                     with ui.element("tr"):
-                        for cell, look in zip(row, of, strict=True):
+                        for cell, look in zip(row, classes, strict=True):
                             if callable(cell):
                                 with ui.element("td").classes(look):
                                     cell()
@@ -101,31 +101,33 @@ def table(
                                 element("td", "" if cell is None else text.clean(cell)).classes(look)
 
 
-def written(lines: str, *, name: str, most: int = 200_000) -> None:
+def preformatted(lines: str, *, name: str, most: int = 200_000) -> None:
     """Show text as it was written, line by line, the first `most` characters."""
     from nicegui import ui
 
-    shown = "\n".join(text.clean(line, 2000) for line in lines[:most].split("\n"))
-    with ui.element("pre").classes("ct-pre").props('tabindex="0" role="region"') as made:
-        made.props["aria-label"] = name
-        ui.label(shown + ("\n…" if len(lines) > most else "")).style("white-space: pre-wrap")
+    cleaned = "\n".join(text.clean(line, 2000) for line in lines[:most].split("\n"))
+    with ui.element("pre").classes("ct-pre").props('tabindex="0" role="region"') as block:
+        block.props["aria-label"] = name
+        ui.label(cleaned + ("\n…" if len(lines) > most else "")).style("white-space: pre-wrap")
 
 
 @contextmanager
-def folded(title: str, *, opened: bool = False, turned: Callable[[bool], None] | None = None) -> Iterator[None]:
+def collapsible(title: str, *, opened: bool = False, on_toggle: Callable[[bool], None] | None = None) -> Iterator[None]:
     """Draw something that a person opens; `turned` is told when they open or close it."""
     from nicegui import ui
 
-    with ui.element("details") as made:
-        made.props["open"] = opened
-        if turned:
-            made.on("toggle", lambda event: turned(bool(event.args)), js_handler="(event) => emit(event.target.open)")
+    with ui.element("details") as details:
+        details.props["open"] = opened
+        if on_toggle:
+            details.on(
+                "toggle", lambda event: on_toggle(bool(event.args)), js_handler="(event) => emit(event.target.open)"
+            )
         element("summary", title)
         yield
 
 
-def button(words: str, on_click: Any, look: str = "ct-plain", icon: str = "") -> Any:
+def button(label: str, on_click: Any, look: str = "ct-plain", icon: str = "") -> Any:
     """Draw a button."""
     from nicegui import ui
 
-    return ui.button(words, on_click=on_click, color=None, icon=icon or None).props("unelevated no-caps").classes(look)
+    return ui.button(label, on_click=on_click, color=None, icon=icon or None).props("unelevated no-caps").classes(look)

@@ -31,13 +31,13 @@ def root(tmp_path, monkeypatch) -> Path:
 
 def filled(draft: Draft, **values: str) -> Draft:
     for name, text in {"name": "tiny", "entrypoint": "train.py", **values}.items():
-        draft.form.put(FIELDS[name.replace("__", ".")], text)
+        draft.form.set_field(FIELDS[name.replace("__", ".")], text)
     return draft
 
 
 def test_a_blank_draft_becomes_a_run_once_however_often_it_is_sent(root, home, census):
     draft = filled(Draft.blank(home, root))
-    draft.form.put_rows(("hyperparameters",), [("lr", "1e-4")])
+    draft.form.set_rows(("hyperparameters",), [("lr", "1e-4")])
     review = draft.review()
     assert review.problems == () and review.plan is not None
     assert not (home / "runs").exists()
@@ -84,14 +84,14 @@ def test_all_problems_at_once_with_the_paths_of_their_fields(root, home):
 
 def test_a_problem_of_one_line_stands_at_what_is_written_there(root, home):
     draft = filled(Draft.blank(home, root))
-    draft.form.put_rows(("env",), [("A", "1"), ("A", "2")])
+    draft.form.set_rows(("env",), [("A", "1"), ("A", "2")])
     (problem,) = draft.problems()
     assert problem.path.startswith("env") and "given twice" in problem.message
 
 
 def test_what_cannot_be_read_is_a_problem_too(root, home):
     draft = filled(Draft.blank(home, root))
-    draft.form.put_rows(("hyperparameters",), [("layers", "[1, 2")])
+    draft.form.set_rows(("hyperparameters",), [("layers", "[1, 2")])
     (problem,) = draft.problems()
     assert problem.path == "hyperparameters.layers"
 
@@ -104,7 +104,7 @@ def test_target_options_and_trainer_are_asked(root, home):
     assert problem.path == "options.local.pythn" and "python" in problem.hint
     (root / "cloudtrain.toml").unlink()
     shared = Draft.blank(home, root)
-    shared.form.put_rows(("hyperparameters",), [("max_steps", "many"), ("learning_rat", "1")])
+    shared.form.set_rows(("hyperparameters",), [("max_steps", "many"), ("learning_rat", "1")])
     assert {p.path for p in shared.problems()} == {"hyperparameters.max_steps", "hyperparameters.learning_rat"}
 
 
@@ -124,10 +124,10 @@ def test_the_listing_is_that_of_package(root, home):
 def test_refused_credentials_are_named_and_can_be_allowed(root, home):
     (root / ".env").write_text("TOKEN=x\n")
     draft = filled(Draft.blank(home, root))
-    found = draft.listing()
+    found = draft.list_source()
     assert ".env" in found.problem.message and ".env" in {file.path for file in found.files}
-    draft.form.put(FIELDS["allow_secrets"], ".env")
-    assert draft.listing().problem is None
+    draft.form.set_field(FIELDS["allow_secrets"], ".env")
+    assert draft.list_source().problem is None
 
 
 def test_a_run_opens_as_the_short_job_that_it_was(root, home):
@@ -140,7 +140,7 @@ def test_a_run_opens_as_the_short_job_that_it_was(root, home):
     )
     run = Submitter(home=home, watch=False).submit(root / "job.yaml")
     run.cancel(60)
-    draft = Draft.of_run(run.run_id, home, root, watched=False)
+    draft = Draft.of_run(run.run_id, home, root, watch=False)
     text = draft.form.text()
     assert "1e-4" in text and '"1e-4"' not in text and "team: nlp" in text
     for word in ("user", "num_nodes", "retry", "options", "environment"):  # default, configured, or given anew
@@ -149,7 +149,7 @@ def test_a_run_opens_as_the_short_job_that_it_was(root, home):
     assert plan.job == run.attempts[0].plan.job and plan.bundle["sha256"] == run.attempts[0].plan.bundle["sha256"]
     # A configuration that says something else since then may not change what the run was.
     (root / "cloudtrain.toml").write_text('[targets.here]\nbackend = "local"\n[defaults]\nnum_nodes = 2\n')
-    again = Draft.of_run(run.run_id, home, root, watched=False)
+    again = Draft.of_run(run.run_id, home, root, watch=False)
     assert "max_runtime: 1h" in again.form.text() and "num_nodes: 1" in again.form.text()
     assert again.review().plan.job == run.attempts[0].plan.job
 
@@ -159,11 +159,11 @@ def test_a_rerun_with_a_change_keeps_its_parent_and_its_source(root, home):
     run = Submitter(home=home, watch=False).submit(root / "job.yaml")
     run.cancel(60)
     (root / "train.py").write_text("raise SystemExit(1)\n")
-    draft = Draft.of_run(run.run_id, home, root, watched=False)
+    draft = Draft.of_run(run.run_id, home, root, watch=False)
     assert draft.changes() == []
-    draft.form.put_rows(("hyperparameters",), [("lr", "2e-4")])
+    draft.form.set_rows(("hyperparameters",), [("lr", "2e-4")])
     assert draft.changes() == [("hyperparameters.lr", "1e-4", "2e-4")]
-    assert [file.path for file in draft.listing().files] == ["job.yaml", "train.py"]
+    assert [file.path for file in draft.list_source().files] == ["job.yaml", "train.py"]
     review = draft.review()
     assert review.plan.bundle["sha256"] == run.attempts[0].plan.bundle["sha256"]
     made = draft.submit(review)
@@ -191,7 +191,7 @@ def test_a_file_is_never_written_outside_or_over_another(name, root, home, tmp_p
         filled(Draft.blank(home, root)).save(name)
     if name in ("../job.yaml", "out/job.yaml", "link.yaml", "folder.yaml"):
         with pytest.raises(BadRequest):
-            filled(Draft.blank(home, root)).save(name, over=True)
+            filled(Draft.blank(home, root)).save(name, overwrite=True)
     assert tree(tmp_path) == before
 
 
@@ -201,7 +201,7 @@ def test_a_file_is_written_over_where_that_is_said(root, home):
     with pytest.raises(BadRequest, match="is there already"):
         draft.save("job.yaml")
     assert (root / "job.yaml").read_text() == "name: before\n"
-    draft.save("job.yaml", over=True)
+    draft.save("job.yaml", overwrite=True)
     assert (root / "job.yaml").read_text() == draft.form.text()
     assert sorted(os.listdir(root)) == ["job.yaml", "train.py"]
 

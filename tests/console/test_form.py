@@ -75,9 +75,9 @@ def test_a_job_becomes_a_form_and_the_same_job_again(data, given_values, written
     assert same(job_of(form), job)
     before = form.text()
     for field in fields.job_fields():
-        form.put(field, form.shown(field))
+        form.set_field(field, form.field_text(field))
         if field.kind == "rows":
-            form.put_rows(field.path, form.rows(field.path))
+            form.set_rows(field.path, form.rows(field.path))
     assert form.text() == before
     for value in {*written.values()}:
         assert value in before
@@ -89,8 +89,8 @@ def test_a_job_becomes_a_form_and_the_same_job_again(data, given_values, written
 def test_whatever_is_typed_arrives_or_is_a_problem(name, typed):
     """A hostile text in any field never makes a file that cannot be read, nor one that says something else elsewhere."""
     field, form = FIELDS[name], Form.blank(Path("/project"))
-    form.put(FIELDS["name"], "before")
-    form.put(field, typed)
+    form.set_field(FIELDS["name"], "before")
+    form.set_field(field, typed)
     if form.problems:
         with pytest.raises(BadJob) as caught:
             form.document()
@@ -125,8 +125,8 @@ def test_a_file_keeps_its_head_and_its_numbers(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(FILE)
     form = Form.load(path)
-    form.put(FIELDS["num_nodes"], "4")
-    form.put_rows(("hyperparameters",), [*form.rows(("hyperparameters",)), ("dropout", "0.10")])
+    form.set_field(FIELDS["num_nodes"], "4")
+    form.set_rows(("hyperparameters",), [*form.rows(("hyperparameters",)), ("dropout", "0.10")])
     assert form.text() == (
         "# yaml-language-server: $schema=job.schema.json\n# for the paper\nname: tiny\ntarget: prod\n"
         "hyperparameters:\n  lr: 1e-4\n  layers: [2, 4]\n  optim:\n    name: adamw\n    eps: 1.0e-08\n"
@@ -139,39 +139,39 @@ def test_a_file_keeps_its_head_and_its_numbers(tmp_path):
 
 def test_a_field_that_is_emptied_is_left_out_with_its_section():
     form = Form.blank(Path("/p"))
-    form.put(FIELDS["limits.max_runtime"], "2h")
+    form.set_field(FIELDS["limits.max_runtime"], "2h")
     assert form.text() == "limits:\n  max_runtime: 2h\n"
-    form.put(FIELDS["limits.max_runtime"], "")
+    form.set_field(FIELDS["limits.max_runtime"], "")
     assert form.text() == "{}\n"
 
 
 def test_new_keys_stand_in_the_order_of_the_reference():
     form = Form.blank(Path("/p"))
     for name, text in (("target", "local"), ("num_nodes", "2"), ("source", "."), ("name", "x")):
-        form.put(FIELDS[name], text)
+        form.set_field(FIELDS[name], text)
     assert form.text() == "name: x\nsource: .\nnum_nodes: 2\ntarget: local\n"
 
 
 def test_arguments_are_read_as_a_shell_reads_them():
     form, args = Form.blank(Path("/p")), FIELDS["args"]
-    form.put(args, "--tag 'a b' \"$x\" 1e-4")
+    form.set_field(args, "--tag 'a b' \"$x\" 1e-4")
     assert job_of(form).args == ["--tag", "a b", "$x", "1e-4"]
-    form.put(args, "--tag 'a b")
+    form.set_field(args, "--tag 'a b")
     (problem,) = form.problems[("args",)]
     assert problem.path == "args" and "no closing quotation" in problem.message
-    form.put(args, "--tag")
+    form.set_field(args, "--tag")
     assert not form.problems and job_of(form).args == ["--tag"]
 
 
 def test_rows_with_an_own_field_keep_their_place():
     form = Form.of_job({"hyperparameters": {"lr": "1e-4", "mine": "x", "max_steps": "5", "last": "y"}}, Path("/p"))
-    form.put_rows(("hyperparameters",), [("mine", "z"), ("more", "1")], without={"lr", "max_steps"})
+    form.set_rows(("hyperparameters",), [("mine", "z"), ("more", "1")], without={"lr", "max_steps"})
     assert form.text() == "hyperparameters:\n  lr: 1e-4\n  mine: z\n  max_steps: 5\n  more: 1\n"
 
 
 def test_a_name_that_is_given_twice_is_a_problem_of_the_file():
     form = Form.blank(Path("/p"))
-    form.put_rows(("env",), [("A", "1"), ("A", "2"), ("", "")])
+    form.set_rows(("env",), [("A", "1"), ("A", "2"), ("", "")])
     document, _ = form.document()
     assert "given twice" in document.problems[0].message
 
@@ -182,10 +182,10 @@ def test_a_form_that_moves_takes_its_relative_paths_along(tmp_path):
         "name: x\ninputs: {a: data/, b: {uri: more}, c: s3://b/x, d: /abs}\noutput: out\nenv: {P: keep/me}\n"
     )
     form, away = Form.load(path), tmp_path / "jobs" / "deep"
-    moved = form.moved(away)
+    moved = form.moved_to(away)
     assert same(job_of(moved), job_of(form))
     assert moved.text() != form.text() and "P: keep/me" in moved.text()
-    assert form.moved(tmp_path).text() == form.text()
+    assert form.moved_to(tmp_path).text() == form.text()
 
 
 def test_every_key_of_the_job_file_has_one_field():
@@ -213,7 +213,7 @@ def test_every_key_of_the_job_file_has_one_field():
     ],
 )
 def test_a_problem_stands_at_its_field(path, place):
-    assert fields.place_of(path) == place
+    assert fields.locate(path) == place
 
 
 def test_the_options_of_every_backend_have_fields():
@@ -230,7 +230,7 @@ def test_the_trainers_arguments_are_its_own():
     known = trainer.arguments()
     assert known["learning_rate"].default == "5e-05" and known["learning_rate"].kind == "number"
     assert known["task"].choices == ("causal-lm", "chat", "sequence-classification")
-    assert set(trainer.MAIN) < set(known)
+    assert set(trainer.MAIN_ARGUMENTS) < set(known)
     assert trainer.problems(["--learning_rate", "1e-4", "--max_steps", "3"]) == []
     found = trainer.problems(["--learning_rat", "1", "--max_steps", "many"])
     assert {problem.path for problem in found} == {"hyperparameters.learning_rat", "hyperparameters.max_steps"}
@@ -240,8 +240,8 @@ def test_the_trainers_arguments_are_its_own():
 def test_a_tagged_number_stays_what_it_is():
     document = yaml.read("options: {x: {settle_s: !!float 5}}")
     field = Field(("options", "x", "settle_s"), Step.INFRASTRUCTURE, "Options", "number", "")
-    form = Form(jobtext.of_document(document), Path("/p"))
-    form.put(field, form.shown(field))
+    form = Form(jobtext.from_document(document), Path("/p"))
+    form.set_field(field, form.field_text(field))
     assert type(form.document()[0].value["options"]["x"]["settle_s"]) is float
 
 

@@ -30,24 +30,24 @@ values = st.recursive(
 @given(st.dictionaries(texts, values, max_size=4))
 def test_whatever_is_written_is_read_again(value):
     document = Document.of(value, "x")
-    table = jobtext.of_document(document)
-    read = yaml.read(jobtext.text_of(table, "# a head\n"), "x")
+    table = jobtext.from_document(document)
+    read = yaml.read(jobtext.dump(table, "# a head\n"), "x")
     assert read.problems == []
     assert repr(read.value) == repr(document.value)  # repr: nan is nan, 1 is not 1.0
-    assert jobtext.of_document(read) == table
+    assert jobtext.from_document(read) == table
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_a_value_that_is_shown_alone_is_parsed_as_itself(value):
-    node = jobtext.of_document(Document.of({"k": value}, "x")).get("k")
-    assert jobtext.parse(jobtext.shown(node)) == node
+    node = jobtext.from_document(Document.of({"k": value}, "x")).get("k")
+    assert jobtext.parse(jobtext.format_node(node)) == node
 
 
 def test_numbers_keep_their_text():
     text = "a: 1e-4\nb: 0123\nc: 1.10\nd: 0x1F\ne: ~\nf: TRUE\ng: [3.0e-4, 0o7, -.inf, .NaN]\nh: !!float 5\n"
-    table = jobtext.of_document(yaml.read(text))
-    assert jobtext.text_of(table) == text
+    table = jobtext.from_document(yaml.read(text))
+    assert jobtext.dump(table) == text
     assert table.get("h") == Plain("5", "!!float")
 
 
@@ -85,12 +85,12 @@ def test_a_file_looks_as_a_person_would_write_it():
             ("env", Table()),
         ]
     )
-    assert jobtext.text_of(table) == (
+    assert jobtext.dump(table) == (
         "name: tiny-lm\nsource: .\nhyperparameters:\n  learning_rate: 3.0e-4\n  layers: [2, 4]\n"
         'args: ["--tag", a b, "no", "x: y"]\nlimits:\n  max_runtime: 24h\ninputs:\n  train: s3://bucket/train/\nenv: {}\n'
     )
 
 
 def test_a_key_that_is_given_twice_is_still_there():
-    read = yaml.read(jobtext.text_of(Table([("env", Table([("A", "1"), ("A", "2")]))])))
+    read = yaml.read(jobtext.dump(Table([("env", Table([("A", "1"), ("A", "2")]))])))
     assert "given twice" in read.problems[0].message

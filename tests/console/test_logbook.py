@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.console import logbook
-from cloudtrain.console.logbook import Logbook, Wanted
+from cloudtrain.console.logbook import LineFilter, Logbook
 from cloudtrain.runs.submit import Submitter
 
 TALK = """
@@ -16,22 +16,22 @@ for n in range(300):
 
 @pytest.mark.parametrize("piece", [1, 64, 1000, 4 << 20])
 def test_a_search_in_pieces_finds_what_every_line_tells(book, monkeypatch, piece):
-    monkeypatch.setattr(logbook, "PIECE", piece)
-    lines, total = book.window(Wanted(), 0, 1000)
+    monkeypatch.setattr(logbook, "SEARCH_BYTES", piece)
+    lines, total = book.window(LineFilter(), 0, 1000)
     assert total == len(lines) == book.count >= 300
     for words in ("line 29", "LINE 299 ", "xxxx end", "Ö", "e", "nothing of the kind"):
         expected = [
             line.number for line in lines if words.encode().lower() in f"{line.at} {line.text}".encode().lower()
         ]
         for half in (book.count // 2, book.count):  # as when the rest came later
-            found = logbook.Found()
-            found.lines.extend(book._matching(words, 0, half))
-            found.lines.extend(book._matching(words, half, book.count))
+            found = logbook.Matches()
+            found.lines.extend(book._search(words, 0, half))
+            found.lines.extend(book._search(words, half, book.count))
             assert list(found.lines) == expected, words
 
 
 def test_a_window_of_what_was_found(book):
-    lines, total = book.window(Wanted(words="line 29"), -3, 200)
+    lines, total = book.window(LineFilter(text="line 29"), -3, 200)
     assert (total, [line.text.split()[1] for line in lines]) == (11, ["297", "298", "299"])
 
 

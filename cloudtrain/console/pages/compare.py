@@ -6,7 +6,7 @@ from itertools import groupby
 from urllib.parse import quote
 
 from cloudtrain.console import charts, history, shell, text, widgets
-from cloudtrain.console.polling import keep_up
+from cloudtrain.console.polling import poll
 from cloudtrain.errors import BadRequest, UnknownRun
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -30,7 +30,7 @@ async def show(runs: str = "") -> None:
     ids = list(dict.fromkeys(name for name in runs.split(",") if name))
     if not 1 < len(ids) <= MOST:
         raise BadRequest(f"two to {MOST} runs can be compared", "choose them on the page of all runs")
-    rows, states = await history.current().ask(lambda store: _read(store, ids))
+    rows, states = await history.current().query(lambda store: _read(store, ids))
     shell.heading("Compare runs")
     with widgets.card("Runs"), ui.element("ul").classes("ct-legend"):
         for number, run_id in enumerate(ids):
@@ -47,12 +47,12 @@ async def show(runs: str = "") -> None:
         for section in ("hyperparameters", "results", "spec", "source", "request"):
             for _, group in groupby((row for row in rows if row.section == section), key=lambda row: row.section):
                 _section(section, list(group), ids)
-    keep_up([curves.refresh])
+    poll([curves.refresh])
 
 
 def _section(section: str, rows: list[Row], ids: list[str]) -> None:
     if section == "request":
-        with widgets.folded(f"{len(rows)} values of the native request"):
+        with widgets.collapsible(f"{len(rows)} values of the native request"):
             _table("Request", rows, ids)
     else:
         shell.heading(_TITLES[section], 3)

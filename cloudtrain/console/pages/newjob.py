@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import fields, history, shell, text, trainer
-from cloudtrain.console.controls import Controls, sentence
+from cloudtrain.console.controls import Controls, format_problem
 from cloudtrain.console.draft import Draft
 from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.pages import newplace, newreview, newsource
@@ -44,7 +44,7 @@ def _opened(job: str, run: str) -> Draft:
     home, root = history.current().home, Path.cwd()
     if run:
         return Draft.of_run(run, home, root)
-    return Draft.of_file(job, home, root) if job else Draft.begun(home, root)
+    return Draft.of_file(job, home, root) if job else Draft.for_folder(home, root)
 
 
 class NewJob:
@@ -52,7 +52,7 @@ class NewJob:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.controls = Controls(draft.form, draft.first, self._edited, marked=bool(draft.parent))
+        self.controls = Controls(draft.form, draft.original, self._edited, marked=bool(draft.parent))
         self.known = {field.name: field for field in fields.job_fields()}
         self.problems: list[Problem] = []
         self._stale = True
@@ -126,7 +126,7 @@ class NewJob:
         from nicegui import ui
 
         mine = [field for field in self.known.values() if field.step is Step.GENERAL]
-        self.controls.card("Job", [field for field in mine if field.group == "Job"])
+        self.controls.draw_card("Job", [field for field in mine if field.group == "Job"])
         script = ui.element("div").classes("ct-stack")
         rest = [field for field in mine if field.group in ("Parallelism", "Checkpoints")]
 
@@ -138,14 +138,14 @@ class NewJob:
                 members = [field for field in mine if field.group == "Script"]
                 if not own:
                     members = [replace(field, main=False) for field in members if field.name != "entrypoint"]
-                self.controls.card("Script", members, above=lambda: choice(own))
+                self.controls.draw_card("Script", members, above=lambda: choice(own))
                 with ui.element("section").classes("ct-card"):
                     shell.heading("Hyperparameters", 2)
                     if own:
-                        self.controls.rows(replace(self.known["hyperparameters"], label="Hyperparameters"))
+                        self.controls.draw_rows(replace(self.known["hyperparameters"], label="Hyperparameters"))
                     else:
                         self._trainer()
-            self.controls.say(self.problems)
+            self.controls.show_problems(self.problems)
 
         def choice(own: bool) -> None:
             chosen = ui.radio([_TRAINER, _SCRIPT], value=_SCRIPT if own else _TRAINER).props(
@@ -154,14 +154,14 @@ class NewJob:
 
             def turn() -> None:
                 if chosen.value == _TRAINER:
-                    self.draft.form.put(self.known["entrypoint"], "")
+                    self.draft.form.set_field(self.known["entrypoint"], "")
                     self._edited()
                 draw(chosen.value == _SCRIPT)
 
             chosen.on_value_change(turn)
 
         draw(self.draft.form.get(("entrypoint",)) is not None)
-        self.controls.groups(rest)
+        self.controls.draw_groups(rest)
 
     def _trainer(self) -> None:
         """Draw the arguments of the shared trainer that most name, and those that are set; the others one by one."""
@@ -169,12 +169,12 @@ class NewJob:
 
         known = trainer.arguments()
         there = {name for name, _ in self.draft.form.rows(("hyperparameters",))} & set(known)
-        drawn = [*trainer.MAIN, *(name for name in known if name in there - {*trainer.MAIN})]
+        drawn = [*trainer.MAIN_ARGUMENTS, *(name for name in known if name in there - {*trainer.MAIN_ARGUMENTS})]
         body = ui.element("div").classes("ct-fields")
 
         def draw(name: str) -> Element:
             with body:
-                return self.controls.one(_argument(known[name]))
+                return self.controls.draw_field(_argument(known[name]))
 
         for name in drawn:
             draw(name)
@@ -194,7 +194,7 @@ class NewJob:
         more.props("outlined dense stack-label hide-bottom-space data-field=more-arguments")
         field = self.known["hyperparameters"]
         if any(name not in known for name, _ in self.draft.form.rows(field.path)):
-            self.controls.rows(
+            self.controls.draw_rows(
                 replace(field, label="Others", help="No arguments of the shared trainer."), without=known
             )
 
@@ -209,8 +209,8 @@ class NewJob:
             return
         self._stale = False
         await self.place.follow()
-        self.problems = await asyncio.to_thread(self.draft.taken().problems)
-        self.controls.say(self.problems)
+        self.problems = await asyncio.to_thread(self.draft.snapshot().problems)
+        self.controls.show_problems(self.problems)
         self._count()
 
     def _count(self) -> None:
@@ -220,7 +220,7 @@ class NewJob:
             badge.set_text(str(count) if count else "")  # type: ignore[attr-defined]
             badge.set_visibility(bool(count))
         words = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "no problems"
-        self.said.set_text(f"{words}: {'; '.join(map(sentence, self.problems))}" if self.problems else words)
+        self.said.set_text(f"{words}: {'; '.join(map(format_problem, self.problems))}" if self.problems else words)
 
     async def _turned(self) -> None:
         step = self.tabs.value

@@ -41,16 +41,16 @@ class Place:
         members = [field for field in fields.job_fields() if field.step is Step.INFRASTRUCTURE]
         place, *others = [list(group) for group in _groups(members)]
         try:
-            names = tuple(fields.targets(self.draft.form.folder))
+            names = tuple(fields.backends_by_target(self.draft.form.folder))
         except CloudtrainError:
             names = ()  # what is wrong with the configuration is among the problems of the job
         place = [replace(f, kind="choice", choices=names) if f.name == "target" else f for f in place]
         with ui.element("div").classes("ct-two"):
             with ui.element("div").classes("ct-stack"):
-                self.controls.groups(place)
+                self.controls.draw_groups(place)
                 self.options = ui.element("div").classes("ct-stack")
                 for group in others:
-                    self.controls.groups(group)
+                    self.controls.draw_groups(group)
             with ui.element("section").classes("ct-card ct-beside"):
                 shell.heading("Doctor", 2)
                 self.said = ui.label("").classes("ct-dim ct-small").props('role="status"')
@@ -69,7 +69,7 @@ class Place:
         self.button.set_enabled(True)
         self.said.set_text(f"What stands in the way here and at {text.clean(self.target, 60)}.")
         try:
-            backend = fields.targets(self.draft.form.folder).get(self.target, "")
+            backend = fields.backends_by_target(self.draft.form.folder).get(self.target, "")
             members = list(fields.option_fields(backend)) if backend else []
         except CloudtrainError:
             members = []  # said at the target
@@ -77,8 +77,8 @@ class Place:
         if members:
             members = [replace(field, default=self._configured(field) or field.default) for field in members]
             with self.options:
-                self.controls.card(f"Options of {backend}", members)
-        self.controls.say(self.controls.problems)
+                self.controls.draw_card(f"Options of {backend}", members)
+        self.controls.show_problems(self.controls.problems)
         if self._looked:
             await self.look()
 
@@ -116,7 +116,7 @@ class Place:
             bad += 1
             with self.findings, ui.element("li"):
                 ui.label("problem").classes("ct-state ct-bad")
-                ui.label(shell.sentence(error))
+                ui.label(shell.format_error(error))
         if mine == self._asked:
             self.said.set_text(f"{bad} problem{'s' * (bad != 1)}" if bad else "Everything that was looked at is fine.")
             self.button.set_enabled(True)
@@ -147,7 +147,7 @@ def _groups(members: list[fields.Field]) -> Iterator[list[fields.Field]]:
 def _values(draft: Draft, target: str) -> dict[str, Any]:
     """Return the options that the form has for a target's backend, as plain values."""
     try:
-        backend = fields.targets(draft.form.folder).get(target, target)
+        backend = fields.backends_by_target(draft.form.folder).get(target, target)
         document, _ = draft.form.document()
     except CloudtrainError:
         return {}

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from cloudtrain.cli.view import summary
 from cloudtrain.console import fields, shell, text
-from cloudtrain.console.controls import sentence
-from cloudtrain.console.draft import Draft, inside
+from cloudtrain.console.controls import format_problem
+from cloudtrain.console.draft import Draft, resolve_below
 from cloudtrain.console.draft import Review as Found
 from cloudtrain.console.fields import Step
 from cloudtrain.errors import CloudtrainError, Problem
@@ -63,7 +63,7 @@ class Review:
     async def look(self) -> None:
         """Package the source and show what would be submitted."""
         self._asked += 1
-        mine, draft = self._asked, self.draft.taken()
+        mine, draft = self._asked, self.draft.snapshot()
         self.button.set_enabled(False)
         self.found = None
         self.said.set_text("Making the plan…")
@@ -116,7 +116,7 @@ class Review:
                 with ui.element("dd"):
                     ui.label(text.clean(value))
         shell.heading("Request", 3)
-        shown = text.pretty(plan.request)
+        shown = text.format_json(plan.request)
         cut = shown if len(shown) <= LONGEST else shown[:LONGEST] + "\n…"
         ui.label(cut).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
 
@@ -127,9 +127,9 @@ class Review:
             shell.heading("Problems", 2)
             with ui.element("ul").classes("ct-findings"):
                 for problem in problems:
-                    step = fields.place_of(problem.path)[0]
+                    step = fields.locate(problem.path)[0]
                     with ui.element("li"):
-                        ui.label(sentence(problem)).classes("ct-grow")
+                        ui.label(format_problem(problem)).classes("ct-grow")
                         if step is not Step.REVIEW:
                             there = ui.button(step, on_click=lambda step=step: self.go(step), color=None)
                             there.props("flat dense no-caps")
@@ -170,7 +170,7 @@ class Review:
             run_id = await asyncio.to_thread(lambda: self.draft.submit(found).run_id)
         except CloudtrainError as error:
             self.said.set_text("It was not submitted.")
-            shell.say(error)
+            shell.notify_error(error)
             self.button.props(remove="loading")
             self.button.set_enabled(True)
             return
@@ -181,13 +181,13 @@ class Review:
 
         name = str(self.name.value or "")
         try:
-            there = await asyncio.to_thread(lambda: inside(self.draft.root, name).is_file())
+            there = await asyncio.to_thread(lambda: resolve_below(self.draft.root, name).is_file())
             if there and not await self._over(name):
                 return
-            path = await asyncio.to_thread(lambda: self.draft.save(name, over=there))
+            path = await asyncio.to_thread(lambda: self.draft.save(name, overwrite=there))
         except CloudtrainError as error:
             self.saved.set_text("")
-            shell.say(error)
+            shell.notify_error(error)
             return
         lost = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
         self.saved.set_text(f"Written to {text.clean(str(path))}{lost}.")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cloudtrain.cli.view.runs import format_size
 from cloudtrain.console import fields, shell, text
-from cloudtrain.console.controls import Controls, sentence
+from cloudtrain.console.controls import Controls, format_problem
 from cloudtrain.console.draft import Draft, Listing
 from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.form import GitSource
@@ -35,8 +35,8 @@ class Sources:
         mine = [field for field in members if field.group == "Source" and field.name != "source"]
         with ui.element("div").classes("ct-two"):
             with ui.element("div").classes("ct-stack"):
-                self.controls.card("Source", mine, above=self._source)
-                self.controls.groups([field for field in members if field.group != "Source"])
+                self.controls.draw_card("Source", mine, above=self._source)
+                self.controls.draw_groups([field for field in members if field.group != "Source"])
             with ui.element("section").classes("ct-card ct-beside"):
                 shell.heading("What is sent", 2)
                 self.said = ui.label("").classes("ct-dim ct-small").props('role="status"')
@@ -54,18 +54,18 @@ class Sources:
     async def list(self) -> None:
         """Show what the source would send."""
         self._asked += 1
-        mine, draft = self._asked, self.draft.taken()
+        mine, draft = self._asked, self.draft.snapshot()
         self._listed = self._values()
         self.said.set_text("Packaging…")
         self.listing.clear()
         self.button.set_enabled(False)
         try:
-            found: Listing | None = await asyncio.to_thread(draft.listing)
+            found: Listing | None = await asyncio.to_thread(draft.list_source)
             words = ""
         except BadJob as error:
-            found, words = None, "; ".join(map(sentence, error.problems))
+            found, words = None, "; ".join(map(format_problem, error.problems))
         except CloudtrainError as error:
-            found, words = None, shell.sentence(error)
+            found, words = None, shell.format_error(error)
         if mine == self._asked:
             self.button.set_enabled(True)
             self._show(found, words)
@@ -79,7 +79,7 @@ class Sources:
                 ui.label(words).classes("ct-callout ct-callout-bad").props('role="alert"')
                 return
             if found.problem:
-                told = ui.label(text.clean(sentence(found.problem, bare=True), 4000)).classes(
+                told = ui.label(text.clean(format_problem(found.problem, bare=True), 4000)).classes(
                     "ct-callout ct-callout-bad"
                 )
                 told.props('role="alert"')
@@ -141,13 +141,13 @@ class Sources:
                     if chosen.value == _GIT:
                         self._git()
                     else:
-                        self.controls.one(
+                        self.controls.draw_field(
                             replace(self.field, label="Folder", help="Relative to the job file's folder.")
                         )
 
             def turned() -> None:
                 if self._address().startswith("git+") != (chosen.value == _GIT):
-                    self.controls.put(self.field, "." if chosen.value == _FOLDER else "git+https://")
+                    self.controls.set_value(self.field, "." if chosen.value == _FOLDER else "git+https://")
                 draw()
 
             chosen.on_value_change(turned)
@@ -161,7 +161,7 @@ class Sources:
         def put(**changes: str) -> None:
             nonlocal parts
             parts = parts._replace(**changes)
-            self.controls.put(self.field, str(parts))
+            self.controls.set_value(self.field, str(parts))
 
         told = (
             ("address", "source", "Repository", "https://host/repo or ssh://git@host/repo"),
@@ -174,7 +174,7 @@ class Sources:
                 made = ui.input(
                     label, value=getattr(parts, name), on_change=lambda e, n=name: put(**{n: e.value or ""})
                 )
-            self.controls.dress(made, field)
+            self.controls.style(made, field)
 
     def _address(self) -> str:
         node = self.draft.form.get(("source",))

@@ -33,8 +33,8 @@ def _read(run: Run) -> Origin:
         record.parent,
         known,
         found,
-        text.pretty(job),
-        text.pretty(newest.plan.request),
+        text.format_json(job),
+        text.format_json(newest.plan.request),
         run.store.provenance(run.run_id),
     )
 
@@ -43,7 +43,7 @@ async def show(run_id: str) -> None:
     """Draw it."""
     from nicegui import ui
 
-    found = await history.current().of(run_id, _read)
+    found = await history.current().query_run(run_id, _read)
     with widgets.card("Job and plan"):
         hyperparameters = found.job
         if found.parent:
@@ -55,15 +55,15 @@ async def show(run_id: str) -> None:
                     ui.label(f"{text.clean(found.parent)} is not in this history").classes("ct-dim")
             if found.known:
                 differences(found.differences, found.parent, run_id)
-        with widgets.folded("Job"):
-            widgets.written(hyperparameters, name="Job")
-        with widgets.folded("Request, as it was sent"):
-            widgets.written(found.request, name="Request")
+        with widgets.collapsible("Job"):
+            widgets.preformatted(hyperparameters, name="Job")
+        with widgets.collapsible("Request, as it was sent"):
+            widgets.preformatted(found.request, name="Request")
         if patch := str(found.origin.get("text") or ""):
-            with widgets.folded("Patch of the tree that was submitted"):
-                widgets.written(patch, name="Patch")
+            with widgets.collapsible("Patch of the tree that was submitted"):
+                widgets.preformatted(patch, name="Patch")
         if client := found.origin.get("client"):
-            with widgets.folded("Provenance"):
+            with widgets.collapsible("Provenance"):
                 rows = [("commit", found.origin.get("commit")), ("bundle", found.origin.get("bundle"))]
                 widgets.pairs([*rows, *((str(name), value) for name, value in client.items())])
 

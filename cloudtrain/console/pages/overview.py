@@ -48,7 +48,7 @@ def told(run: Run) -> Told:
         ),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.describe_limit(plan)),
-        ("created", text.moment(record.created_at)),
+        ("created", text.format_time(record.created_at)),
         ("took", runs.elapsed(status.started_at, status.ended_at) if status.ended_at else ""),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("billed", summary.describe_billing(attempts)),
@@ -100,7 +100,7 @@ class Overview:
 
     async def refresh(self) -> None:
         """Draw it again where something has changed."""
-        said = await history.current().of(self._run_id, told)
+        said = await history.current().query_run(self._run_id, told)
         state = (said.status, said.verdict, said.attempts, len(said.events), said.cancelling)
         if state == self._drawn:
             return
@@ -130,10 +130,10 @@ class Overview:
                 widgets.table(heads, rows, caption="Attempts", looks=looks)
                 if said.events:
                     opened = len(said.attempts) > 1 if self._opened is None else self._opened
-                    with widgets.folded(f"{len(said.events)} events", opened=opened, turned=self._turn):
-                        widgets.written("\n".join(line.strip() for line in said.events), name="Events")
+                    with widgets.collapsible(f"{len(said.events)} events", opened=opened, on_toggle=self._toggled):
+                        widgets.preformatted("\n".join(line.strip() for line in said.events), name="Events")
 
-    def _turn(self, opened: bool) -> None:
+    def _toggled(self, opened: bool) -> None:
         self._opened = opened
 
 

@@ -27,7 +27,7 @@ class Results:
         """Draw them again where there are others."""
         from nicegui import ui
 
-        rows, files, elsewhere = await history.current().of(self._run_id, _read)
+        rows, files, elsewhere = await history.current().query_run(self._run_id, _read)
         if (rows, files) == self._drawn:
             return
         self._drawn = (rows, files)
@@ -50,7 +50,7 @@ class Results:
         if not files:
             ui.label("no files here yet").classes("ct-dim")
             return
-        with widgets.folded(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
+        with widgets.collapsible(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
             cells = [(_link(self._run_id, file.path), runs.format_size(file.size_bytes)) for file in files[:SHOWN]]
             widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
             if len(files) > SHOWN:
@@ -61,9 +61,9 @@ class Results:
 
         ui.notify("they are being fetched")
         try:
-            await history.current().of(self._run_id, lambda run: run.fetch(artifacts.folder(run)))
+            await history.current().query_run(self._run_id, lambda run: run.fetch(artifacts.results_folder(run)))
         except CloudtrainError as error:
-            shell.say(error)
+            shell.notify_error(error)
         await self.refresh()
 
 
@@ -73,21 +73,23 @@ def _read(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bo
         (
             str(event.data["step"]),
             event.attempt.rpartition("-a")[2],
-            text.moment(event.at),
+            text.format_time(event.at),
             runs.format_size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
         )
         for event in told
         if event.node == 0
     ]
-    elsewhere = run.store.home / artifacts.FETCHED in artifacts.folder(run).parents and run.record.status.state.final
-    return rows[-SHOWN:][::-1], artifacts.listed(run), elsewhere
+    elsewhere = (
+        run.store.home / artifacts.FETCHED in artifacts.results_folder(run).parents and run.record.status.state.final
+    )
+    return rows[-SHOWN:][::-1], artifacts.list_artifacts(run), elsewhere
 
 
 def _link(run_id: str, path: str) -> object:
     from nicegui import ui
 
     def draw() -> None:
-        if address := artifacts.address(run_id, path):
+        if address := artifacts.download_url(run_id, path):
             ui.link(text.clean(path), address).props("download")
         else:
             ui.label(text.clean(path.encode("utf-8", "replace").decode()))

@@ -12,7 +12,7 @@ from cloudtrain.console.pages import origin
 from cloudtrain.console.pages.overview import Overview, Told
 from cloudtrain.console.pages.results import Results
 from cloudtrain.console.pages.runlog import RunLog
-from cloudtrain.console.polling import keep_up
+from cloudtrain.console.polling import poll
 from cloudtrain.console.routes import PAGES
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
@@ -23,7 +23,7 @@ async def show(run_id: str) -> None:
     """Show a run."""
     from nicegui import ui
 
-    await history.current().of(run_id, _known)
+    await history.current().query_run(run_id, _known)
     ui.page_title(f"{run_id} · cloudtrain")
     with ui.element("div").classes("ct-row"):
         with ui.element("div").classes("ct-grow"):
@@ -47,14 +47,14 @@ async def show(run_id: str) -> None:
     overview = Overview(run_id, head)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
-    await charts.of_run(run_id, live)
+    await charts.draw_run_charts(run_id, live)
     log = RunLog(run_id)
     log.show()
     results = Results(run_id)
     await results.show()
     await origin.show(run_id)
     live += [log.refresh, results.refresh]
-    keep_up(live)
+    poll(live)
 
 
 def _known(run: Run) -> None:
@@ -99,8 +99,8 @@ async def _do(run_id: str, what: Callable[[Run], Any], words: str) -> None:
     from nicegui import ui
 
     try:
-        await asyncio.shield(history.current().of(run_id, what))
+        await asyncio.shield(history.current().query_run(run_id, what))
     except CloudtrainError as error:
-        shell.say(error)
+        shell.notify_error(error)
     else:
         ui.notify(words, type="positive")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from cloudtrain.console import history, lists, logbook, text, widgets
-from cloudtrain.console.logbook import Line, Wanted
+from cloudtrain.console.logbook import Line, LineFilter
 
 WINDOW = 200  # lines on the page
 SHOWN = 2000  # characters of a line
@@ -17,9 +17,9 @@ class RunLog:
     """The log panel of one page."""
 
     def __init__(self, run_id: str) -> None:
-        self._book = logbook.book(run_id)
+        self._book = logbook.open_logbook(run_id)
         self._run_id = run_id
-        self._wanted = Wanted()
+        self._wanted = LineFilter()
         self._first = 0  # of those that are wanted
         self._follows = True
         self._marked = -1  # the line that was gone to
@@ -48,14 +48,14 @@ class RunLog:
                 widgets.button("Later", lambda: self._move(self._first + WINDOW))
                 self._end = widgets.button("Newest", self._follow)
                 self._told = ui.label("").classes("ct-dim ct-small").props('role="status"')
-            self._lines = lists.lines().props('tabindex="0" role="region" aria-label="Lines of the log"')
+            self._lines = lists.log_window().props('tabindex="0" role="region" aria-label="Lines of the log"')
             self._lines.on("go", lambda event: self.go(int(event.args)))
 
     async def refresh(self) -> None:
         """Read on, and draw the window again where it has changed."""
         if self._reading is None or self._reading.done():
             book = self._book
-            self._reading = asyncio.create_task(history.current().ask(book.read_on))
+            self._reading = asyncio.create_task(history.current().query(book.read_on))
             await asyncio.wait([self._reading], timeout=0.5)  # a long log is drawn while it is being read
             if self._reading.done():
                 self._reading.result()
@@ -63,15 +63,15 @@ class RunLog:
 
     async def _draw(self) -> None:
         book, wanted, first = self._book, self._wanted, -WINDOW if self._follows else self._first
-        lines, total = await history.current().ask(lambda _: book.window(wanted, first, WINDOW))
-        state = (wanted, total, book.whole, self._marked, lines[:1], len(lines))
+        lines, total = await history.current().query(lambda _: book.window(wanted, first, WINDOW))
+        state = (wanted, total, book.complete, self._marked, lines[:1], len(lines))
         if state == self._drawn:
             return
         self._drawn = state
         self._first = max(0, total - WINDOW) if self._follows else min(self._first, max(0, total - 1))
         self._offer()
         of = f"{total:,} of {book.count:,} lines" if not wanted.everything else f"{total:,} lines"
-        reading = "" if book.whole else ", following" if self._follows else ", more may come"
+        reading = "" if book.complete else ", following" if self._follows else ", more may come"
         begin = self._first + 1 if total else 0
         self._told.text = f"{begin:,} to {self._first + len(lines):,} of {of}{reading}"
         self._fill(lines)
@@ -93,7 +93,7 @@ class RunLog:
 
     def _offer(self) -> None:
         """Offer the nodes and ranks that have spoken."""
-        known = sorted(self._book.people)
+        known = sorted(self._book.ranks)
         nodes = sorted({node for node, _ in known})
         names = [EVERYTHING] + [f"node {node}" for node in nodes]
         names += [f"node {node}, {_who(rank)}" for node, rank in known]
@@ -101,15 +101,15 @@ class RunLog:
             self._people.set_options(names)
 
     async def _searched(self, event: Any) -> None:
-        await self._want(Wanted(self._wanted.node, self._wanted.rank, (event.value or "")[:200]))
+        await self._want(LineFilter(self._wanted.node, self._wanted.rank, (event.value or "")[:200]))
 
     async def _chosen(self, event: Any) -> None:
         node, _, rank = str(event.value).removeprefix("node ").partition(", ")
         chosen = (int(node) if node.isdigit() else None, {"": None, "launcher": -1}.get(rank, -2))
         number = int(rank.removeprefix("rank ")) if chosen[1] == -2 else chosen[1]
-        await self._want(Wanted(chosen[0], number, self._wanted.words))
+        await self._want(LineFilter(chosen[0], number, self._wanted.text))
 
-    async def _want(self, wanted: Wanted) -> None:
+    async def _want(self, wanted: LineFilter) -> None:
         self._wanted, self._marked = wanted, -1
         await self._draw()
 
@@ -127,7 +127,7 @@ class RunLog:
 
     async def go(self, number: int) -> None:
         """Show the line of a number among its neighbours, whoever wrote them."""
-        self._wanted, self._marked, self._follows = Wanted(), number, False
+        self._wanted, self._marked, self._follows = LineFilter(), number, False
         self._first = max(0, number - WINDOW // 4)
         await self._go("marked")
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from cloudtrain.cli.view import runs as words
 from cloudtrain.console import history, lists, shell, text, widgets
 from cloudtrain.console.pages.compare import MOST
-from cloudtrain.console.polling import keep_up
+from cloudtrain.console.polling import poll
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.records import RunRecord
@@ -56,7 +56,7 @@ async def show(search: str = "") -> None:
     shell.heading("Runs")
     listing = Listing(Asked(words=search[:200]))
     await listing.show()
-    keep_up([listing.refresh])
+    poll([listing.refresh])
 
 
 class Listing:
@@ -72,8 +72,8 @@ class Listing:
         """Draw it."""
         from nicegui import ui
 
-        store = history.current()
-        targets = await store.ask(lambda store: store.targets())
+        runs_history = history.current()
+        targets = await runs_history.query(lambda store: store.targets())
         with widgets.card(name="Filters"), ui.element("div").classes("ct-row"):
             search = ui.input(label="Search", value=self._asked.words).props("outlined dense clearable debounce=250")
             search.classes("ct-grow").props("data-search").on_value_change(
@@ -92,7 +92,7 @@ class Listing:
             self._none = ui.element("div").classes("ct-empty")
             around = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
             with around:
-                self._table = lists.runs(HEADS)
+                self._table = lists.runs_table(HEADS)
             self._table.on("choose", lambda event: self._choose(*event.args))
             self._around = around
             with ui.element("div").classes("ct-row ct-foot"):
@@ -105,7 +105,7 @@ class Listing:
     async def refresh(self) -> None:
         """Ask for the runs, and draw what has changed."""
         asked = self._asked
-        rows, total = await history.current().ask(lambda store: _rows(store, asked))
+        rows, total = await history.current().query(lambda store: _rows(store, asked))
         if asked != self._asked or (rows == self._rows and total == self._total):
             return
         self._rows, self._total = rows, total
@@ -132,7 +132,7 @@ class Listing:
     def _cells(self, row: Row) -> tuple[object, ...]:
         """Return a run as runs.js draws it."""
         link, box = f"/runs/{quote(row.run_id, safe='')}", f"compare {row.run_id}"
-        chosen, look = row.run_id in self._chosen, widgets.look(row.state)
+        chosen, look = row.run_id in self._chosen, widgets.state_class(row.state)
         return (row.run_id, link, box, chosen, row.state.value, look, row.created, row.took, row.loss, row.target)
 
     async def _ask(self, **changes: Any) -> None:
@@ -184,6 +184,6 @@ def _rows(store: Store, asked: Asked) -> tuple[list[Row], int]:
 def _row(record: RunRecord, loss: Any) -> Row:
     status = record.status
     took = words.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
-    created = text.moment(record.created_at).removesuffix(" UTC")
+    created = text.format_time(record.created_at).removesuffix(" UTC")
     last = f"{loss.last:.4g}" if loss else ""
     return Row(record.run_id, status.state, created, took, last, text.clean(record.target or record.backend, 60))
