@@ -1,10 +1,10 @@
-"""The console: what the terminal shows, for eyes, in the browser; NiceGUI and plotly, no server to run.
+"""The console: runs in the browser (NiceGUI and plotly), served by one local process.
 
-    server.py      the process: a port of this machine, the address with the token, the end
-    security.py        who may speak with it: Host, Origin and token of every request and websocket; headers of every answer
-    routes.py       the table of pages
-    shell.py       what surrounds every page: header, theme, keys, errors
-    history.py     questions to the store, asked off the event loop
+    server.py      the process: port, address with the token, shutdown
+    security.py    checks Host, Origin and token of every request and websocket; sets security headers
+    routes.py      the table of pages
+    shell.py       the frame of every page: header, theme, keyboard shortcuts, errors
+    history.py     queries of the history, off the event loop
 
-Pages read the store; they write through Submitter and Run alone, as the command line does.
+Pages read the store. They write only through Submitter and Run, as the command line does.
 """

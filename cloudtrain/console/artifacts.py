@@ -1,7 +1,7 @@
-"""What a run has left as files: its model, outputs and checkpoints, where they lie on this machine.
+"""Files of a run on this machine: list and download its model, outputs and checkpoints.
 
-A job chose the names and may have made links. A file is therefore opened step by step from the run's own folder, and no
-step follows a link or goes up: what lies outside cannot be reached, also where a name changes meanwhile.
+A job chooses the names and may create links. A file is therefore opened component by component from the run's folder,
+without following links or `..`: a path cannot leave the folder, even when a name changes meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.errors import BadRequest
 from cloudtrain.runs.run import Run
 
-MAX_FILES = 2000  # files that are listed
-FETCHED = "fetched"  # below the home: what was brought here from elsewhere
+MAX_FILES = 2000  # listed
+FETCHED = "fetched"  # folder below the home for results of other machines
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ class Artifact:
 
 
 def results_folder(run: Run) -> Path:
-    """Return where a run's results lie on this machine, or will when they are fetched."""
+    """Return the local folder of a run's results; for a remote run the folder that a fetch fills."""
     record = run.record
     if record.backend != "local":
         return run.store.home / FETCHED / run.run_id
@@ -43,7 +43,7 @@ def results_folder(run: Run) -> Path:
 
 
 def list_artifacts(run: Run) -> list[Artifact]:
-    """Return a run's files, the first 2,000 by their names; links are left out."""
+    """List a run's files, the first 2,000 by name, without links."""
     root = results_folder(run)
     artifacts: list[Artifact] = []
     for name in FETCHABLE:
@@ -69,11 +69,11 @@ def _walk(root: Path, below: str) -> Iterator[Artifact]:
             elif entry.is_file(follow_symlinks=False):
                 yield Artifact(path, entry.stat(follow_symlinks=False).st_size)
         except OSError:
-            continue  # gone meanwhile
+            continue  # deleted meanwhile
 
 
 def open_artifact(run: Run, path: str) -> int:
-    """Return a file descriptor of one of a run's files; raises BadRequest for what is none."""
+    """Open one of a run's files and return the descriptor; raises BadRequest for anything else."""
     parts = path.split("/")
     if parts[0] not in FETCHABLE or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
         raise BadRequest("the run has no such file")
@@ -81,9 +81,7 @@ def open_artifact(run: Run, path: str) -> int:
         descriptor = os.open(results_folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in parts[:-1]:
             descriptor = _open_in(descriptor, part, _NO_LINK | os.O_DIRECTORY)
-        descriptor = _open_in(
-            descriptor, parts[-1], _NO_LINK | os.O_NONBLOCK
-        )  # of a pipe nobody may be at the other end
+        descriptor = _open_in(descriptor, parts[-1], _NO_LINK | os.O_NONBLOCK)  # opening a pipe would block
     except OSError:
         raise BadRequest("the run has no such file") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -93,7 +91,7 @@ def open_artifact(run: Run, path: str) -> int:
 
 
 def _open_in(folder_descriptor: int, name: str, flags: int) -> int:
-    """Open a name in a folder and give that folder back."""
+    """Open a name in a folder, and close the folder."""
     try:
         return os.open(name, flags, dir_fd=folder_descriptor)
     finally:
@@ -101,7 +99,7 @@ def _open_in(folder_descriptor: int, name: str, flags: int) -> int:
 
 
 def read_pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """Yield the first bytes of a file, which may still grow, and close it."""
+    """Yield the first `size_bytes` of a file, which may still grow, and close it."""
     try:
         while size_bytes > 0 and (chunk := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
             size_bytes -= len(chunk)
@@ -111,7 +109,7 @@ def read_pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def download_url(run_id: str, path: str) -> str:
-    """Return where the console gives a file; "" for a name that is no text, which no address can hold."""
+    """Return the path of the download; "" for a name that is not valid Unicode."""
     try:
         return f"/runs/{quote(run_id, safe='')}/files/{quote(path)}"
     except UnicodeEncodeError:
@@ -119,7 +117,7 @@ def download_url(run_id: str, path: str) -> str:
 
 
 def add_route() -> None:
-    """Let the console answer for files."""
+    """Add the download route for files."""
     from fastapi import HTTPException
     from nicegui import app
     from starlette.responses import StreamingResponse
@@ -134,7 +132,7 @@ def add_route() -> None:
             raise HTTPException(404, "the run has no such file") from None
         name, size_bytes = quote(path.rpartition("/")[2], safe=""), os.fstat(descriptor).st_size
         headers = {
-            "content-disposition": f"attachment; filename*=UTF-8''{name}",  # never shown as a page of ours
+            "content-disposition": f"attachment; filename*=UTF-8''{name}",  # never rendered as a page
             "content-length": str(size_bytes),
             "content-security-policy": "sandbox; default-src 'none'",
         }

@@ -1,4 +1,4 @@
-"""Curves as pictures that can be zoomed: a run's, or several runs' one over the other, redrawn when points have come."""
+"""Interactive charts of metrics and node usage (plotly), updated while a run goes on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cloudtrain.history.store import Store
 from cloudtrain.report import plots
 from cloudtrain.runs.run import Run
 
-POINTS = 600  # of a curve: a picture is about as many pixels wide
-MAX_CHARTS = 24  # pictures on a page at first
-# No lists within lists: plotly.js (as of NiceGUI 3.18) takes them for changed each time that a figure comes, and draws
-# anew for ever. Its buttons that send a figure to a server are off by themselves.
+POINTS = 600  # of a curve: about the width of a chart in pixels
+MAX_CHARTS = 24  # on a page
+# No nested lists: plotly.js (as of NiceGUI 3.18) takes them for a change at every update and redraws in a loop.
+# Its buttons that upload a figure are off by default.
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 _LAYOUT = {
     "template": None,
@@ -22,9 +22,9 @@ _LAYOUT = {
     "plot_bgcolor": "rgba(0,0,0,0)",
     "height": 250,
     "margin": {"l": 48, "r": 12, "t": 34, "b": 34},
-    "uirevision": "kept",  # a person's zoom stays when points come
+    "uirevision": "kept",  # keeps the zoom when points are added
     "font": {"size": 12, "family": "system-ui, sans-serif"},
-    "showlegend": False,  # the page says whose colour is whose
+    "showlegend": False,  # the page has its own legend
     "hovermode": "x unified",
 }
 _AXIS = {
@@ -37,7 +37,7 @@ _AXIS = {
 
 @dataclass
 class CurveStyle:
-    """How curves are drawn."""
+    """Axis, smoothing and scale of the curves."""
 
     over: Literal["step", "time"] = "step"
     smoothing: float = 0.0
@@ -45,17 +45,17 @@ class CurveStyle:
 
 
 class Curves:
-    """The curves of some runs on a page."""
+    """The charts of one or several runs on a page, one for each metric."""
 
     def __init__(self, run_ids: Sequence[str], *, controls: bool = True) -> None:
         self._ids = list(run_ids)
         self._style = CurveStyle()
-        self._drawn: dict[str, Any] = {}  # by metric: its picture
+        self._drawn: dict[str, Any] = {}  # metric -> its plotly element
         self._known: object = None
         self._controls = controls
 
     async def show(self) -> None:
-        """Draw them."""
+        """Draw the charts."""
         from nicegui import ui
 
         if self._controls:
@@ -86,7 +86,7 @@ class Curves:
         ui.checkbox("log scale", on_change=changes("log"))
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Draw again what has new points, or everything with `at_once`."""
+        """Redraw the charts when there are new points, or at once."""
         ids = self._ids
         sizes = await history.current().query(lambda store: _curve_sizes(store, ids))
         if sizes == self._known and not at_once:
@@ -126,7 +126,7 @@ def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: Curve
 
 
 def plain(figure: Any) -> dict[str, Any]:
-    """Return a figure of report/plots.py as the page's plotly draws it: our colours behind and around it, our buttons."""
+    """Return a figure of report/plots.py as JSON for the page, with the console's layout and buttons."""
     data = figure.to_plotly_json()
     layout = data["layout"] | _LAYOUT
     for name in [key for key in layout if key.startswith(("xaxis", "yaxis"))]:
@@ -135,7 +135,7 @@ def plain(figure: Any) -> dict[str, Any]:
 
 
 class Use:
-    """What a run's nodes used, on its page."""
+    """The chart of node usage on a run's page."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -143,7 +143,7 @@ class Use:
         self._drawn: Any = None
 
     async def show(self) -> None:
-        """Draw it."""
+        """Draw the chart."""
         from nicegui import ui
 
         self._empty_label = ui.label("nothing was told of it").classes("ct-dim")
@@ -153,7 +153,7 @@ class Use:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Draw it again where something new was told."""
+        """Redraw the chart when there are new usage events."""
         from nicegui import ui
 
         event_count, figure = await history.current().query_run(self._run_id, lambda run: _use(run, self._known))
@@ -182,7 +182,7 @@ def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
 
 
 async def draw_run_charts(run_id: str, live: list[Callable[[], Any]]) -> None:
-    """Draw the curves and the use of a run; what keeps them up to date joins `live`."""
+    """Draw the charts of a run, and append their refresh functions to `live`."""
     with widgets.card("Curves"):
         curves = Curves([run_id])
         await curves.show()

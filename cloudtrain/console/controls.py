@@ -1,4 +1,4 @@
-"""The controls of a form's fields: each edits one value of the draft's form, and says what is wrong with it."""
+"""Form controls of the job's fields: each edits one value of the form and shows its problems."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from nicegui.element import Element
 
-_LONG = ("words", "yaml")  # kinds whose values are written as code
-_ROWS = {  # what a row and its two parts are called, and an example
+_LONG = ("words", "yaml")  # kinds with a monospace input
+_ROWS = {  # field -> singular, labels of name and value, examples of both
     "hyperparameters": ("hyperparameter", "Name", "Value", "learning_rate", "3.0e-4"),
     "env": ("variable", "Variable", "Value", "TOKENIZERS_PARALLELISM", '"false"'),
     "secrets": ("secret", "Variable", "Where it is found", "HF_TOKEN", "env:HF_TOKEN"),
@@ -26,26 +26,26 @@ _ROWS = {  # what a row and its two parts are called, and an example
 
 
 class Controls:
-    """The controls of a page over one form; `first` is the form as it was opened, against which changes are marked."""
+    """The controls of a page over one form. Changes are marked against `original`, the form as it was opened."""
 
     def __init__(self, form: Form, original: Form, edited: Callable[[], None], *, marked: bool) -> None:
         self.form = form
         self.original = original
         self.edited = edited  # called after every edit
         self.marked = marked
-        self._controls: dict[str, Element] = {}  # by the name of the field, or of a row of it
-        self._error_labels: dict[str, Element] = {}  # where the problems of a mapping are said
-        self._rows: dict[str, list[tuple[str, str]]] = {}  # the rows of mappings, as they are drawn
+        self._controls: dict[str, Element] = {}  # field name, or field#row -> its control
+        self._error_labels: dict[str, Element] = {}  # name of a mapping -> the label of its problems
+        self._rows: dict[str, list[tuple[str, str]]] = {}  # name of a mapping -> its rows as drawn
         self._update_mark: dict[str, Callable[[], None]] = {}
         self.problems: Sequence[Problem] = ()
 
     def draw_groups(self, fields: Sequence[Field]) -> None:
-        """Draw fields group by group, each in a card."""
+        """Draw fields group by group, each group in a card."""
         for name, members in groupby(fields, key=lambda field: field.group):
             self.draw_card(name, list(members))
 
     def draw_card(self, name: str, members: Sequence[Field], above: Callable[[], None] | None = None) -> None:
-        """Draw a group of fields in a card; those that are seldom needed behind a bar."""
+        """Draw a group of fields in a card; those that are rarely needed in an expansion."""
         from nicegui import ui
 
         with ui.element("section").classes("ct-card"):
@@ -63,7 +63,7 @@ class Controls:
                     self.draw_fields(rare_fields)
 
     def draw_fields(self, members: Sequence[Field]) -> None:
-        """Draw fields one beside the other, as many as there is room for; mappings below them."""
+        """Draw fields side by side, and mappings below them."""
         from nicegui import ui
 
         short = [field for field in members if field.kind not in ("rows", "lines", "words")]
@@ -97,7 +97,7 @@ class Controls:
         return self.style(control, field)
 
     def style(self, control: Element, field: Field) -> Element:
-        """Give a control its looks and its help, and have the field's problems said at it."""
+        """Style a control, add its help text, and register it for problems."""
         control.props("outlined dense stack-label hide-bottom-space spellcheck=false autocomplete=off")
         control.props["hint"] = text.clean(field.help)
         control.props["data-field"] = field.name
@@ -107,7 +107,7 @@ class Controls:
         return control
 
     def draw_rows(self, field: Field, without: Collection[str] = (), names: Sequence[str] = ()) -> None:
-        """Draw the names and values of a mapping, but for those that have controls of their own."""
+        """Draw the names and values of a mapping, except `without`, which have their own controls."""
         from nicegui import ui
 
         singular, *labels = _ROWS[field.name]
@@ -170,7 +170,7 @@ class Controls:
             self._mark(field, around)
 
     def show_problems(self, problems: Sequence[Problem]) -> None:
-        """Say every problem at the control that it belongs to; those of no control are said elsewhere."""
+        """Show every problem at its control; problems without a control are shown elsewhere."""
         self.problems = problems
         messages: dict[str, list[str]] = {}
         for problem in problems:
@@ -186,7 +186,7 @@ class Controls:
             label.set_text("; ".join(messages.get(name, ())))  # type: ignore[attr-defined]
 
     def find_control(self, path: str) -> str:
-        """Return the control of a problem's path, "" where none is drawn."""
+        """Return the name of the control for a problem's path, "" where none is drawn."""
         for name, rows in self._rows.items():
             if path.startswith((f"{name}.", f"{name}[")):
                 for index in reversed(range(len(rows))):
@@ -196,7 +196,7 @@ class Controls:
         return max(candidates, key=len, default="")
 
     def forget(self, names: Collection[str]) -> None:
-        """Forget controls that are no longer drawn."""
+        """Remove controls that are no longer drawn."""
         for name in list(names):
             self._controls.pop(name, None)
             self._error_labels.pop(name, None)
@@ -218,13 +218,13 @@ class Controls:
         options = {"": left_out, **{choice: choice for choice in choices}}
         if field.kind == "flag":
             options.update({"true": "on", "false": "off"})
-        options.setdefault(value, text.clean(value, 80))  # what is written is shown, be it a choice or not
+        options.setdefault(value, text.clean(value, 80))  # show the written value even if it is not a choice
         return ui.select(
             options, label=field.label, value=value, on_change=lambda e: self.set_value(field, e.value or "")
         )
 
     def set_value(self, field: Field, value: str) -> None:
-        """Set a field to what was typed."""
+        """Set a field to the typed text."""
         self.form.set_field(field, value)
         self._changed(field)
 
@@ -234,7 +234,7 @@ class Controls:
         self.edited()
 
     def _mark(self, field: Field, around: Element) -> None:
-        """Mark a field whose value is not the one that the form was opened with, and say that one."""
+        """Mark a field that differs from the original form, and show the original value."""
         from nicegui import ui
 
         if not self.marked:
@@ -256,7 +256,7 @@ class Controls:
 
 
 def format_problem(problem: Problem, *, bare: bool = False) -> str:
-    """Return a problem as a page says it; `bare` where its field is beside it."""
+    """Return a problem as one line; `bare` leaves out the field name."""
     name = f"{problem.path}: " if problem.path and not bare else ""
     return text.clean(f"{name}{problem.message}" + (f" ({problem.hint})" if problem.hint else ""), 1000)
 
@@ -266,5 +266,5 @@ def _is_below(path: str, name: str) -> bool:
 
 
 def _lower_first(label: str) -> str:
-    """Return a label as it stands inside a sentence."""
+    """Return a label for the middle of a sentence."""
     return label if label[1:2].isupper() else label[:1].lower() + label[1:]

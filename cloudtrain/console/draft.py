@@ -1,7 +1,7 @@
-"""A draft: the form of a job that is being written, what is wrong with it, what it would send, and its submit.
+"""Drafts of new jobs: the form being edited, its problems, its plan, and its submit.
 
-Everything here blocks, and may run in any thread: it opens the history anew for itself. What is wrong is what Job,
-Submitter, backend and packaging say; nothing is judged here.
+All methods block and may run in any thread: each opens the history itself. Problems come from Job, Submitter, backend
+and packaging; this module adds no checks of its own.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _SOURCE_KEYS = ("source", "entrypoint", "environment", "allow_secrets", "allow_l
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source would send, as `cloudtrain package --list` shows it."""
+    """The files that a source would send, as `cloudtrain package --list` shows them."""
 
     root: str
     files: Sequence[File]
-    packed_bytes: int = 0  # 0 where it was refused
+    packed_bytes: int = 0  # 0 where packaging was refused
     commit: str = ""
     problem: Problem | None = None
 
 
 @dataclass(frozen=True)
 class Review:
-    """What would be submitted; without problems there is a plan."""
+    """The job file with its plan, or with the problems that prevent one."""
 
     text: str
     problems: Sequence[Problem]
@@ -54,28 +54,28 @@ class Review:
 
 
 class Draft:
-    """A form that is on its way to be a job file or a run; `root` is the folder in which files may be written."""
+    """A form that becomes a job file or a run. Files are written only below `root`."""
 
     def __init__(self, form: Form, home: Path, root: Path, *, parent: str = "", watch: bool = True) -> None:
         self.form = form
-        self.original = form.copy()  # what it was opened with
+        self.original = form.copy()  # as it was opened
         self.home = home
         self.root = root
-        self.parent = parent  # the run that it was opened from
-        self.same_source = bool(parent)  # take that run's packaged source, as `cloudtrain rerun` does
-        self.name = JOB_FILE  # of the file, below the root
+        self.parent = parent  # id of the run that it was opened from
+        self.same_source = bool(parent)  # reuse the parent's packaged source, as `cloudtrain rerun` does
+        self.name = JOB_FILE  # of the job file, below the root
         self.watch = watch
         self._submitted: dict[str, Run] = {}
         self._submit_lock = Lock()
 
     @classmethod
     def blank(cls, home: Path, root: Path, *, watch: bool = True) -> Draft:
-        """Return a draft of nothing."""
+        """Return an empty draft."""
         return cls(Form.blank(root), home, root, watch=watch)
 
     @classmethod
     def for_folder(cls, home: Path, root: Path, *, watch: bool = True) -> Draft:
-        """Return the draft that one begins with in a folder: its name, and the script that `cloudtrain init` would take."""
+        """Return the first draft for a folder: its name, and the script that `cloudtrain init` would choose."""
         from cloudtrain.cli.init import USUAL_SCRIPTS
         from cloudtrain.job.job import fit_name
 
@@ -89,7 +89,7 @@ class Draft:
     def of_file(cls, name: str, home: Path, root: Path, *, watch: bool = True) -> Draft:
         """Return the draft of a job file below the root; raises BadRequest, BadJob."""
         path = resolve_below(root, name)
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             raise BadRequest(f"there is no job file {name} below {root}", "cloudtrain init writes one")
         draft = cls(Form.load(path), home, root, watch=watch)
         draft.name = os.path.relpath(path.with_suffix(".yaml") if path.suffix == ".json" else path, root.resolve())
@@ -97,7 +97,7 @@ class Draft:
 
     @classmethod
     def of_run(cls, run_id: str, home: Path, root: Path, *, watch: bool = True) -> Draft:
-        """Return the draft of a stored run's job: what is default or configured is left out where that is no change.
+        """Return the draft of a stored run's job, without default and configured values where the job stays equal.
 
         Raises UnknownRun.
         """
@@ -118,17 +118,17 @@ class Draft:
         return full_draft
 
     def snapshot(self) -> Draft:
-        """Return the draft as it is now, for another thread to look at while this one is edited on."""
+        """Return a copy of the draft, for another thread to read while this one is edited."""
         from copy import copy
 
         snapshot = copy(self)
         snapshot.form = self.form.copy()
         return snapshot
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- problems and plan ---------------------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
-        """Return everything that is wrong with the values, without looking at the source."""
+        """Return every problem of the values; the source is not read."""
         try:
             document, _ = self.form.document()
         except BadJob as error:
@@ -143,7 +143,7 @@ class Draft:
         return [_with_path(problem, document) for problem in problems]
 
     def list_source(self) -> Listing:
-        """Return what the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
+        """List the files that the source would send; fetches a git address. Raises BadJob where its fields are wrong."""
         from cloudtrain.job.job import Job
         from cloudtrain.runs.plan import Resolved
 
@@ -156,13 +156,13 @@ class Draft:
             bundle = self._submitter().package(Resolved(job, "", ""))
         except BadSource as error:
             files: Sequence[File] = ()
-            with suppress(CloudtrainError):  # what is refused is easier to mend when all is seen
+            with suppress(CloudtrainError):  # the whole list helps to fix what was refused
                 files = list_files(Path(job.source)) if "://" not in job.source else ()
             return Listing(job.source, files, problem=Problem(error.message, "source", error.hint))
         return Listing(bundle.source, bundle.files, bundle.size_bytes, _describe_commit(bundle))
 
     def review(self) -> Review:
-        """Return the job file, and the plan or what stands in its way; packages the source, sends nothing."""
+        """Return the job file with its plan or its problems. Packages the source, sends nothing."""
         text = self.form.text()
         if problems := self.problems():
             return Review(text, problems)
@@ -175,16 +175,16 @@ class Draft:
             return Review(text, _problems(error))
 
     def changes(self) -> list[tuple[str, str, str]]:
-        """Return path, old and new text of every value that is not as it was opened."""
+        """Return (path, old text, new text) of every value that differs from the draft as it was opened."""
         old, new = dict(_leaves(self.original.table)), dict(_leaves(self.form.table))
         return [
             (path, old.get(path, ""), new.get(path, "")) for path in {**old, **new} if old.get(path) != new.get(path)
         ]
 
-    # -- what becomes of it -------------------------------------------------------------------------------------------
+    # -- submit and save ----------------------------------------------------------------------------------------------
 
     def submit(self, review: Review) -> Run:
-        """Send exactly the plan that was reviewed, once, however often it is called; blocks until it is accepted.
+        """Send the reviewed plan, once even when called again; blocks until it is accepted.
 
         Raises BadRequest, BackendError, StoreError.
         """
@@ -194,14 +194,14 @@ class Draft:
             name = review.plan.run_id
             if name not in self._submitted:
                 submitter = self._submitter()
-                submitter.resolve(self.form.document())  # so that it knows where the configuration lies
+                submitter.resolve(self.form.document())  # sets the location of the configuration
                 run = submitter.send(review.plan, review.bundle, parent=self.parent or None)
                 run.acknowledge()
                 self._submitted[name] = run
             return self._submitted[name]
 
     def save(self, name: str, *, overwrite: bool = False) -> Path:
-        """Write the job file below the root, seen from its own folder; raises BadRequest where one is there already."""
+        """Write the job file below the root, with relative paths from its folder. Raises BadRequest where the file exists."""
         path = resolve_below(self.root, name)
         if path.suffix not in SUFFIXES[:2]:
             raise BadRequest(f"{name} is no name of a job file", "it ends in .yaml")
@@ -227,7 +227,7 @@ class Draft:
         return resolved.job.to_dict(), resolved.target, resolved.backend
 
     def _parent_bundle(self) -> Bundle | None:
-        """Return the source that the parent run had, where that is wanted; raises BackendError when it is gone."""
+        """Return the parent run's source if the draft reuses it; raises BackendError when it was deleted."""
         if not (self.parent and self.same_source):
             return None
         from cloudtrain.runs.run import Run
@@ -236,7 +236,7 @@ class Draft:
 
 
 def resolve_below(root: Path, name: str) -> Path:
-    """Return a file below the root, no hidden one, nor one behind a link that leads out; raises BadRequest."""
+    """Return the path of a job file below the root: not hidden, not through a link that leads out. Raises BadRequest."""
     if not name.strip() or "\0" in name or len(name) > 1000:
         raise BadRequest("this is no name of a file", "as in job.yaml")
     resolved_root = root.resolve()
@@ -254,7 +254,7 @@ def resolve_below(root: Path, name: str) -> Path:
 
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write a text file that appears whole; with `over` in the place of another one."""
+    """Write a text file atomically; with `overwrite` it may replace another file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8") as stream:
@@ -262,7 +262,7 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         if overwrite:
             temporary.replace(path)
         else:
-            os.link(temporary, path)  # never in the place of one that came meanwhile
+            os.link(temporary, path)  # fails if the file was created meanwhile
     except FileExistsError:
         raise BadRequest(f"{path.name} is there already", "choose another name, or write over it") from None
     except OSError as error:
@@ -280,7 +280,7 @@ def _problems(error: CloudtrainError) -> list[Problem]:
 
 
 def _with_path(problem: Problem, document: Document) -> Problem:
-    """Return a problem that names only a line (a key that is given twice) at what stands there."""
+    """Add the path to a problem that has only a line number (such as a duplicate key)."""
     if problem.path or problem.line is None:
         return problem
     lines = ((mark.line or 0, path) for path, mark in document.marks.items() if path)
@@ -289,7 +289,7 @@ def _with_path(problem: Problem, document: Document) -> Problem:
 
 
 def _requested_job(plan: Plan, home: Path) -> Mapping[str, Any]:
-    """Return a plan's job without what every plan gets anew: two labels, and the requirements that its source has."""
+    """Return a plan's job as it was requested: without the labels and requirements that the planner added."""
     import getpass
 
     from cloudtrain.runs.plan import label

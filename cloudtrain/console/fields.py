@@ -1,7 +1,7 @@
-"""The fields of the form New job: which step each key of the job file belongs to, and of what kind it is.
+"""The fields of the form New job: step, group and kind of control for every key of the job file.
 
-What a field means, its choices and its default come from the job's own JSON schema, or from the model of a backend's
-options; only the places are decided here. A test holds that every key has one.
+Help, choices and default of a field come from the job's JSON schema, or from the model of a backend's options. A test
+checks that every key of the job has a field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cloudtrain.job.problems import dotted
 
 
 class Step(StrEnum):
-    """The steps of the form, in their order."""
+    """The steps of the form, in order."""
 
     GENERAL = "General"
     INFRASTRUCTURE = "Infrastructure"
@@ -27,10 +27,10 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class Field:
-    """One field: a value of the job file, and how it is entered.
+    """One value of the job file, and how it is edited.
 
-    kinds: text (it is the text itself), number and yaml (as `--set` takes it), flag (true, false or left out), choice,
-    several (of the choices), words (as a shell reads them), lines (one text a line), rows (a mapping of names).
+    Kinds: text (the text itself), number and yaml (parsed like `--set`), flag (true, false or not set), choice, several
+    (of the choices), words (split like a shell), lines (one text a line), rows (a mapping).
     """
 
     path: tuple[str, ...]
@@ -41,15 +41,15 @@ class Field:
     help: str = ""
     default: str = ""
     choices: tuple[str, ...] = ()
-    main: bool = True  # shown at once; others on demand
+    main: bool = True  # always visible; the others are in an expansion
 
     @property
     def name(self) -> str:
-        """The path as people write it."""
+        """The path with dots."""
         return dotted(self.path)
 
 
-# group: keys, those behind the bar on demand
+# step -> group -> keys; those after `|` are in an expansion
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
@@ -91,7 +91,7 @@ _LABELS = {
 
 @cache
 def job_fields() -> tuple[Field, ...]:
-    """Return the fields of every key of the job file but `options`, step by step."""
+    """Return the fields of all keys of the job file except `options`, step by step."""
     from cloudtrain.job.job import schema
 
     schema_parts = dict(_keys(schema()))
@@ -106,7 +106,7 @@ def job_fields() -> tuple[Field, ...]:
 
 
 def option_fields(backend: str) -> tuple[Field, ...]:
-    """Return the fields of a backend's own options; raises UnknownBackend, MissingExtra."""
+    """Return the fields of a backend's options; raises UnknownBackend, MissingExtra."""
     from cloudtrain.backends import registry
 
     schema = registry.backend_class(backend).options().model_json_schema()
@@ -119,7 +119,7 @@ def option_fields(backend: str) -> tuple[Field, ...]:
 
 
 def backends_by_target(folder: Any) -> dict[str, str]:
-    """Return the backend of every name that `target` may have in a folder; raises BadRequest for a bad file."""
+    """Return the backend of every possible `target` in a folder; raises BadRequest for an invalid cloudtrain.toml."""
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
@@ -128,7 +128,7 @@ def backends_by_target(folder: Any) -> dict[str, str]:
 
 
 def locate(path: str) -> tuple[Step, str]:
-    """Return the step where a problem's path belongs, and the name of its field, "" where no field has it."""
+    """Return the step and the field name for a problem's path; the name is "" where no field has the path."""
     names = [field.name for field in job_fields()]
     nearest = max((name for name in names if _is_below(path, name)), key=len, default="")
     if nearest:
@@ -141,7 +141,7 @@ def locate(path: str) -> tuple[Step, str]:
 
 
 def by_step(problems: list[Problem]) -> dict[Step, list[Problem]]:
-    """Return the problems of every step that has some."""
+    """Group problems by step."""
     problems_by_step: dict[Step, list[Problem]] = {}
     for problem in problems:
         problems_by_step.setdefault(locate(problem.path)[0], []).append(problem)
@@ -153,7 +153,7 @@ def _is_below(path: str, name: str) -> bool:
 
 
 def _keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every key of the schema, those of sections with their dots."""
+    """Yield every key of the schema with its part; keys of sections with dots."""
     for key, part in schema["properties"].items():
         section = schema["$defs"].get(part.get("$ref", "").rpartition("/")[2])
         if section:
@@ -168,13 +168,9 @@ def _field(path: tuple[str, ...], part: Mapping[str, Any], step: Step, group: st
     name = dotted(path)
     if _KINDS.get(name) == "several":
         choices = tuple(part["items"]["enum"])
-    default = (
-        ""
-        if schema_default in (None, "", [], {})
-        else str(schema_default).lower()
-        if isinstance(schema_default, bool)
-        else str(schema_default)
-    )
+    default = "" if schema_default in (None, "", [], {}) else str(schema_default)
+    if isinstance(schema_default, bool):
+        default = default.lower()
     kind = _KINDS.get(name) or ("choice" if choices else _kind(part))
     return Field(path, step, group, kind, _LABELS.get(name) or _label(path[-1]), part.get("description", ""),
                  default if kind != "several" else "", choices)  # fmt: skip

@@ -1,6 +1,6 @@
-"""The form New job without a page: a job file's values by field, as text that is edited, and the job file again.
+"""The model of the form New job: parse a job file into fields, edit them as text, write the job file again.
 
-Whatever a form does not show is carried along as it was written. A value that is not touched is not written anew.
+Keys without a field are kept as they were written. A value that was not edited keeps its text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ JOB_FILE = "job.yaml"
 
 
 class Form:
-    """The values of one job file; relative paths in it stand below `folder`."""
+    """The values of one job file; its relative paths start at `folder`."""
 
     def __init__(self, table: Table, folder: Path, head: str = "", *, comments: bool = False) -> None:
         self.table = table
         self.folder = folder
-        self.head = head  # the comment lines that the file began with
-        self.comments = comments  # whether it had others, which are not kept
-        self.problems: dict[KeyPath, list[Problem]] = {}  # of what was typed and cannot be read
+        self.head = head  # the comment lines at the head of the file
+        self.comments = comments  # whether the file has other comments, which are lost
+        self.problems: dict[KeyPath, list[Problem]] = {}  # of typed texts that cannot be parsed
 
     @classmethod
     def blank(cls, folder: Path) -> Form:
@@ -52,12 +52,12 @@ class Form:
 
     @classmethod
     def of_job(cls, data: Mapping[str, Any], folder: Path) -> Form:
-        """Return the form of a job's plain data, as `Job.to_dict` wrote it."""
+        """Return the form of a job's plain data, as `Job.to_dict` returns it."""
         table = jobtext.from_document(Document.of(dict(data), "Job"))
         return cls(Table((key, _numbers(node) if key == "hyperparameters" else node) for key, node in table), folder)
 
     def copy(self) -> Form:
-        """Return a form of the same values that changes by itself."""
+        """Return an independent copy."""
         from copy import deepcopy
 
         return deepcopy(self)
@@ -65,18 +65,18 @@ class Form:
     # -- the job file -------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """Return the job file."""
+        """Return the text of the job file."""
         return jobtext.dump(self.table, self.head)
 
     def document(self) -> tuple[Document, Path]:
-        """Return the job file as it is read, and its folder; raises BadJob with what was typed and cannot be read."""
+        """Return the parsed job file and its folder; raises BadJob for typed texts that cannot be parsed."""
         typed = [problem for problems in self.problems.values() for problem in problems]
         if typed:
             raise BadJob(typed)
         return yaml.read(self.text(), JOB_FILE), self.folder
 
     def moved_to(self, folder: Path) -> Form:
-        """Return the form of the same job in another folder: relative paths are written as they are seen from there."""
+        """Return the form of the same job in another folder, with relative paths rewritten."""
         form = self.copy()
         form.folder = folder
         if folder == self.folder:
@@ -95,14 +95,14 @@ class Form:
     # -- its values ---------------------------------------------------------------------------------------------------
 
     def get(self, path: KeyPath) -> Node | None:
-        """Return the node at a path of keys, or None where nothing is written."""
+        """Return the node at a path of keys, None where it is not set."""
         node: Node | None = self.table
         for key in path:
             node = node.get(key) if isinstance(node, Table) else None
         return node
 
     def field_text(self, field: Field) -> str:
-        """Return a field's value as the text that is edited; "" where nothing is written."""
+        """Return a field's value as text to edit; "" where it is not set."""
         node = self.get(field.path)
         if node is None:
             return ""
@@ -117,20 +117,20 @@ class Form:
         return jobtext.format_node(node)
 
     def set_field(self, field: Field, text: str) -> None:
-        """Set a field to what was typed; "" leaves it out. What is there as it was typed stays as it was written."""
+        """Set a field to the typed text; "" removes it. An unchanged text keeps the value as it was written."""
         if text == self.field_text(field) and field.path not in self.problems:
             return
         self.problems.pop(field.path, None)
         self._set(field.path, self._read(field, text) if text else None)
 
     def rows(self, path: KeyPath, without: Collection[str] = ()) -> list[tuple[str, str]]:
-        """Return the names and values of a mapping as text, but for those that have fields of their own."""
+        """Return the names and values of a mapping as text, except `without`."""
         node = self.get(path)
         table = node if isinstance(node, Table) else ()
         return [(name, jobtext.format_node(value)) for name, value in table if name not in without]
 
     def set_rows(self, path: KeyPath, rows: Sequence[tuple[str, str]], without: Collection[str] = ()) -> None:
-        """Set the names and values of a mapping; those that have fields of their own stay in their places."""
+        """Set the names and values of a mapping; the entries of `without` keep their positions."""
         typed = [
             bad_path for bad_path in self.problems if bad_path[: len(path)] == path and bad_path[-1] not in without
         ]
@@ -144,7 +144,7 @@ class Form:
         known_rows = [(name, jobtext.format_node(node), node) for name, node in old if name not in without]
         for name, text in rows:
             if not name and not text:
-                continue  # a row that nobody has begun
+                continue  # an empty row
             index = next((index for index, row in enumerate(known_rows) if row[:2] == (name, text)), None)
             fresh.append((name, known_rows.pop(index)[2] if index is not None else self._parsed((*path, name), text)))
         table, remaining = Table(), iter(fresh)
@@ -154,11 +154,11 @@ class Form:
         self._set(path, table or None)
 
     def differs(self, other: Form, path: KeyPath) -> bool:
-        """Return whether another form says something else at a path."""
+        """Return whether another form has a different value at a path."""
         return self.get(path) != other.get(path)
 
     def set_texts(self, texts: Mapping[str, str]) -> None:
-        """Set keys of the job to first texts."""
+        """Set keys of the job to texts."""
         for key, text in texts.items():
             self._set((key,), text)
 
@@ -199,11 +199,11 @@ class Form:
             return
         table[:] = [row for row in table if row[0] != path[-1]]
         if not table and len(path) > 1:
-            self._set(path[:-1], None)  # an empty section says nothing
+            self._set(path[:-1], None)  # removes an empty section
 
 
 def lean(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's plain data without what is default, or follows from other values; it makes an equal job."""
+    """Return a job's plain data without default and derived values; it makes an equal job."""
     from cloudtrain.job.job import Job
 
     size = {key: data[key] for key in ("num_nodes", "processes_per_node", "resources") if key in data}
@@ -232,15 +232,13 @@ class GitSource(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> GitSource:
-        """Return the parts; what is no such address is all address."""
+        """Return the parts; any other text becomes the address."""
         address, _, fragment = text.removeprefix("git+").partition("#")
         host = _match(r"[a-z]+://[^/]*", address)
         path, sign, revision = address[len(host) :].rpartition("@")
-        return cls(
-            host + (path if separator else revision),
-            revision if separator else "",
-            fragment.removeprefix("subdirectory="),
-        )
+        if not sign:
+            path, revision = revision, ""
+        return cls(host + path, revision, fragment.removeprefix("subdirectory="))
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision else ""
@@ -248,7 +246,7 @@ class GitSource(NamedTuple):
 
 
 def _put(table: Table, key: str, value: Node, *, top: bool) -> None:
-    """Set a key where it stands; a new one behind the others, on top in the order of the job's own keys."""
+    """Set a key in place. A new key is appended, or at the top level inserted in the order of the job's keys."""
     for index, (name, _) in enumerate(table):
         if name == key:
             table[index] = (key, value)
@@ -264,7 +262,7 @@ def _put(table: Table, key: str, value: Node, *, top: bool) -> None:
 
 
 def _numbers(node: Node) -> Node:
-    """Return hyperparameters of a stored job with their numbers as numbers again: their text is the same."""
+    """Return hyperparameters of a stored job with numeric texts as numbers; their text stays the same."""
     if isinstance(node, Table):
         return Table((key, _numbers(value)) for key, value in node)
     if isinstance(node, list):

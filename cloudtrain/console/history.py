@@ -1,4 +1,4 @@
-"""Questions to the history, asked in a thread: the event loop, which all pages share, waits for nobody."""
+"""Query the history in threads, off the event loop that all pages share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 
 T = TypeVar("T")
-THREADS = 8  # a function to a platform may take long; those to the store need one
+THREADS = 8  # queries of the store need one; calls to a platform may take long
 
 
 class History:
@@ -28,21 +28,21 @@ class History:
 
     @property
     def store(self) -> Store:
-        """The store of this thread: SQLite's connections stay with theirs."""
+        """The store of this thread: an SQLite connection belongs to one thread."""
         store: Store | None = getattr(self._thread_local, "store", None)
         if store is None:
             store = self._thread_local.store = Store(self.home)
         return store
 
     async def query(self, function: Callable[[Store], T]) -> T:
-        """Return what a function finds in the store; raises what it raises."""
+        """Run a function with the store in a thread and return its result; raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(self.store))
 
     async def query_run(self, run_id: str, function: Callable[[Run], T]) -> T:
-        """Return what a function finds of a run, whose exact id it is; raises UnknownRun, and what it raises."""
+        """Run a function with the run of an exact id; raises UnknownRun, and what the function raises."""
 
         def with_exact_id(store: Store) -> T:
-            if store.get(run_id) is None:  # find() would take a prefix
+            if store.get(run_id) is None:  # find() would accept a prefix
                 raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
             return function(Run(run_id, store))
 
@@ -52,11 +52,11 @@ class History:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-_open: list[History] = []  # NiceGUI's pages are global, and so is the home that they show
+_open: list[History] = []  # global, as NiceGUI's pages are
 
 
 def open_history(home: Path) -> History:
-    """Make the history of this process's console, the one that `current` returns."""
+    """Open the history of this process's console, which `current` returns."""
     _open[:] = [History(home)]
     return _open[0]
 

@@ -1,7 +1,7 @@
-"""A job file as nodes that keep how everything was written, and as YAML 1.2 text again.
+"""Parse a job file into nodes that keep the written text, and write it as YAML 1.2 again.
 
-A node is text (str), a `Plain` scalar (a number, true, false or null, with the text that was written), a list of nodes
-or a `Table`: pairs in order, so that a key that was given twice is still there to be complained about.
+A node is a str, a `Plain` scalar (number, true, false or null, with its written text), a list of nodes, or a `Table`:
+ordered pairs, which keep duplicate keys so that they can be reported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from cloudtrain.job import yaml
 from cloudtrain.job.document import Document, Path, written
 
-MAX_LINE = 100  # characters of a list that stands in one line
-# Text that every reader of YAML, old ones too, takes for that very text; anything else is quoted.
+MAX_LINE = 100  # characters of a list on one line
+# Text that every YAML parser, also of YAML 1.1, reads as a string; anything else is quoted.
 _SAFE = re.compile(r"(?:[A-Za-z0-9_/]|\.{1,2}(?:/|\Z))(?:[A-Za-z0-9_./@%+=:~ -]*[A-Za-z0-9_./@%+=~-])?")
 _YAML11_WORDS = re.compile(r"(?i)y|n|yes|no|on|off|[0-9][0-9:._]*|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*")
 _HIDDEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
@@ -23,17 +23,17 @@ _MAX_KEY = 500  # characters: YAML ends a simple key at 1,024
 
 
 class Plain(NamedTuple):
-    """A scalar that is no text: a number, true, false or null, as it was written."""
+    """A scalar that is not text: a number, true, false or null, as it was written."""
 
     text: str
-    tag: str = ""  # !!float, where the text alone would be another kind of value
+    tag: str = ""  # !!float, where the text alone would have another type
 
 
 class Table(list[tuple[str, "Node"]]):
-    """A mapping as pairs in their order."""
+    """A mapping as ordered pairs."""
 
     def get(self, key: str) -> Node | None:
-        """Return the first value of a key, or None."""
+        """Return the first value of a key, None where it is not there."""
         return next((value for name, value in self if name == key), None)
 
 
@@ -48,13 +48,13 @@ def from_document(document: Document) -> Table:
 
 
 def parse(text: str, name: str = "") -> Node:
-    """Return what a value means that was typed alone, as `--set` takes it; raises BadJob."""
+    """Parse one typed value like `--set`; raises BadJob."""
     document = yaml.scalar(text, name)
     return _node(document.value, (), document)
 
 
 def format_node(node: Node) -> str:
-    """Return the text that `parse` makes this node of (a tag is not shown)."""
+    """Return the text that `parse` turns into this node (without a tag)."""
     if isinstance(node, Plain):
         return node.text
     if isinstance(node, str):
@@ -63,12 +63,12 @@ def format_node(node: Node) -> str:
 
 
 def dump(table: Table, head: str = "") -> str:
-    """Return the job file's text, behind comment lines that stand at its head."""
+    """Return the job file's text, after the comment lines `head`."""
     return head + ("\n".join(_block(table, "")) + "\n" if table else "{}\n")
 
 
 def items(node: list[Any]) -> list[Node]:
-    """Return the nodes of a list, for those who cannot tell it from a Table."""
+    """Return the items of a list; for type checkers, which cannot tell a list from a Table."""
     return list(node)
 
 
@@ -103,7 +103,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _reads_as_itself(text: str) -> bool:
-    """Return whether text that is typed alone stays that very text."""
+    """Return whether a typed text is parsed as that same text."""
     return text[:1] not in ("[", "{", '"', "'") and isinstance(_parse_scalar(text), str)
 
 
@@ -124,7 +124,7 @@ def _block(table: Table, indent: str) -> Iterator[str]:
 
 
 def _flow(node: Node, *, alone: bool = False) -> str:
-    """Return a node in one line; `alone` where no list or mapping stands around it."""
+    """Return a node on one line; `alone` outside of a list or mapping."""
     if isinstance(node, Table):
         return "{" + ", ".join(f"{_inner_key(key)}: {_flow(value)}" for key, value in node) + "}"
     if isinstance(node, list):

@@ -1,7 +1,7 @@
-"""The log of a run as numbered lines that can be scanned at anywhere: read once in order, kept in an unnamed file.
+"""The log of a run with numbered lines for random access: read once, indexed, and kept in an unnamed file.
 
-A backend gives its lines in order, behind a cursor. What was read of them is written down here, so that a million lines
-are browsed by their numbers: a page holds a window of them, this process eight bytes and three small numbers of each.
+A backend returns lines in order, after a cursor. This module stores them, so that a page can show any window of a million
+lines. In memory a line takes eight bytes and three small numbers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cloudtrain.events import MARK, LogLine, parse
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 
-BATCH = 5000  # lines that appear at once
-SEARCH_BYTES = 4 << 20  # bytes that are searched at once
-MAX_LINE = 16 << 10  # characters that are kept of a line
-MAX_LOGBOOKS = 6  # books of this process
+BATCH = 5000  # lines stored at once
+SEARCH_BYTES = 4 << 20  # searched at once
+MAX_LINE = 16 << 10  # characters stored of a line
+MAX_LOGBOOKS = 6  # in this process
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a log as the book keeps it; `number` counts from 0."""
+    """One line of a log; `number` counts from 0."""
 
     number: int
     at: str
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineFilter:
-    """Which lines: of a node, of a rank on it, with words in them (any case); all of them without."""
+    """A filter for lines: of a node, of a rank, containing a text (any case). Without values it matches all lines."""
 
     node: int | None = None
     rank: int | None = None
@@ -53,21 +53,21 @@ class LineFilter:
 
 @dataclass
 class Matches:
-    """The numbers of the lines that were wanted, as far as was scanned."""
+    """The numbers of the matching lines among the first `scanned` lines."""
 
     lines: array[int] = field(default_factory=lambda: array("Q"))
     scanned: int = 0
 
 
 class Logbook:
-    """The lines of one run's log that were read so far. Any thread may ask; one at a time reads on."""
+    """The lines of one run's log read so far. Any thread may query it; one thread at a time reads on."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.used_at = time.monotonic()
-        self.complete = False  # nothing more will come
-        self.ranks: set[tuple[int, int]] = set()  # (node, rank) that have spoken
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name, and is gone with this object
+        self.complete = False  # the run is final and all lines are read
+        self.ranks: set[tuple[int, int]] = set()  # (node, rank) of the lines so far
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - unnamed, deleted with this object
         self._line_ends = array("Q", [0])
         self._origins = (array("h"), array("h"), array("i"))  # attempt, node, rank
         self._cursor: str | None = None
@@ -77,13 +77,13 @@ class Logbook:
 
     @property
     def count(self) -> int:
-        """How many lines were read."""
+        """The number of lines read so far."""
         return len(self._line_ends) - 1
 
     def read_on(self, store: Store) -> None:
-        """Read what is new; blocking. Returns at once where another thread does so."""
+        """Read the new lines; blocking. Returns at once where another thread does so."""
         run = Run(self.run_id, store)
-        final = run.record.status.state.final  # asked first: what was written until then is read below
+        final = run.record.status.state.final  # read before the log: a final run has written all its lines
         if (self.complete and final) or not self._reading.acquire(blocking=False):
             return
         try:
@@ -93,15 +93,14 @@ class Logbook:
                 if len(batch) >= BATCH:
                     self._write(batch)
                     batch = []
-                    time.sleep(0)  # pages are drawn meanwhile
+                    time.sleep(0)  # lets other threads draw pages
             self._write(batch)
-            self.complete = final  # until somebody resumes it
+            self.complete = final  # until a resume
         finally:
             self._reading.release()
 
     def window(self, line_filter: LineFilter, first: int, most: int) -> tuple[list[Line], int]:
-        """Return lines from the `first` of those that are wanted on (from the end where it is negative), and how many are
-        wanted in all."""
+        """Return up to `most` matching lines from number `first` (from the end where negative), and the number of matches."""
         self.used_at = time.monotonic()
         numbers: Sequence[int] = range(self.count) if line_filter.everything else self._find_matches(line_filter).lines
         total = len(numbers)
@@ -123,7 +122,7 @@ class Logbook:
             for timestamp, node, rank, _, text, cursor in lines:
                 self._cursor = cursor
                 if text.startswith(MARK) and parse(text):
-                    continue  # an event: the timeline and the curves tell it
+                    continue  # an event: shown in the timeline and the charts
                 piece = f"{timestamp[11:19]} {text[:MAX_LINE]}\n".encode("utf-8", "replace")
                 pieces.append(piece)
                 end += len(piece)
@@ -144,7 +143,7 @@ class Logbook:
         return Line(number, timestamp, attempt, node, rank, text)
 
     def _find_matches(self, line_filter: LineFilter) -> Matches:
-        """Return what was found of the lines that are wanted, after looking at what was read since the last look."""
+        """Return the matching lines, after scanning the lines read since the last call."""
         with self._writing:
             matches = self._matches.setdefault(line_filter, Matches())
             self._matches.move_to_end(line_filter)
@@ -164,7 +163,7 @@ class Logbook:
         return matches
 
     def _search(self, text: str, begin: int, end: int) -> Iterator[int]:
-        """Yield the numbers of lines with some words in them (any case of A to Z): the file is searched in large pieces."""
+        """Yield the numbers of the lines that contain a text (any case of A to Z); searches the file in large pieces."""
         needle = text.encode("utf-8", "replace").lower()
         with mmap(self._file.fileno(), 0, access=ACCESS_READ) as view:
             while begin < end:
@@ -185,7 +184,7 @@ _logbooks: OrderedDict[str, Logbook] = OrderedDict()
 
 
 def open_logbook(run_id: str) -> Logbook:
-    """Return the book of a run, which its pages share; those that were not scanned at for longest are given up."""
+    """Return the logbook of a run, shared by its pages; the least recently used ones are closed."""
     logbook = _logbooks.get(run_id)
     if logbook is None:
         logbook = _logbooks[run_id] = Logbook(run_id)
@@ -193,5 +192,5 @@ def open_logbook(run_id: str) -> Logbook:
             oldest = min(
                 _logbooks.values(), key=lambda other: other.used_at if other is not logbook else logbook.used_at + 1
             )
-            del _logbooks[oldest.run_id]  # its file is gone with it
+            del _logbooks[oldest.run_id]  # deletes its file
     return logbook

@@ -1,4 +1,4 @@
-"""Keeping a page up to date, as long as it is open."""
+"""Refresh an open page periodically."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from cloudtrain.console import shell
 from cloudtrain.errors import CloudtrainError
 
-INTERVAL_S = 0.7  # how often a page looks whether something is new
+INTERVAL_S = 0.7  # between two refreshes of a page
 
 
 def poll(live: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Look again and again whether something is new; what stands in the way is said at the end of the page."""
+    """Call the refresh functions periodically; an error is shown at the end of the page."""
     from nicegui import ui
 
     client = ui.context.client
 
     async def refresh_all() -> None:
         if not client.has_socket_connection:
-            return  # nobody looks any more, or not yet
+            return  # the page is closed, or not connected yet
         for refresh in live:
             try:
                 await refresh()

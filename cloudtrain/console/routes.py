@@ -1,7 +1,7 @@
-"""The table of pages: a path, a title, and the function that shows it, imported when the console starts.
+"""The table of pages: path, title, and the function that shows the page, imported when the console starts.
 
-The function is `async def show(...)`; its parameters are those of the path (`run_id`) and of the query. What it makes
-lands in the page's main part. It may raise CloudtrainError: the page then says the sentence and the hint.
+The function is `async def show(...)`. Its parameters come from the path (`run_id`) and the query. Its elements go into the
+main part of the page. It may raise CloudtrainError: the page then shows the message and the hint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the console; `key` (one letter) leads to it from everywhere, and it then stands in the header."""
+    """A page of the console. `key` is its keyboard shortcut (one letter); a page with a key has a link in the header."""
 
     path: str
     title: str

@@ -1,11 +1,10 @@
-"""Who may speak with the console: every request and every websocket is asked for its Host, Origin and token.
+"""Security of the console: check Host, Origin and token of every request and websocket, set security headers.
 
-Pages of NiceGUI are live: what is clicked travels over a websocket, so a reader who may open one may write. Therefore the
-token is asked of everything, reading too. It is random, new for every process, and never in a page: the printed address
-hands it over once, and from then on the browser keeps it in a cookie that no script reads (HttpOnly) and that no other
-site's page sends (SameSite=Strict). Browsers keep one cookie jar for all ports of a machine, so that a page of another
-local server could send it along: hence the Origin, and what the browser says of it in Sec-Fetch-Site. A name that was
-pointed here by DNS (rebinding) is told by its Host.
+NiceGUI sends clicks over a websocket, so a client that may read may also write. Therefore every request needs the token.
+It is random, new for every process, and never part of a page. The printed address carries it once; then the browser
+stores it in a cookie that scripts cannot read (HttpOnly) and other sites' pages do not send (SameSite=Strict). Browsers
+share cookies between all ports of a machine, so a page of another local server could send it: hence the checks of Origin
+and Sec-Fetch-Site. The check of Host stops DNS rebinding.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATH = "/open"  # where the token is handed over: /open?token=...&to=/runs/x
+OPEN_PATH = "/open"  # sets the cookie: /open?token=...&to=/runs/x
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-POLICY = (  # NiceGUI builds its pages by inline scripts and compiles templates in the browser; nothing comes from elsewhere
+POLICY = (  # NiceGUI needs inline scripts and compiles templates in the browser; nothing is loaded from other hosts
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'"
 )
-# NiceGUI's scripts and styles, and ours: their address changes when they do, and nobody's data is in them.
+# Scripts and styles of NiceGUI and ours: their URL changes with their content, and they hold no user data.
 CACHEABLE = re.compile(r"/_nicegui/\d[\w.]*/(static|components|libraries|esm)/.")
 CACHE_FOREVER = "private, max-age=31536000, immutable"
 HEADERS = {
@@ -46,11 +45,11 @@ HEADERS = {
 
 
 class SecurityMiddleware:
-    """An ASGI application before another one; refuses with 403, and a websocket before it is accepted."""
+    """ASGI middleware that refuses foreign requests with 403, and websockets before they are accepted."""
 
     def __init__(self, app: App, port: int) -> None:
         self.app = app
-        self.cookie = f"cloudtrain-{port}"  # two consoles of one person do not overwrite each other's
+        self.cookie = f"cloudtrain-{port}"  # several consoles keep separate cookies
         self.token = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,23 +86,23 @@ class SecurityMiddleware:
         return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.token.encode())
 
     async def _hand_over_token(self, scope: Scope, send: Send) -> None:
-        """Take the token of the printed address and give it to the browser to keep."""
+        """Check the token of the printed address and set the cookie."""
         query = parse_qs(scope["query_string"].decode("latin-1"))
         if not hmac.compare_digest(query.get("token", [""])[0].encode(), self.token.encode()):
             await _answer(send, 403, _html_page("this token is of another console: open the address that it printed"))
             return
         path = query.get("to", ["/"])[0]
         path = quote(path, safe="/?=&-._~") if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"
-        # No redirect: it would count as the other site's that led here, and a Strict cookie would stay at home.
+        # No HTTP redirect: a browser that came from another site would not send the Strict cookie after it.
         head = f'<meta http-equiv="refresh" content="0;url={escape(path)}">'
         cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
         await _answer(send, 200, _html_page("one moment", head), {"set-cookie": cookie})
 
 
 def _rejection(scope: Scope, headers: Mapping[str, str], is_handover: bool) -> str:
-    """Return why a request is not one of the console's own pages', "" where it is.
+    """Return why to refuse a request, "" for one of the console's own pages.
 
-    The port is not asked for: through `ssh -L` it is another one.
+    The port is not checked: through `ssh -L` it differs.
     """
     host = headers.get("host", "")
     if _hostname(host) not in LOCAL_NAMES:
@@ -143,7 +142,7 @@ async def _answer(send: Send, status: int, body: bytes, extra: Mapping[str, str]
 
 
 def _with_security_headers(headers: list[tuple[bytes, bytes]], caching: str) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers with ours; those that would let another site read it, or a cache keep it, are taken out."""
+    """Return an answer's headers with ours; headers that allow caching or access by other sites are removed."""
     kept = [pair for pair in headers if not pair[0].lower().startswith((b"access-control-", b"cache-control"))]
     kept_names = {name.lower() for name, _ in kept}
     ours = {"cache-control": caching, **HEADERS}

@@ -1,4 +1,4 @@
-"""The console's process: listens on a free port of this machine alone, prints the address, ends with Ctrl-C."""
+"""The console server: listens on a local port, prints the address, stops with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.source.atomic import new_file
 
 ADDRESS = "127.0.0.1"
-BUILD_S = 120.0  # how long a page may take on a busy machine, or where a failed run's log is read for its verdict
-RECONNECT_S = 60  # how long a page may be silent, on a machine that is busy or asleep, before it is made anew
-END_S = 2  # how long open pages may hold up the end
+BUILD_S = 120.0  # limit for building a page: a busy machine, or the log of a failed run is read for its verdict
+RECONNECT_S = 60  # how long a page may stay disconnected before it is rebuilt
+END_S = 2  # how long open pages may delay the shutdown
 
 
 def serve(home: Path, port: int, started: Callable[[str], None]) -> None:
@@ -47,7 +47,7 @@ def serve(home: Path, port: int, started: Callable[[str], None]) -> None:
         timeout_graceful_shutdown=END_S,
     )  # fmt: skip
     try:
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended well and says so once more
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
             Server(config).run(sockets=[listener])
     finally:
         history.current().close()
@@ -67,7 +67,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _application(home: Path) -> Any:
-    """Return the ASGI application of all pages, over the history below a home."""
+    """Return the ASGI application with all pages, for the history below a home."""
     from fastapi import FastAPI
     from nicegui import ui
 
@@ -88,7 +88,7 @@ def _application(home: Path) -> Any:
 
 
 def _with_frame(page: Page, show: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Return the function of a page with all that surrounds it; it takes what `show` takes."""
+    """Wrap the `show` function of a page in the page frame; it takes the same parameters."""
 
     @wraps(show)
     async def build(*args: Any, **kwargs: Any) -> None:
@@ -100,12 +100,13 @@ def _with_frame(page: Page, show: Callable[..., Awaitable[None]]) -> Callable[..
 
 @contextlib.contextmanager
 def open_in_browser(address: str, home: Path) -> Iterator[None]:
-    """Open the address in the person's browser, where there is one, as long as the block lasts.
+    """Open the address in the browser of the desktop, if there is one.
 
-    The browser's command line, which everybody on the machine may read, names a file of mode 600 that leads there.
+    All users can read the browser's command line, so it names a file of mode 600 that redirects to the address. The file
+    is deleted when the block ends.
     """
     if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        yield  # else a browser for terminals would take this one
+        yield  # without a desktop a text browser would take over the terminal
         return
     path = home / f"console-{os.getpid()}.html"
     with new_file(path) as stream:

@@ -1,4 +1,4 @@
-"""What surrounds every page: header, theme, keys, the main part, and what is said when something goes wrong."""
+"""The frame of every page: header, theme, keyboard shortcuts, main part, and errors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0b5cad"/>'
     '<path d="M6 8c4 13 9 16 20 16" fill="none" stroke="#fff" stroke-width="3.4" stroke-linecap="round"/></svg>'
 )
-_THEMES: dict[bool | None, tuple[str, str]] = {  # what is on: its name and icon
+_THEMES: dict[bool | None, tuple[str, str]] = {  # NiceGUI's dark mode -> name and icon
     None: ("as the system", "brightness_auto"),
     False: ("light", "light_mode"),
     True: ("dark", "dark_mode"),
 }
-_theme: list[bool | None] = [None]  # of this process: one person's
+_theme: list[bool | None] = [None]  # for the whole process: it has one user
 
 
 def add_styles() -> None:
-    """Give all pages their looks."""
+    """Add the stylesheet to all pages."""
     from nicegui import app, ui
 
-    app.config.quasar_config["loadingBar"] = {"skipHijack": True}  # it flickers at every request, and has no name
+    app.config.quasar_config["loadingBar"] = {
+        "skipHijack": True
+    }  # it flickers at every request, and has no accessible name
     ui.add_css((Path(__file__).parent / "style.css").read_text("utf-8"), shared=True)
 
 
 @contextmanager
 def page_frame(page: Page) -> Iterator[None]:
-    """Draw a page's surroundings; what the block makes lands in its main part."""
+    """Draw the frame of a page; the block's elements go into the main part."""
     from nicegui import ui
 
     ui.context.client.page.language = "en-US"
@@ -50,13 +52,13 @@ def page_frame(page: Page) -> Iterator[None]:
                         link.props('aria-current="page"')
         _theme_button()
     _keyboard()
-    with ui.element("div").classes("ct-main") as main:  # NiceGUI has put it into a <main>
+    with ui.element("div").classes("ct-main") as main:  # inside the <main> of NiceGUI
         yield
     ui.skip_link("Skip to content", target=main)
 
 
 async def show_or_error(show: Callable[[], Awaitable[None]]) -> None:
-    """Show a page, or the sentence and hint of what it raised."""
+    """Show a page, or the message and hint of the error that it raised."""
     from nicegui import ui
 
     try:
@@ -68,20 +70,20 @@ async def show_or_error(show: Callable[[], Awaitable[None]]) -> None:
 
 
 def heading(title: str, level: int = 1) -> None:
-    """Write a heading."""
+    """Draw a heading."""
     from nicegui.elements.mixins.text_element import TextElement
 
     TextElement(tag=f"h{level}", text=title)
 
 
 def format_error(error: CloudtrainError) -> str:
-    """Return an error as a page says it."""
+    """Return the message and hint of an error as one line."""
     hint = f" ({error.hint})" if error.hint else ""
     return text.clean(f"{error.message}{hint}", 2000)
 
 
 def notify_error(error: CloudtrainError) -> None:
-    """Say what stood in the way of something that was clicked."""
+    """Show a notification with the error of an action."""
     from nicegui import ui
 
     ui.notify(format_error(error), type="negative", multi_line=True, close_button="Close", timeout=0)
@@ -108,7 +110,7 @@ def _theme_button() -> None:
 
 
 def _keyboard() -> None:
-    """Letters that lead to pages, / to the page's search, ? to the list of them; not while something is typed."""
+    """Add keyboard shortcuts: letters open pages, / focuses the search, ? lists the shortcuts; not while typing."""
     from nicegui import ui
 
     with ui.dialog().props('aria-label="Keys"') as dialog, ui.card():

@@ -1,4 +1,4 @@
-"""Names, values and log lines from outside as they are shown: text and nothing else, on one line, not endless."""
+"""Clean text from outside for display: names, values and log lines become one line of limited length."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-LONGEST = 400  # characters of a value that a page shows
-# What would turn the text around it to the left, and what joins or hides letters
+LONGEST = 400  # characters of a value on a page
+# Characters that change the text direction, join letters or hide them
 _DIRECTION_MARKS = re.compile("[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 _ESCAPE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?")
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
-    """Return anything as a line of text: no escape sequences, no control characters, none that turn its direction."""
+    """Return a value as one line without escape sequences, control characters and direction marks."""
     text = value if isinstance(value, str) else _to_text(value)
     if len(text) > 4 * longest:
         text = text[: 4 * longest]
@@ -32,14 +32,14 @@ def _to_text(value: object) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a value in few digits, empty for none."""
+    """Format a number with five digits, "" for None."""
     if value is None:
         return ""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e9 else f"{value:.5g}"
 
 
 def format_time(iso_time: str | None) -> str:
-    """Return an ISO time in UTC without fractions, empty for none."""
+    """Format an ISO time in UTC without fractions, "" for None."""
     try:
         return f"{datetime.fromisoformat(iso_time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if iso_time else ""
     except ValueError:
@@ -47,5 +47,5 @@ def format_time(iso_time: str | None) -> str:
 
 
 def format_json(data: Any) -> str:
-    """Return JSON for reading."""
+    """Return indented JSON."""
     return json.dumps(data, indent=2, ensure_ascii=True, default=str)

@@ -1,4 +1,4 @@
-"""The shared trainer's arguments as fields of a form, and what the trainer itself finds wrong with them."""
+"""The shared trainer's arguments as form fields, and the trainer's own validation of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.errors import Problem
 
 _MODULE = "cloudtrain_trainer_arguments"
 _KINDS: dict[Any, str] = {bool: "flag", int: "number", float: "number", str: "text", list[str]: "yaml"}
-# What most trainings name; every other argument is one choice away.
+# Always shown; the other arguments are added one by one.
 MAIN_ARGUMENTS = (
     "task", "dataset", "model", "model_type", "tokenizer", "block_size", "learning_rate", "max_steps", "num_train_epochs",
     "per_device_train_batch_size", "bf16",
@@ -39,7 +39,7 @@ def arguments() -> dict[str, Argument]:
 
 
 def problems(argv: Sequence[str]) -> list[Problem]:
-    """Return what the trainer would refuse before it starts, at the hyperparameters that it names."""
+    """Return what the trainer would refuse at its start, as problems of hyperparameters."""
     module = _arguments_module()
     try:
         module.parse(list(argv))
@@ -63,7 +63,7 @@ def _problem(line: str) -> Problem:
 
 @cache
 def _arguments_module() -> Any:
-    """Return the trainer's own module of arguments, which travels in every bundle and imports nothing heavy."""
+    """Load the trainer's module of arguments, which is part of every bundle and has light imports."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     from cloudtrain.source.bundle import runtime_files
@@ -72,6 +72,6 @@ def _arguments_module() -> Any:
     spec = spec_from_file_location(_MODULE, path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[_MODULE] = module  # its dataclass looks itself up there
+    sys.modules[_MODULE] = module  # its dataclass needs this entry
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""Pieces that pages are made of: a state, pairs, a table, text as it was written. What they show is text, whoever wrote it."""
+"""Widgets of the pages: state, pairs, table, preformatted text, buttons. All values are shown as text, never as markup."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _STATE_CLASSES = {
 
 
 def element(tag: str, content: str) -> Any:
-    """Return an element that holds words and nothing else."""
+    """Return an element with a text."""
     from nicegui.elements.mixins.text_element import TextElement
 
     return TextElement(tag=tag, text=content)
 
 
 def state(run_state: State) -> None:
-    """Show a state."""
+    """Draw the state of a run."""
     from nicegui import ui
 
     ui.label(run_state.value).classes(f"ct-state {state_class(run_state)}")
@@ -46,7 +46,7 @@ def state_class(run_state: State) -> str:
 
 @contextmanager
 def card(title: str = "", *, name: str = "") -> Iterator[Any]:
-    """Draw a box with a heading; a person who hears the page is told its name."""
+    """Draw a box with a heading; `name` is its label for screen readers."""
     from nicegui import ui
 
     with ui.element("section").classes("ct-card") as section:
@@ -57,7 +57,7 @@ def card(title: str = "", *, name: str = "") -> Iterator[Any]:
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> None:
-    """Show labels and values, those that there are."""
+    """Draw labels and values, without empty ones."""
     from nicegui import ui
 
     with ui.element("dl").classes("ct-pairs"):
@@ -80,7 +80,7 @@ def table(
     caption: str,
     looks: Mapping[str, str] | None = None,
 ) -> None:
-    """Show a table; a cell is text, or a function that draws it. `looks` are CSS classes of columns by their head."""
+    """Draw a table. A cell is text or a function that draws it; `looks` maps headers to CSS classes of their columns."""
     from nicegui import ui
 
     classes = [(looks or {}).get(head, "") for head in heads]
@@ -102,7 +102,7 @@ def table(
 
 
 def preformatted(lines: str, *, name: str, most: int = 200_000) -> None:
-    """Show text as it was written, line by line, the first `most` characters."""
+    """Draw text line by line, at most `most` characters."""
     from nicegui import ui
 
     cleaned = "\n".join(text.clean(line, 2000) for line in lines[:most].split("\n"))
@@ -113,7 +113,7 @@ def preformatted(lines: str, *, name: str, most: int = 200_000) -> None:
 
 @contextmanager
 def collapsible(title: str, *, opened: bool = False, on_toggle: Callable[[bool], None] | None = None) -> Iterator[None]:
-    """Draw something that a person opens; `turned` is told when they open or close it."""
+    """Draw a collapsible section; `on_toggle` is called with whether it is open."""
     from nicegui import ui
 
     with ui.element("details") as details:

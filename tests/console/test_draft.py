@@ -116,7 +116,7 @@ def test_what_the_source_lacks_is_told_in_the_review(root, home):
 def test_the_listing_is_that_of_package(root, home):
     (root / "data").mkdir()
     (root / "data" / "a.txt").write_text("x" * 10)
-    found = filled(Draft.blank(home, root)).listing()
+    found = filled(Draft.blank(home, root)).list_source()
     assert {file.path: file.size for file in found.files} == {"data/a.txt": 10, "train.py": len(SCRIPT)}
     assert found.packed_bytes and found.problem is None and found.root == str(root)
 
