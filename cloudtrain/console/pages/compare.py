@@ -1,4 +1,4 @@
-"""Some runs beside each other: their curves one over the other, and what they differ in."""
+"""The page Compare: the charts of several runs in one, and their differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.report import compare, plots
 from cloudtrain.report.compare import Row
 
-MOST = len(plots.COLOURS)
+MAX_RUNS = len(plots.COLOURS)
 _TITLES = {
     "hyperparameters": "Hyperparameters",
     "results": "Results",
@@ -24,12 +24,12 @@ _TITLES = {
 
 
 async def show(runs: str = "") -> None:
-    """Show the runs whose ids stand in `runs`, with commas between them."""
+    """Show the runs of a comma-separated list of ids."""
     from nicegui import ui
 
     ids = list(dict.fromkeys(name for name in runs.split(",") if name))
-    if not 1 < len(ids) <= MOST:
-        raise BadRequest(f"two to {MOST} runs can be compared", "choose them on the page of all runs")
+    if not 1 < len(ids) <= MAX_RUNS:
+        raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "choose them on the page of all runs")
     rows, states = await history.current().query(lambda store: _read(store, ids))
     shell.heading("Compare runs")
     with widgets.card("Runs"), ui.element("ul").classes("ct-legend"):

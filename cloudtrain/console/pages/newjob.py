@@ -1,4 +1,4 @@
-"""The page of a new job: a form in four steps, blank, from a job file or from a run."""
+"""The page New job: a form in four steps, blank, from a job file or from a run."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from nicegui.element import Element
 
-KEPT = 50  # forms of this process that a reload finds again
-LOOK_S = 0.4  # between two looks at whether something was edited
-_kept: OrderedDict[str, Draft] = OrderedDict()
+MAX_DRAFTS = 50  # kept in this process for a reload
+CHECK_S = 0.4  # between two checks for edits
+_drafts: OrderedDict[str, Draft] = OrderedDict()
 _TRAINER, _SCRIPT = "The shared trainer", "A script of mine"
 
 
 async def show(job: str = "", run: str = "", draft: str = "") -> None:
-    """Show the form: of a job file below this folder, of a run, of one that was begun here before, or blank."""
+    """Show the form: of a job file below this folder, of a run, of a kept draft, or blank."""
     from nicegui import ui
 
-    found = _kept.get(draft)
-    if found is None:
-        found = await asyncio.to_thread(_opened, job, run)
+    form_draft = _drafts.get(draft)
+    if form_draft is None:
+        form_draft = await asyncio.to_thread(_open_draft, job, run)
         name = secrets.token_urlsafe(9)
-        _kept[name] = found
-        while len(_kept) > KEPT:
-            _kept.popitem(last=False)
+        _drafts[name] = form_draft
+        while len(_drafts) > MAX_DRAFTS:
+            _drafts.popitem(last=False)
         ui.navigate.history.replace(f"/new?draft={name}")
-    NewJob(found).draw()
+    NewJob(form_draft).draw()
 
 
-def _opened(job: str, run: str) -> Draft:
+def _open_draft(job: str, run: str) -> Draft:
     home, root = history.current().home, Path.cwd()
     if run:
         return Draft.of_run(run, home, root)
@@ -48,12 +48,12 @@ def _opened(job: str, run: str) -> Draft:
 
 
 class NewJob:
-    """The page over one draft."""
+    """The page of one draft."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.controls = Controls(draft.form, draft.original, self._edited, marked=bool(draft.parent))
-        self.known = {field.name: field for field in fields.job_fields()}
+        self.fields = {field.name: field for field in fields.job_fields()}
         self.problems: list[Problem] = []
         self._stale = True
         self._badges: dict[Step, Element] = {}
@@ -62,30 +62,34 @@ class NewJob:
         """Draw the form."""
         from nicegui import ui
 
-        self._head()
-        with ui.tabs(on_change=self._turned).classes("ct-steps").props("no-caps align=left inline-label") as self.tabs:
+        self._draw_heading()
+        with (
+            ui.tabs(on_change=self._step_changed)
+            .classes("ct-steps")
+            .props("no-caps align=left inline-label") as self.tabs
+        ):
             for number, step in enumerate(Step, 1):
                 with ui.tab(step, label=f"{number}  {step}").props(f"data-step={step.lower()}"):
                     self._badges[step] = ui.label("").classes("ct-count")
         with ui.tab_panels(self.tabs, value=Step.GENERAL, animated=False, keep_alive=True).classes("ct-panels"):
-            with self._panel(Step.GENERAL):
-                self._general()
-            with self._panel(Step.INFRASTRUCTURE):
-                self.place = newplace.Place(self.draft, self.controls)
-                self.place.draw()
-            with self._panel(Step.SOURCE):
-                self.source = newsource.Sources(self.draft, self.controls)
-                self.source.draw()
-            with self._panel(Step.REVIEW):
-                self.review = newreview.Review(self.draft, self.go, lambda: self.problems, self._submitted)
-                self.review.draw()
-        ui.timer(LOOK_S, self._look)
+            with self._draw_panel(Step.GENERAL):
+                self._draw_general()
+            with self._draw_panel(Step.INFRASTRUCTURE):
+                self.target_step = newplace.TargetStep(self.draft, self.controls)
+                self.target_step.draw()
+            with self._draw_panel(Step.SOURCE):
+                self.source_step = newsource.SourceStep(self.draft, self.controls)
+                self.source_step.draw()
+            with self._draw_panel(Step.REVIEW):
+                self.review_step = newreview.ReviewStep(self.draft, self.go, lambda: self.problems, self._submitted)
+                self.review_step.draw()
+        ui.timer(CHECK_S, self._check)
 
     def go(self, step: Step) -> None:
-        """Turn to a step."""
+        """Open a step."""
         self.tabs.set_value(step)
 
-    def _head(self) -> None:
+    def _draw_heading(self) -> None:
         from nicegui import ui
 
         draft = self.draft
@@ -97,152 +101,161 @@ class NewJob:
                 ui.label(
                     f"A job file of {text.clean(str(draft.form.folder))}; nothing is written or sent before the last step."
                 )
-        self.said = ui.label("").classes("ct-small ct-hidden").props('role="status"')
+        self.status_label = ui.label("").classes("ct-small ct-hidden").props('role="status"')
 
-    def _panel(self, step: Step) -> Element:
+    def _draw_panel(self, step: Step) -> Element:
         from nicegui import ui
 
         panel = ui.tab_panel(step).props(f"data-panel={step.lower()}")
         steps = list(Step)
-        at = steps.index(step)
+        index = steps.index(step)
 
         def around() -> None:
             with ui.element("div").classes("ct-row ct-turn"):
-                if at > 0:
-                    back = ui.button("Back", on_click=lambda: self.go(steps[at - 1]), color=None)
-                    back.classes("ct-plain").props("no-caps")
-                on = ui.button(f"Next: {steps[at + 1]}", on_click=lambda: self.go(steps[at + 1]), color=None)
-                on.classes("ct-first").props("no-caps")
+                if index > 0:
+                    back_button = ui.button("Back", on_click=lambda: self.go(steps[index - 1]), color=None)
+                    back_button.classes("ct-plain").props("no-caps")
+                next_button = ui.button(
+                    f"Next: {steps[index + 1]}", on_click=lambda: self.go(steps[index + 1]), color=None
+                )
+                next_button.classes("ct-first").props("no-caps")
 
         with panel:
             inner = ui.element("div").classes("ct-stack")
-            if step is not Step.REVIEW:  # which has its own
+            if step is not Step.REVIEW:  # which has its own buttons
                 around()
         return inner
 
     # -- the first step -----------------------------------------------------------------------------------------------
 
-    def _general(self) -> None:
+    def _draw_general(self) -> None:
         from nicegui import ui
 
-        mine = [field for field in self.known.values() if field.step is Step.GENERAL]
-        self.controls.draw_card("Job", [field for field in mine if field.group == "Job"])
+        general_fields = [field for field in self.fields.values() if field.step is Step.GENERAL]
+        self.controls.draw_card("Job", [field for field in general_fields if field.group == "Job"])
         script = ui.element("div").classes("ct-stack")
-        rest = [field for field in mine if field.group in ("Parallelism", "Checkpoints")]
+        other_fields = [field for field in general_fields if field.group in ("Parallelism", "Checkpoints")]
 
-        def draw(own: bool) -> None:
+        def draw(own_script: bool) -> None:
             self.controls.forget({"entrypoint", "args", "arg_style", "metrics", "hyperparameters"})
             self.controls.forget({f"hyperparameters.{name}" for name in trainer.arguments()})
             script.clear()
             with script:
-                members = [field for field in mine if field.group == "Script"]
-                if not own:
+                members = [field for field in general_fields if field.group == "Script"]
+                if not own_script:
                     members = [replace(field, main=False) for field in members if field.name != "entrypoint"]
-                self.controls.draw_card("Script", members, above=lambda: choice(own))
+                self.controls.draw_card("Script", members, above=lambda: choice(own_script))
                 with ui.element("section").classes("ct-card"):
                     shell.heading("Hyperparameters", 2)
-                    if own:
-                        self.controls.draw_rows(replace(self.known["hyperparameters"], label="Hyperparameters"))
+                    if own_script:
+                        self.controls.draw_rows(replace(self.fields["hyperparameters"], label="Hyperparameters"))
                     else:
-                        self._trainer()
+                        self._draw_trainer()
             self.controls.show_problems(self.problems)
 
-        def choice(own: bool) -> None:
-            chosen = ui.radio([_TRAINER, _SCRIPT], value=_SCRIPT if own else _TRAINER).props(
+        def choice(own_script: bool) -> None:
+            chosen = ui.radio([_TRAINER, _SCRIPT], value=_SCRIPT if own_script else _TRAINER).props(
                 'inline aria-label="What runs"'
             )
 
             def turn() -> None:
                 if chosen.value == _TRAINER:
-                    self.draft.form.set_field(self.known["entrypoint"], "")
+                    self.draft.form.set_field(self.fields["entrypoint"], "")
                     self._edited()
                 draw(chosen.value == _SCRIPT)
 
             chosen.on_value_change(turn)
 
         draw(self.draft.form.get(("entrypoint",)) is not None)
-        self.controls.draw_groups(rest)
+        self.controls.draw_groups(other_fields)
 
-    def _trainer(self) -> None:
-        """Draw the arguments of the shared trainer that most name, and those that are set; the others one by one."""
+    def _draw_trainer(self) -> None:
+        """Draw the main arguments of the shared trainer and those that are set; the others can be added one by one."""
         from nicegui import ui
 
-        known = trainer.arguments()
-        there = {name for name, _ in self.draft.form.rows(("hyperparameters",))} & set(known)
-        drawn = [*trainer.MAIN_ARGUMENTS, *(name for name in known if name in there - {*trainer.MAIN_ARGUMENTS})]
+        arguments = trainer.arguments()
+        set_names = {name for name, _ in self.draft.form.rows(("hyperparameters",))} & set(arguments)
+        drawn_names = [
+            *trainer.MAIN_ARGUMENTS,
+            *(name for name in arguments if name in set_names - {*trainer.MAIN_ARGUMENTS}),
+        ]
         body = ui.element("div").classes("ct-fields")
 
         def draw(name: str) -> Element:
             with body:
-                return self.controls.draw_field(_argument(known[name]))
+                return self.controls.draw_field(_argument(arguments[name]))
 
-        for name in drawn:
+        for name in drawn_names:
             draw(name)
 
         def add() -> None:
-            if more.value:
-                name = str(more.value)
-                drawn.append(name)
-                made = draw(name)
-                more.set_options(left(), value=None)
-                made.run_method("focus")
+            if selector.value:
+                name = str(selector.value)
+                drawn_names.append(name)
+                control = draw(name)
+                selector.set_options(remaining(), value=None)
+                control.run_method("focus")
 
-        def left() -> dict[str, str]:
-            return {name: f"{name}: {item.help}" for name, item in known.items() if name not in drawn}
+        def remaining() -> dict[str, str]:
+            return {name: f"{name}: {item.help}" for name, item in arguments.items() if name not in drawn_names}
 
-        more = ui.select(left(), label="Add an argument", with_input=True, on_change=add).classes("ct-more-arguments")
-        more.props("outlined dense stack-label hide-bottom-space data-field=more-arguments")
-        field = self.known["hyperparameters"]
-        if any(name not in known for name, _ in self.draft.form.rows(field.path)):
+        selector = ui.select(remaining(), label="Add an argument", with_input=True, on_change=add).classes(
+            "ct-more-arguments"
+        )
+        selector.props("outlined dense stack-label hide-bottom-space data-field=more-arguments")
+        field = self.fields["hyperparameters"]
+        if any(name not in arguments for name, _ in self.draft.form.rows(field.path)):
             self.controls.draw_rows(
-                replace(field, label="Others", help="No arguments of the shared trainer."), without=known
+                replace(field, label="Others", help="No arguments of the shared trainer."), without=arguments
             )
 
-    # -- what is wrong ------------------------------------------------------------------------------------------------
+    # -- problems -----------------------------------------------------------------------------------------------------
 
     def _edited(self) -> None:
         self._stale = True
 
-    async def _look(self) -> None:
-        """Ask what is wrong, after something was edited."""
+    async def _check(self) -> None:
+        """Check the draft after an edit."""
         if not self._stale:
             return
         self._stale = False
-        await self.place.follow()
+        await self.target_step.update_options()
         self.problems = await asyncio.to_thread(self.draft.snapshot().problems)
         self.controls.show_problems(self.problems)
-        self._count()
+        self._update_counts()
 
-    def _count(self) -> None:
-        found = fields.by_step(self.problems)
+    def _update_counts(self) -> None:
+        problems_by_step = fields.by_step(self.problems)
         for step, badge in self._badges.items():
-            count = len(found.get(step, ()))
+            count = len(problems_by_step.get(step, ()))
             badge.set_text(str(count) if count else "")  # type: ignore[attr-defined]
             badge.set_visibility(bool(count))
-        words = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "no problems"
-        self.said.set_text(f"{words}: {'; '.join(map(format_problem, self.problems))}" if self.problems else words)
+        summary = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "no problems"
+        self.status_label.set_text(
+            f"{summary}: {'; '.join(map(format_problem, self.problems))}" if self.problems else summary
+        )
 
-    async def _turned(self) -> None:
+    async def _step_changed(self) -> None:
         step = self.tabs.value
         if step == Step.REVIEW:
-            await self.review.look()
+            await self.review_step.shown()
         elif step == Step.SOURCE:
-            await self.source.look()
+            await self.source_step.shown()
         elif step == Step.INFRASTRUCTURE:
-            await self.place.look()
+            await self.target_step.shown()
 
     def _submitted(self) -> None:
-        """Forget the draft: what is begun from now on is another job."""
-        for name in [name for name, draft in _kept.items() if draft is self.draft]:
-            del _kept[name]
+        """Remove the submitted draft."""
+        for name in [name for name, draft in _drafts.items() if draft is self.draft]:
+            del _drafts[name]
 
 
-def _argument(found: trainer.Argument) -> Field:
+def _argument(argument: trainer.Argument) -> Field:
     """Return the field of an argument of the shared trainer."""
-    kind, choices, default = found.kind, found.choices, found.default
-    if kind == "flag" and default == "on":  # false alone would be left out, as a bare flag is
+    kind, choices, default = argument.kind, argument.choices, argument.default
+    if kind == "flag" and default == "on":  # a flag cannot be set to false
         kind, choices = "choice", ("true", "false")
     return Field(
-        ("hyperparameters", found.name), Step.GENERAL, "Hyperparameters", "choice" if choices else kind, found.name,
-        found.help, default, choices,
+        ("hyperparameters", argument.name), Step.GENERAL, "Hyperparameters", "choice" if choices else kind, argument.name,
+        argument.help, default, choices,
     )  # fmt: skip

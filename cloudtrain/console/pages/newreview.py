@@ -1,4 +1,4 @@
-"""The last step of a new job: the job file, the plan, what is wrong; then it is saved, or submitted."""
+"""The step Review of a new job: the job file, the plan, the problems; save or submit."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from urllib.parse import quote
 from cloudtrain.cli.view import summary
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import format_problem
-from cloudtrain.console.draft import Draft, resolve_below
-from cloudtrain.console.draft import Review as Found
+from cloudtrain.console.draft import Draft, Review, resolve_below
 from cloudtrain.console.fields import Step
 from cloudtrain.errors import CloudtrainError, Problem
 
 LONGEST = 200_000  # characters of a request that a page shows
 
 
-class Review:
-    """The step over one draft; `go` turns to another step, `submitted` is told when there is a run."""
+class ReviewStep:
+    """The step of one draft. `go` opens another step; `submitted` is called when there is a run."""
 
     def __init__(
         self,
         draft: Draft,
         go: Callable[[Step], None],
-        known: Callable[[], Sequence[Problem]],
+        get_problems: Callable[[], Sequence[Problem]],
         submitted: Callable[[], None],
     ) -> None:
         self.draft = draft
         self.go = go
-        self.known = known
+        self.get_problems = get_problems
         self.submitted = submitted
-        self.found: Found | None = None
-        self._asked = 0
+        self.review: Review | None = None
+        self._request_number = 0
 
     def draw(self) -> None:
         """Draw the step."""
         from nicegui import ui
 
-        self.said = ui.label("").classes("ct-dim").props('role="status"')
-        self.wrong = ui.element("div").classes("ct-stack")
+        self.status_label = ui.label("").classes("ct-dim").props('role="status"')
+        self.problems_area = ui.element("div").classes("ct-stack")
         with ui.element("div").classes("ct-two ct-even"):
             with ui.element("section").classes("ct-card"):
                 shell.heading("Job file", 2)
@@ -60,45 +59,47 @@ class Review:
             self.button.props("no-caps icon=send data-submit")
             self.button.set_enabled(False)
 
-    async def look(self) -> None:
+    async def shown(self) -> None:
         """Package the source and show what would be submitted."""
-        self._asked += 1
-        mine, draft = self._asked, self.draft.snapshot()
+        self._request_number += 1
+        request_number, draft = self._request_number, self.draft.snapshot()
         self.button.set_enabled(False)
-        self.found = None
-        self.said.set_text("Making the plan…")
-        found = await asyncio.to_thread(draft.review)
-        if mine != self._asked:
+        self.review = None
+        self.status_label.set_text("Making the plan…")
+        review = await asyncio.to_thread(draft.review)
+        if request_number != self._request_number:
             return
-        self.found = found
-        self._show(found)
+        self.review = review
+        self._show(review)
 
-    def _show(self, found: Found) -> None:
+    def _show(self, review: Review) -> None:
         from nicegui import ui
 
-        count = len(found.problems)
-        self.said.set_text(f"{count} problem{'s' * (count != 1)} to mend before it can be submitted." if count else
+        count = len(review.problems)
+        self.status_label.set_text(f"{count} problem{'s' * (count != 1)} to mend before it can be submitted." if count else
                            "This is what will be sent.")  # fmt: skip
-        self.button.set_enabled(found.plan is not None)
-        for part in (self.wrong, self.text, self.plan):
+        self.button.set_enabled(review.plan is not None)
+        for part in (self.problems_area, self.text, self.plan):
             part.clear()
-        with self.wrong:
+        with self.problems_area:
             if count:
-                self._problems(found.problems)
+                self._problems(review.problems)
             if self.draft.parent:
                 self._changes()
         with self.text:
-            ui.label(_lines(found.text)).classes("ct-pre").props('tabindex=0 role="region" aria-label="Job file"')
+            ui.label(_clean_lines(review.text)).classes("ct-pre").props(
+                'tabindex=0 role="region" aria-label="Job file"'
+            )
         with self.plan:
-            if found.plan is None:
+            if review.plan is None:
                 ui.label("There is no plan as long as there are problems.").classes("ct-dim")
             else:
-                self._plan(found)
+                self._plan(review)
 
-    def _plan(self, found: Found) -> None:
+    def _plan(self, review: Review) -> None:
         from nicegui import ui
 
-        plan = found.plan
+        plan = review.plan
         assert plan is not None
         rows = [
             ("run", plan.run_id),
@@ -116,9 +117,9 @@ class Review:
                 with ui.element("dd"):
                     ui.label(text.clean(value))
         shell.heading("Request", 3)
-        shown = text.format_json(plan.request)
-        cut = shown if len(shown) <= LONGEST else shown[:LONGEST] + "\n…"
-        ui.label(cut).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
+        request_text = text.format_json(plan.request)
+        visible_text = request_text if len(request_text) <= LONGEST else request_text[:LONGEST] + "\n…"
+        ui.label(visible_text).classes("ct-pre").props('tabindex=0 role="region" aria-label="Request"')
 
     def _problems(self, problems: Sequence[Problem]) -> None:
         from nicegui import ui
@@ -131,16 +132,16 @@ class Review:
                     with ui.element("li"):
                         ui.label(format_problem(problem)).classes("ct-grow")
                         if step is not Step.REVIEW:
-                            there = ui.button(step, on_click=lambda step=step: self.go(step), color=None)
-                            there.props("flat dense no-caps")
+                            step_button = ui.button(step, on_click=lambda step=step: self.go(step), color=None)
+                            step_button.props("flat dense no-caps")
 
     def _changes(self) -> None:
         from nicegui import ui
 
-        found = self.draft.changes()
+        changes = self.draft.changes()
         with ui.element("section").classes("ct-card"):
             shell.heading("What differs", 2)
-            if not found:
+            if not changes:
                 ui.label("Nothing: the same job over again.").classes("ct-dim")
                 return
             with ui.element("div").classes("ct-scroll"), ui.element("table").classes("ct-table"):
@@ -149,27 +150,27 @@ class Review:
                         with ui.element("th"):
                             ui.label(head)
                 with ui.element("tbody"):
-                    for row in found:
+                    for row in changes:
                         with ui.element("tr"):
                             for cell in row:
                                 with ui.element("td").classes("ct-mono"):
                                     ui.label(text.clean(cell) or "left out")
 
-    # -- what becomes of it -------------------------------------------------------------------------------------------
+    # -- submit and save ----------------------------------------------------------------------------------------------
 
     async def _submit(self) -> None:
         from nicegui import ui
 
-        found = self.found
-        if found is None or found.plan is None:
+        review = self.review
+        if review is None or review.plan is None:
             return
         self.button.props("loading")
         self.button.set_enabled(False)
-        self.said.set_text("Submitting…")
+        self.status_label.set_text("Submitting…")
         try:
-            run_id = await asyncio.to_thread(lambda: self.draft.submit(found).run_id)
+            run_id = await asyncio.to_thread(lambda: self.draft.submit(review).run_id)
         except CloudtrainError as error:
-            self.said.set_text("It was not submitted.")
+            self.status_label.set_text("It was not submitted.")
             shell.notify_error(error)
             self.button.props(remove="loading")
             self.button.set_enabled(True)
@@ -181,19 +182,19 @@ class Review:
 
         name = str(self.name.value or "")
         try:
-            there = await asyncio.to_thread(lambda: resolve_below(self.draft.root, name).is_file())
-            if there and not await self._over(name):
+            exists = await asyncio.to_thread(lambda: resolve_below(self.draft.root, name).is_file())
+            if exists and not await self._confirm_overwrite(name):
                 return
-            path = await asyncio.to_thread(lambda: self.draft.save(name, overwrite=there))
+            path = await asyncio.to_thread(lambda: self.draft.save(name, overwrite=exists))
         except CloudtrainError as error:
             self.saved.set_text("")
             shell.notify_error(error)
             return
-        lost = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
-        self.saved.set_text(f"Written to {text.clean(str(path))}{lost}.")
+        comments_note = "; the comments of the file that was opened are not in it" if self.draft.form.comments else ""
+        self.saved.set_text(f"Written to {text.clean(str(path))}{comments_note}.")
         self.name.set_value(self.draft.name)
 
-    async def _over(self, name: str) -> bool:
+    async def _confirm_overwrite(self, name: str) -> bool:
         from nicegui import ui
 
         with ui.dialog().props('aria-label="Write over the file"') as dialog, ui.card():
@@ -208,5 +209,5 @@ class Review:
         return answer
 
 
-def _lines(words: str) -> str:
-    return "\n".join(text.clean(line, 10_000) for line in words.split("\n"))
+def _clean_lines(content: str) -> str:
+    return "\n".join(text.clean(line, 10_000) for line in content.split("\n"))

@@ -1,4 +1,4 @@
-"""The third step of a new job: what is packaged, listed as `cloudtrain package --list` lists it."""
+"""The step Source of a new job: the files that are packaged, as `cloudtrain package --list` shows them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.form import GitSource
 from cloudtrain.errors import BadJob, CloudtrainError
 
-SHOWN = 300  # files of a listing
+MAX_FILES = 300  # files of a listing
 _FOLDER, _GIT = "A folder", "A git repository"
 
 
-class Sources:
-    """The step over one draft."""
+class SourceStep:
+    """The step of one draft."""
 
     def __init__(self, draft: Draft, controls: Controls) -> None:
         self.draft = draft
         self.controls = controls
         self.field = next(field for field in fields.job_fields() if field.name == "source")
-        self._asked = 0
+        self._request_number = 0
         self._listed = ""  # the values for which the listing was made
 
     def draw(self) -> None:
@@ -32,67 +32,67 @@ class Sources:
         from nicegui import ui
 
         members = [field for field in fields.job_fields() if field.step is Step.SOURCE]
-        mine = [field for field in members if field.group == "Source" and field.name != "source"]
+        source_fields = [field for field in members if field.group == "Source" and field.name != "source"]
         with ui.element("div").classes("ct-two"):
             with ui.element("div").classes("ct-stack"):
-                self.controls.draw_card("Source", mine, above=self._source)
+                self.controls.draw_card("Source", source_fields, above=self._draw_source)
                 self.controls.draw_groups([field for field in members if field.group != "Source"])
             with ui.element("section").classes("ct-card ct-beside"):
                 shell.heading("What is sent", 2)
-                self.said = ui.label("").classes("ct-dim ct-small").props('role="status"')
+                self.status_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
                 self.listing = ui.element("div")
                 self.button = ui.button("List the files", on_click=self.list, color=None).classes("ct-plain")
 
-    async def look(self) -> None:
-        """List a folder as soon as the step is seen; a repository when it is asked for, since that takes the network."""
-        if self._address().startswith("git+") and not self._kept():
-            self.said.set_text("The repository is fetched when you ask for it.")
+    async def shown(self) -> None:
+        """List a folder when the step is opened. A git repository is listed only on request: it needs the network."""
+        if self._address().startswith("git+") and not self._reuses_parent():
+            self.status_label.set_text("The repository is fetched when you ask for it.")
             return
-        if self._listed != self._values():
+        if self._listed != self._listing_key():
             await self.list()
 
     async def list(self) -> None:
-        """Show what the source would send."""
-        self._asked += 1
-        mine, draft = self._asked, self.draft.snapshot()
-        self._listed = self._values()
-        self.said.set_text("Packaging…")
+        """Show the files that the source would send."""
+        self._request_number += 1
+        request_number, draft = self._request_number, self.draft.snapshot()
+        self._listed = self._listing_key()
+        self.status_label.set_text("Packaging…")
         self.listing.clear()
         self.button.set_enabled(False)
         try:
-            found: Listing | None = await asyncio.to_thread(draft.list_source)
-            words = ""
+            listing: Listing | None = await asyncio.to_thread(draft.list_source)
+            message = ""
         except BadJob as error:
-            found, words = None, "; ".join(map(format_problem, error.problems))
+            listing, message = None, "; ".join(map(format_problem, error.problems))
         except CloudtrainError as error:
-            found, words = None, shell.format_error(error)
-        if mine == self._asked:
+            listing, message = None, shell.format_error(error)
+        if request_number == self._request_number:
             self.button.set_enabled(True)
-            self._show(found, words)
+            self._show(listing, message)
 
-    def _show(self, found: Listing | None, words: str) -> None:
+    def _show(self, listing: Listing | None, message: str) -> None:
         from nicegui import ui
 
-        self.said.set_text("")
+        self.status_label.set_text("")
         with self.listing:
-            if found is None:
-                ui.label(words).classes("ct-callout ct-callout-bad").props('role="alert"')
+            if listing is None:
+                ui.label(message).classes("ct-callout ct-callout-bad").props('role="alert"')
                 return
-            if found.problem:
-                told = ui.label(text.clean(format_problem(found.problem, bare=True), 4000)).classes(
+            if listing.problem:
+                alert = ui.label(text.clean(format_problem(listing.problem, bare=True), 4000)).classes(
                     "ct-callout ct-callout-bad"
                 )
-                told.props('role="alert"')
-            total = format_size(sum(file.size for file in found.files))
-            count = f"{len(found.files):,} file{'s' * (len(found.files) != 1)}, {total}"
-            packed = f", {format_size(found.packed_bytes)} packed" if found.packed_bytes else ""
-            self.said.set_text(f"{count}{packed}" if found.files else "")
+                alert.props('role="alert"')
+            total = format_size(sum(file.size for file in listing.files))
+            count = f"{len(listing.files):,} file{'s' * (len(listing.files) != 1)}, {total}"
+            packed = f", {format_size(listing.packed_bytes)} packed" if listing.packed_bytes else ""
+            self.status_label.set_text(f"{count}{packed}" if listing.files else "")
             with ui.element("p").classes("ct-small ct-dim ct-mono"):
-                ui.label(text.clean(found.root) + (f" at {found.commit}" if found.commit else ""))
-            if found.files:
-                self._files(found)
+                ui.label(text.clean(listing.root) + (f" at {listing.commit}" if listing.commit else ""))
+            if listing.files:
+                self._files(listing)
 
-    def _files(self, found: Listing) -> None:
+    def _files(self, listing: Listing) -> None:
         from nicegui import ui
 
         with ui.element("div").classes("ct-scroll ct-listing").props('tabindex=0 role="region" aria-label="Files"'):
@@ -102,58 +102,60 @@ class Sources:
                         with ui.element("th").classes("ct-number" if head == "Size" else ""):
                             ui.label(head)
                 with ui.element("tbody"):
-                    for file in found.files[:SHOWN]:
+                    for file in listing.files[:MAX_FILES]:
                         with ui.element("tr"):
                             with ui.element("td").classes("ct-mono"):
                                 ui.label(text.clean(file.path))
                             with ui.element("td").classes("ct-number"):
                                 ui.label(format_size(file.size))
-        if len(found.files) > SHOWN:
-            ui.label(f"and {len(found.files) - SHOWN:,} more: cloudtrain package --list names all").classes(
+        if len(listing.files) > MAX_FILES:
+            ui.label(f"and {len(listing.files) - MAX_FILES:,} more: cloudtrain package --list names all").classes(
                 "ct-dim ct-small"
             )
 
     # -- the address --------------------------------------------------------------------------------------------------
 
-    def _source(self) -> None:
+    def _draw_source(self) -> None:
         from nicegui import ui
 
         if self.draft.parent:
-            same = ui.switch(f"The very source that {text.clean(self.draft.parent)} had", value=self.draft.same_source)
+            same_source = ui.switch(
+                f"The very source that {text.clean(self.draft.parent)} had", value=self.draft.same_source
+            )
 
-            async def turn() -> None:
-                self.draft.same_source = bool(same.value)
-                body.set_visibility(not same.value)
-                await self.look()
+            async def switch_source() -> None:
+                self.draft.same_source = bool(same_source.value)
+                body.set_visibility(not same_source.value)
+                await self.shown()
 
-            same.on_value_change(turn)
+            same_source.on_value_change(switch_source)
         body = ui.element("div").classes("ct-stack")
         body.set_visibility(not self.draft.same_source)
         with body:
             is_git = self._address().startswith("git+")
-            chosen = ui.radio([_FOLDER, _GIT], value=_GIT if is_git else _FOLDER).props('inline aria-label="Source"')
+            selection = ui.radio([_FOLDER, _GIT], value=_GIT if is_git else _FOLDER).props('inline aria-label="Source"')
             area = ui.element("div").classes("ct-fields")
 
             def draw() -> None:
                 self.controls.forget({"source"})
                 area.clear()
                 with area:
-                    if chosen.value == _GIT:
-                        self._git()
+                    if selection.value == _GIT:
+                        self._draw_git()
                     else:
                         self.controls.draw_field(
                             replace(self.field, label="Folder", help="Relative to the job file's folder.")
                         )
 
             def turned() -> None:
-                if self._address().startswith("git+") != (chosen.value == _GIT):
-                    self.controls.set_value(self.field, "." if chosen.value == _FOLDER else "git+https://")
+                if self._address().startswith("git+") != (selection.value == _GIT):
+                    self.controls.set_value(self.field, "." if selection.value == _FOLDER else "git+https://")
                 draw()
 
-            chosen.on_value_change(turned)
+            selection.on_value_change(turned)
             draw()
 
-    def _git(self) -> None:
+    def _draw_git(self) -> None:
         from nicegui import ui
 
         parts = GitSource.parse(self._address())
@@ -163,28 +165,28 @@ class Sources:
             parts = parts._replace(**changes)
             self.controls.set_value(self.field, str(parts))
 
-        told = (
+        parts_shown = (
             ("address", "source", "Repository", "https://host/repo or ssh://git@host/repo"),
             ("revision", "source.revision", "Revision", "Branch, tag or commit; left out: the default branch."),
             ("folder", "source.folder", "Folder in it", "Left out: all of it."),
         )
-        for name, shown, label, help in told:
-            field = Field((shown,), Step.SOURCE, "Source", "text", label, help)
+        for name, field_name, label, help in parts_shown:
+            field = Field((field_name,), Step.SOURCE, "Source", "text", label, help)
             with ui.element("div").classes("ct-field"):
-                made = ui.input(
+                control = ui.input(
                     label, value=getattr(parts, name), on_change=lambda e, n=name: put(**{n: e.value or ""})
                 )
-            self.controls.style(made, field)
+            self.controls.style(control, field)
 
     def _address(self) -> str:
         node = self.draft.form.get(("source",))
         return node if isinstance(node, str) else ""
 
-    def _kept(self) -> bool:
+    def _reuses_parent(self) -> bool:
         return bool(self.draft.parent) and self.draft.same_source
 
-    def _values(self) -> str:
-        """Return what the listing depends on, as text."""
+    def _listing_key(self) -> str:
+        """Return the values that the listing depends on, as text."""
         form = self.draft.form
         keys = ("source", "entrypoint", "environment", "allow_secrets", "allow_large", "allow_pointers")
-        return repr([self._kept(), *(form.get((key,)) for key in keys)])
+        return repr([self._reuses_parent(), *(form.get((key,)) for key in keys)])

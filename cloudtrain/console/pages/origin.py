@@ -1,4 +1,4 @@
-"""Where a run came from: its job, the request that was sent, the patch, and what differs from its parent."""
+"""The origin of a run: its job, the native request, the patch, and the differences from its parent."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cloudtrain.runs.run import Run
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was made of."""
+    """The origin of a run, as the page shows it."""
 
     parent: str | None
-    known: bool  # whether the parent is in this history
+    parent_exists: bool  # in this history
     differences: Sequence[Difference]
     job: str
     request: str
-    origin: dict[str, Any]
+    provenance: dict[str, Any]
 
 
-def _read(run: Run) -> Origin:
+def _read_origin(run: Run) -> Origin:
     record, newest = run.record, run.attempts[-1]
-    known = record.parent is not None and run.store.get(record.parent) is not None
-    found = compare.between(run.store, str(record.parent), run.run_id) if known else []
+    parent_exists = record.parent is not None and run.store.get(record.parent) is not None
+    parent_differences = compare.between(run.store, str(record.parent), run.run_id) if parent_exists else []
     job = {key: value for key, value in dict(record.job).items() if value not in (None, {}, [], "")}
     return Origin(
         record.parent,
-        known,
-        found,
+        parent_exists,
+        parent_differences,
         text.format_json(job),
         text.format_json(newest.plan.request),
         run.store.provenance(run.run_id),
@@ -43,33 +43,33 @@ async def show(run_id: str) -> None:
     """Draw it."""
     from nicegui import ui
 
-    found = await history.current().query_run(run_id, _read)
+    origin = await history.current().query_run(run_id, _read_origin)
     with widgets.card("Job and plan"):
-        hyperparameters = found.job
-        if found.parent:
+        hyperparameters = origin.job
+        if origin.parent:
             shell.heading("Changes to its parent", 3)
             with ui.element("div").classes("ct-row"):
-                if found.known:
-                    ui.link(found.parent, f"/runs/{found.parent}")
+                if origin.parent_exists:
+                    ui.link(origin.parent, f"/runs/{origin.parent}")
                 else:
-                    ui.label(f"{text.clean(found.parent)} is not in this history").classes("ct-dim")
-            if found.known:
-                differences(found.differences, found.parent, run_id)
+                    ui.label(f"{text.clean(origin.parent)} is not in this history").classes("ct-dim")
+            if origin.parent_exists:
+                differences(origin.differences, origin.parent, run_id)
         with widgets.collapsible("Job"):
             widgets.preformatted(hyperparameters, name="Job")
         with widgets.collapsible("Request, as it was sent"):
-            widgets.preformatted(found.request, name="Request")
-        if patch := str(found.origin.get("text") or ""):
+            widgets.preformatted(origin.request, name="Request")
+        if patch := str(origin.provenance.get("text") or ""):
             with widgets.collapsible("Patch of the tree that was submitted"):
                 widgets.preformatted(patch, name="Patch")
-        if client := found.origin.get("client"):
+        if client := origin.provenance.get("client"):
             with widgets.collapsible("Provenance"):
-                rows = [("commit", found.origin.get("commit")), ("bundle", found.origin.get("bundle"))]
+                rows = [("commit", origin.provenance.get("commit")), ("bundle", origin.provenance.get("bundle"))]
                 widgets.pairs([*rows, *((str(name), value) for name, value in client.items())])
 
 
 def differences(rows: Sequence[Difference], first: str, second: str) -> None:
-    """Draw what two runs differ in."""
+    """Draw the differences between two runs."""
     from nicegui import ui
 
     if not rows:

@@ -1,4 +1,4 @@
-"""What a run is and how it went: facts, the verdict, its attempts over time, what its nodes told."""
+"""The overview of a run: facts, verdict, attempts over time, events of its nodes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.runs.run import Run
 
-EVENTS = 200  # the newest
+MAX_EVENTS = 200  # the newest ones
 
 
 @dataclass(frozen=True)
-class Told:
-    """All that the overview shows, read at once."""
+class RunDetails:
+    """The values of the overview, read in one query."""
 
     status: Status
     facts: tuple[tuple[str, str], ...]
     verdict: tuple[tuple[str, str], ...]
     attempts: tuple[tuple[str, ...], ...]
-    bars: tuple[tuple[float, float, float], ...]  # of each attempt, in parts of the run's time: created, started, ended
+    bars: tuple[
+        tuple[float, float, float], ...
+    ]  # (created, started, ended) of each attempt, as fractions of the run's time
     events: tuple[str, ...]
     cancelling: bool
 
 
-def told(run: Run) -> Told:
-    """Return what there is to say of a run; blocking, for a failed run's first verdict its log is read."""
+def read_details(run: Run) -> RunDetails:
+    """Read the details of a run; blocking. For the first verdict on a failed run it reads the log."""
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     begin = runs.parse_time(record.created_at)
@@ -54,13 +56,13 @@ def told(run: Run) -> Told:
         ("billed", summary.describe_billing(attempts)),
         ("page", status.url or ""),
     )
-    return Told(
+    return RunDetails(
         status,
         facts,
         (("reason", status.reason), *why.verdict_rows(run.verdict())),
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
-        tuple(timeline.event_lines(run, begin))[-EVENTS:],
+        tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
         record.cancel_requested,
     )
 
@@ -73,8 +75,8 @@ def _attempt(attempt: AttemptRecord) -> tuple[str, ...]:
 
 
 def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float, float, float]:
-    def part(at: str | None, default: float) -> float:
-        moment = runs.parse_time(at)
+    def part(iso_time: str | None, default: float) -> float:
+        moment = runs.parse_time(iso_time)
         return min(1.0, max(0.0, (moment - begin).total_seconds() / whole_s)) if moment else default
 
     ended = part(attempt.status.ended_at, 1.0)
@@ -83,55 +85,55 @@ def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float
 
 
 class Overview:
-    """The overview of one page, drawn again where something has changed."""
+    """The overview on one page, redrawn when it changes."""
 
-    def __init__(self, run_id: str, head: Callable[[Told], None]) -> None:
+    def __init__(self, run_id: str, on_change: Callable[[RunDetails], None]) -> None:
         self._run_id = run_id
-        self._head = head
-        self._drawn: object = None
-        self._opened: bool | None = None  # the events, by a person
+        self._on_change = on_change
+        self._drawn_state: object = None
+        self._opened: bool | None = None  # whether the user opened the events
 
     async def show(self) -> None:
-        """Draw it."""
+        """Draw the overview."""
         from nicegui import ui
 
-        self._place = ui.element("div").classes("ct-stack")
+        self._area = ui.element("div").classes("ct-stack")
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Draw it again where something has changed."""
-        said = await history.current().query_run(self._run_id, told)
-        state = (said.status, said.verdict, said.attempts, len(said.events), said.cancelling)
-        if state == self._drawn:
+        """Redraw the overview when it has changed."""
+        details = await history.current().query_run(self._run_id, read_details)
+        state = (details.status, details.verdict, details.attempts, len(details.events), details.cancelling)
+        if state == self._drawn_state:
             return
-        self._drawn = state
-        self._head(said)
-        self._place.clear()
-        with self._place:
-            if any(value for _, value in said.verdict):
-                name = "Why it failed" if said.verdict[1:] else "How it ended"
+        self._drawn_state = state
+        self._on_change(details)
+        self._area.clear()
+        with self._area:
+            if any(value for _, value in details.verdict):
+                name = "Why it failed" if details.verdict[1:] else "How it ended"
                 with widgets.card(name) as card:
-                    card.classes("ct-verdict" if said.verdict[1:] else "")
-                    widgets.pairs((_VERDICT[label], value) for label, value in said.verdict)
-            self._facts(said)
+                    card.classes("ct-verdict" if details.verdict[1:] else "")
+                    widgets.pairs((_VERDICT[label], value) for label, value in details.verdict)
+            self._facts(details)
 
-    def _facts(self, said: Told) -> None:
+    def _facts(self, details: RunDetails) -> None:
         from nicegui import ui
 
         with ui.element("div").classes("ct-two"):
             with widgets.card("Run"):
-                widgets.pairs(said.facts)
+                widgets.pairs(details.facts)
             with widgets.card("Timeline"):
                 heads = ("attempt", "state", "exit", "took", "when")
                 rows: list[tuple[object, ...]] = []
-                for row, bar in zip(said.attempts, said.bars, strict=True):
-                    rows.append((*row[:1], _state(row[1]), *row[2:4], _track(bar)))
+                for row, bar in zip(details.attempts, details.bars, strict=True):
+                    rows.append((*row[:1], _state(row[1]), *row[2:4], _bar_cell(bar)))
                 looks = {"exit": "ct-number ct-wide", "took": "ct-number", "when": "ct-fill"}
                 widgets.table(heads, rows, caption="Attempts", looks=looks)
-                if said.events:
-                    opened = len(said.attempts) > 1 if self._opened is None else self._opened
-                    with widgets.collapsible(f"{len(said.events)} events", opened=opened, on_toggle=self._toggled):
-                        widgets.preformatted("\n".join(line.strip() for line in said.events), name="Events")
+                if details.events:
+                    opened = len(details.attempts) > 1 if self._opened is None else self._opened
+                    with widgets.collapsible(f"{len(details.events)} events", opened=opened, on_toggle=self._toggled):
+                        widgets.preformatted("\n".join(line.strip() for line in details.events), name="Events")
 
     def _toggled(self, opened: bool) -> None:
         self._opened = opened
@@ -146,8 +148,8 @@ def _state(name: str) -> Callable[[], None]:
     return lambda: widgets.state(State(name))
 
 
-def _track(bar: tuple[float, float, float]) -> Callable[[], None]:
-    """Return what draws when an attempt waited and ran, over the time of the whole run."""
+def _bar_cell(bar: tuple[float, float, float]) -> Callable[[], None]:
+    """Return a function that draws when an attempt waited and ran."""
     from nicegui import ui
 
     def draw() -> None:

@@ -1,4 +1,4 @@
-"""What a run has left: its checkpoints, and the files that can be downloaded."""
+"""The results of a run: its checkpoints, and the files to download."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from cloudtrain.console import artifacts, history, shell, text, widgets
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.runs.run import Run
 
-SHOWN = 200  # files
+MAX_ROWS = 200  # of each list
 
 
 class Results:
-    """The results of one page."""
+    """The results on one page."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._drawn: object = None
 
     async def show(self) -> None:
-        """Draw them."""
-        with widgets.card("Checkpoints and artifacts") as self._place:
+        """Draw the results."""
+        with widgets.card("Checkpoints and artifacts") as self._card:
             pass
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Draw them again where there are others."""
+        """Redraw the results when they have changed."""
         from nicegui import ui
 
-        rows, files, elsewhere = await history.current().query_run(self._run_id, _read)
+        rows, files, elsewhere = await history.current().query_run(self._run_id, _read_results)
         if (rows, files) == self._drawn:
             return
         self._drawn = (rows, files)
-        self._place.clear()
-        with self._place:
+        self._card.clear()
+        with self._card:
             shell.heading("Checkpoints and artifacts", 2)
             if rows:
                 widgets.table(
@@ -51,10 +51,10 @@ class Results:
             ui.label("no files here yet").classes("ct-dim")
             return
         with widgets.collapsible(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
-            cells = [(_link(self._run_id, file.path), runs.format_size(file.size_bytes)) for file in files[:SHOWN]]
+            cells = [(_link(self._run_id, file.path), runs.format_size(file.size_bytes)) for file in files[:MAX_ROWS]]
             widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
-            if len(files) > SHOWN:
-                ui.label(f"and {len(files) - SHOWN} more: cloudtrain fetch {self._run_id} -o out/").classes("ct-dim")
+            if len(files) > MAX_ROWS:
+                ui.label(f"and {len(files) - MAX_ROWS} more: cloudtrain fetch {self._run_id} -o out/").classes("ct-dim")
 
     async def _fetch(self) -> None:
         from nicegui import ui
@@ -67,8 +67,8 @@ class Results:
         await self.refresh()
 
 
-def _read(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bool]:
-    told = [event for event in run.store.events(run.run_id, "checkpoint") if isinstance(event.data.get("step"), int)]
+def _read_results(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bool]:
+    events = [event for event in run.store.events(run.run_id, "checkpoint") if isinstance(event.data.get("step"), int)]
     rows: list[tuple[str, ...]] = [
         (
             str(event.data["step"]),
@@ -76,13 +76,13 @@ def _read(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artifact], bo
             text.format_time(event.at),
             runs.format_size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
         )
-        for event in told
+        for event in events
         if event.node == 0
     ]
     elsewhere = (
         run.store.home / artifacts.FETCHED in artifacts.results_folder(run).parents and run.record.status.state.final
     )
-    return rows[-SHOWN:][::-1], artifacts.list_artifacts(run), elsewhere
+    return rows[-MAX_ROWS:][::-1], artifacts.list_artifacts(run), elsewhere
 
 
 def _link(run_id: str, path: str) -> object:

@@ -1,4 +1,4 @@
-"""The page of a run: how it went, its curves, its log, its results; cancel, resume, run again."""
+"""The page of a run: overview, charts, log, results; cancel, resume, rerun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cloudtrain.console import charts, history, shell, text, widgets
 from cloudtrain.console.pages import origin
-from cloudtrain.console.pages.overview import Overview, Told
+from cloudtrain.console.pages.overview import Overview, RunDetails
 from cloudtrain.console.pages.results import Results
 from cloudtrain.console.pages.runlog import RunLog
 from cloudtrain.console.polling import poll
@@ -23,7 +23,7 @@ async def show(run_id: str) -> None:
     """Show a run."""
     from nicegui import ui
 
-    await history.current().query_run(run_id, _known)
+    await history.current().query_run(run_id, _refresh_run)
     ui.page_title(f"{run_id} · cloudtrain")
     with ui.element("div").classes("ct-row"):
         with ui.element("div").classes("ct-grow"):
@@ -31,20 +31,20 @@ async def show(run_id: str) -> None:
         state = ui.element("div").props('role="status"')
         actions = ui.element("div").classes("ct-row")
 
-    drawn: list[object] = []
+    drawn_state: list[object] = []
 
-    def head(said: Told) -> None:
-        if drawn == [now := (said.status.state, said.cancelling)]:
-            return  # whoever is at a button with the keyboard stays there
-        drawn[:] = [now]
+    def draw_heading(details: RunDetails) -> None:
+        if drawn_state == [now := (details.status.state, details.cancelling)]:
+            return  # keeps the keyboard focus on a button
+        drawn_state[:] = [now]
         state.clear()
         with state:
-            widgets.state(said.status.state)
+            widgets.state(details.status.state)
         actions.clear()
         with actions:
-            _actions(run_id, said)
+            _actions(run_id, details)
 
-    overview = Overview(run_id, head)
+    overview = Overview(run_id, draw_heading)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
     await charts.draw_run_charts(run_id, live)
@@ -57,25 +57,25 @@ async def show(run_id: str) -> None:
     poll(live)
 
 
-def _known(run: Run) -> None:
-    """Raise UnknownRun where there is no such run; bring one up to date that nobody watches any more."""
+def _refresh_run(run: Run) -> None:
+    """Refresh a run that has no watcher; raises UnknownRun."""
     try:
         run.refresh()
     except CloudtrainError:
-        pass  # what cannot be reached stays as it was
+        pass  # the platform did not answer: the stored state is shown
 
 
-def _actions(run_id: str, said: Told) -> None:
-    """Draw what can be done with a run as it is now."""
+def _actions(run_id: str, details: RunDetails) -> None:
+    """Draw the buttons for the actions that a run allows in its state."""
     from nicegui import ui
 
-    state = said.status.state
+    state = details.status.state
     if not state.final:
-        words = "Cancelling…" if said.cancelling else "Cancel"
-        button = widgets.button(words, lambda: _cancel(run_id), "ct-danger", "stop")
-        button.set_enabled(not said.cancelling)
+        label = "Cancelling…" if details.cancelling else "Cancel"
+        button = widgets.button(label, lambda: _cancel(run_id), "ct-danger", "stop")
+        button.set_enabled(not details.cancelling)
     elif state is not State.SUCCEEDED:
-        widgets.button("Resume", lambda: _do(run_id, Run.resume, "the next attempt starts"), icon="play_arrow")
+        widgets.button("Resume", lambda: _run_action(run_id, Run.resume, "the next attempt starts"), icon="play_arrow")
     if any(page.path == "/new" for page in PAGES):
         widgets.button("Rerun with changes", lambda: ui.navigate.to(f"/new?run={quote(run_id)}"), icon="edit")
 
@@ -91,16 +91,16 @@ async def _cancel(run_id: str) -> None:
     sure = await dialog
     dialog.delete()
     if sure:
-        await _do(run_id, lambda run: run.cancel(), "it is being cancelled")
+        await _run_action(run_id, lambda run: run.cancel(), "it is being cancelled")
 
 
-async def _do(run_id: str, what: Callable[[Run], Any], words: str) -> None:
-    """Do something with a run off the event loop, and say what came of it."""
+async def _run_action(run_id: str, action: Callable[[Run], Any], message: str) -> None:
+    """Run an action off the event loop, and notify about its outcome."""
     from nicegui import ui
 
     try:
-        await asyncio.shield(history.current().query_run(run_id, what))
+        await asyncio.shield(history.current().query_run(run_id, action))
     except CloudtrainError as error:
         shell.notify_error(error)
     else:
-        ui.notify(words, type="positive")
+        ui.notify(message, type="positive")
