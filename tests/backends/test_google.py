@@ -103,8 +103,8 @@ def test_init_writes_what_the_account_tells(tokens: Tokens, tmp_path: Path, monk
     assert "target: vertex" in (tmp_path / "job.yaml").read_text()
     capsys.readouterr()
     assert main(["doctor", "vertex"]) == 1
-    said = capsys.readouterr().out
-    assert "options.vertex.bucket" in said and "options.vertex.project" not in said
+    output = capsys.readouterr().out
+    assert "options.vertex.bucket" in output and "options.vertex.project" not in output
 
 
 def test_a_refusal_that_breaks_off_is_still_that_refusal() -> None:

@@ -54,7 +54,9 @@ def test_cores_and_memory_are_at_least_what_was_asked() -> None:
     assert chosen("sagemaker") == "ml.m5.xlarge"
     assert chosen("sagemaker", accelerators="A10G", memory="60GB") == "ml.g5.4xlarge"
     assert chosen("sagemaker", accelerators="A10G", cpus=32) == "ml.g5.8xlarge"
-    assert machines.named(machines.load("sagemaker"), chosen("sagemaker", cpus=90, memory="700GB")).memory_gb >= 700
+    assert (
+        machines.find_machine(machines.load("sagemaker"), chosen("sagemaker", cpus=90, memory="700GB")).memory_gb >= 700
+    )
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def send_signal(container: str, number: str) -> bool:
     return True
 
 
-def exit_code(container: str) -> tuple[int | None, str]:
+def read_exit_code(container: str) -> tuple[int | None, str]:
     """Return a container's exit code and Docker's error about its start; None for a container that does not exist."""
     try:
         state = json.loads(call("inspect", "--type", "container", "--format", "{{json .State}}", container))

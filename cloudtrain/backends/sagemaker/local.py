@@ -86,9 +86,8 @@ class SagemakerLocalBackend:
         if local_s3.uses_s3(plan.request):
             self.aws.session  # noqa: B018 - no boto3, no such profile: raised here rather than in the detached process
         try:
-            (folder / "source").mkdir(
-                parents=True, exist_ok=True, mode=0o700
-            )  # the detached process's empty working folder
+            # the working folder of the detached process; it stays empty
+            (folder / "source").mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self._upload(plan, bundle):
                 _link_bundle(bundle.path, folder / "code" / OBJECT)
             if local_s3.uses_s3(plan.request):
@@ -102,7 +101,7 @@ class SagemakerLocalBackend:
         return str(folder)
 
     def _upload(self, plan: Plan, bundle: Bundle) -> bool:
-        """Upload the bundle to the S3 URI of the plan, unless it exists there; False if the plan reads it from this machine."""
+        """Upload the bundle to S3 unless it exists there; False if the plan reads it from this machine."""
         source = plan.request["InputDataConfig"][-1]["DataSource"].get("S3DataSource")
         if source is None:
             return False

@@ -184,7 +184,7 @@ class _Host:
         if exit_status is None:
             return True
         self._reader.join()  # all output is in the log before the end is reported
-        code, error = docker.exit_code(self.container)
+        code, error = docker.read_exit_code(self.container)
         self.code, self.ended_at = (exit_status if code is None else code), time.monotonic()
         if error and not self.read_failure():
             (self.folder / "ml/output/failure").write_text(error)

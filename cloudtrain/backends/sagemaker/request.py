@@ -178,7 +178,7 @@ def _choose_machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]
             [],
             [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
         )
-    machine = machines.named(table, instance_type)
+    machine = machines.find_machine(table, instance_type)
     if machine is None:
         note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
         return None, [note], []

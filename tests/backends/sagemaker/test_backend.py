@@ -22,17 +22,17 @@ sys.path.pop(0)
 
 @pytest.fixture
 def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found = Simulator(tmp_path / "hosts")
-    for name, value in found.environ.items():
+    started = Simulator(tmp_path / "hosts")
+    for name, value in started.environ.items():
         monkeypatch.setenv(name, value)
-    with urlopen(Request(f"{found.url}/moto-api/reset", method="POST"), timeout=60):
+    with urlopen(Request(f"{started.url}/moto-api/reset", method="POST"), timeout=60):
         pass  # what other tests in this process have left with moto
-    found.make_bucket(BUCKET)
-    found.calls.clear()
-    yield found
-    found.close()
-    made = [call for call in found.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr")]
-    assert set(iam.actions(made)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
+    started.make_bucket(BUCKET)
+    started.calls.clear()
+    yield started
+    started.close()
+    calls = [call for call in started.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr")]
+    assert set(iam.actions(calls)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
 
 
 def options(simulator: Simulator, **more) -> dict:

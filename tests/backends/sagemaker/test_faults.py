@@ -54,7 +54,7 @@ class Bench:
         wait_for(lambda: self.backend.status(handle).state.final, "its end")
         return self.backend.status(handle)
 
-    def said(self, handle: str) -> list[str]:
+    def log_texts(self, handle: str) -> list[str]:
         return [line.text for line in self.backend.logs(handle) if line.rank == 0]
 
     def refusal(self, **more) -> BackendError:
@@ -131,10 +131,10 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_refusal_is_a_sentence_with_what_to_do(bench: Bench, name: str) -> None:
-    action, status, code, message, said, hint = REFUSALS[name]
+    action, status, code, message, sentence, hint = REFUSALS[name]
     bench.simulator.faults.append(Fault(action, status, code, times=99, message=message or "injected"))
     error = bench.refusal()
-    assert said in error.message and hint in error.hint, (error.message, error.hint)
+    assert sentence in error.message and hint in error.hint, (error.message, error.hint)
     assert isinstance(error, NoCapacity) is (name in ("quota", "capacity"))
     assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed", "busy bucket"))
     assert bench.simulator.jobs == {}
@@ -236,7 +236,7 @@ def test_late_lines_are_waited_for_when_the_job_is_over(bench: Bench) -> None:
     bench.simulator.behavior.logs_late_s = 3.0
     handle = bench.backend.submit(*bench.plan(COUNT))
     assert bench.final(handle).state is State.SUCCEEDED
-    assert bench.said(handle) == [f"line {n}" for n in range(60)]
+    assert bench.log_texts(handle) == [f"line {n}" for n in range(60)]
 
 
 def test_doubled_lines_and_small_pages(bench: Bench) -> None:
@@ -271,17 +271,17 @@ def ours(seq: int) -> str:
     return f"{seq} 0 2026-11-21T00:00:00.000000Z text {seq}"
 
 
-def looked(recorded: Recorded, known: list, over: bool = False) -> list[str]:
-    return [line.text for line in logs.read_lines(recorded, "job", known, over=over)]  # type: ignore[arg-type]
+def looked(recorded: Recorded, positions: list, over: bool = False) -> list[str]:
+    return [line.text for line in logs.read_lines(recorded, "job", positions, over=over)]  # type: ignore[arg-type]
 
 
 def test_a_line_that_comes_late_is_neither_lost_nor_out_of_order() -> None:
-    known = logs.parse_cursor(None, 1)
+    positions = logs.parse_cursor(None, 1)
     recorded = Recorded([(100, ours(0)), (101, ours(1)), (103, ours(3))])
-    assert looked(recorded, known) == ["text 0", "text 1"]
+    assert looked(recorded, positions) == ["text 0", "text 1"]
     recorded.looks = [[(100, ours(0)), (101, ours(1)), (102, ours(2)), (103, ours(3))]]
-    assert looked(recorded, known) == ["text 2", "text 3"]
-    assert looked(recorded, known) == []
+    assert looked(recorded, positions) == ["text 2", "text 3"]
+    assert looked(recorded, positions) == []
 
 
 def test_a_line_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
@@ -294,11 +294,11 @@ def test_a_line_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
 
 
 def test_words_of_the_image_itself_are_shown_once() -> None:
-    known = logs.parse_cursor(None, 1)
+    positions = logs.parse_cursor(None, 1)
     recorded = Recorded([(100, "exec failed"), (100, "exec failed"), (100, ours(0))])
-    assert looked(recorded, known) == ["exec failed", "exec failed", "text 0"]
+    assert looked(recorded, positions) == ["exec failed", "exec failed", "text 0"]
     recorded.looks[0].append((100, "more"))
-    assert looked(recorded, known) == ["more"] and looked(recorded, known) == []
+    assert looked(recorded, positions) == ["more"] and looked(recorded, positions) == []
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ RESUMES = (
 
 def test_a_spot_machine_is_taken_away_and_another_goes_on(bench: Bench) -> None:
     handle = bench.backend.submit(*bench.plan(RESUMES, resources={"use_spot": True, "cpus": 4}))
-    wait_for(lambda: "waiting" in bench.said(handle), "its start")
+    wait_for(lambda: "waiting" in bench.log_texts(handle), "its start")
     bench.simulator.preempt("fault-a1")
     assert bench.final(handle).state is State.SUCCEEDED
-    assert bench.said(handle) == ["waiting", "resumed at 41"]
+    assert bench.log_texts(handle) == ["waiting", "resumed at 41"]
     lines = list(bench.backend.logs(handle))
     assert [line.seq for line in lines] == list(range(len(lines))), "numbers go on over the restart"
     assert list(bench.backend.logs(handle, after=lines[3].cursor)) == lines[4:]
@@ -400,9 +400,9 @@ def test_doctor_accepts_the_role_of_the_docs(bench: Bench) -> None:
     assert bench.backend.check() == []
     paths = {problem.path for problem in bench.connect(bucket="nowhere", account="9" * 12, role=None).check()}
     assert paths == {"options.sagemaker.bucket", "options.sagemaker.account", "options.sagemaker.role"}
-    found = SagemakerBackend.discover()
-    assert found["account"] == "123456789012" and found["region"] == "us-east-1"
-    assert found["role"].endswith(":role/training")
+    options = SagemakerBackend.discover()
+    assert options["account"] == "123456789012" and options["region"] == "us-east-1"
+    assert options["role"].endswith(":role/training")
 
 
 def test_init_writes_a_target_that_can_be_submitted_to(

@@ -113,8 +113,10 @@ def test_a_denial_is_a_sentence(bench: Bench) -> None:  # noqa: F811
     push(bench.simulator, "first")
     handle = submitted(bench, IMAGE)
     place = f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/training"
-    said = f"User: u is not authorized to perform: ecr:BatchGetImage on resource: {place} because no policy allows it"
-    bench.simulator.faults.append(Fault("BatchGetImage", 400, "AccessDeniedException", message=said))
+    message = (
+        f"User: u is not authorized to perform: ecr:BatchGetImage on resource: {place} because no policy allows it"
+    )
+    bench.simulator.faults.append(Fault("BatchGetImage", 400, "AccessDeniedException", message=message))
     with pytest.raises(BackendError, match=f"AWS denies ecr:BatchGetImage on {place}"):
         bench.backend.images(handle)
     bench.simulator.faults.append(Fault("BatchGetImage", 500, "ServerException", times=99))

@@ -46,7 +46,7 @@ class Bench:
         bundle = Bundle.make(self.source, self.home / "bundles")
         return self.backend.plan(job, bundle, run, attempt), bundle
 
-    def said(self, handle: str) -> list[str]:
+    def log_texts(self, handle: str) -> list[str]:
         return [line.text for line in self.backend.logs(handle) if line.rank >= 0]
 
     def final(self, handle: str):
@@ -70,8 +70,8 @@ def test_the_request_is_that_of_local_mode(bench: Bench, tmp_path: Path) -> None
     source = f"file://{folder}/a1/code/source.tar.gz"
     assert channels == {"texts": f"file://{tmp_path}", "one": f"file://{tmp_path}/x.jsonl", "cloudtrain": source}
     assert "EnableManagedSpotTraining" not in request and "MaxWaitTimeInSeconds" not in request["StoppingCondition"]
-    said = " ".join(plan.notes)
-    assert "use_spot is left out" in said and "not ml.m5.xlarge" in said and IMAGE in said
+    notes = " ".join(plan.notes)
+    assert "use_spot is left out" in notes and "not ml.m5.xlarge" in notes and IMAGE in notes
     orders = [json.loads(piece) for piece in request["HyperParameters"].values()]
     assert Manifest.decode(orders).inputs["one"]["file"] == "x.jsonl"
 
@@ -132,19 +132,19 @@ def attempt(bench: Bench, run: str = "near", **changes) -> tuple[dict, local_s3.
     plan, _ = bench.plan(run=run, **{**S3_JOB, **changes})
     folder = bench.home / "runs" / run / "a1"
     folder.mkdir(parents=True)
-    where = {name: bench.backend._options.get(name) for name in ("region", "profile", "endpoint")}
-    (folder / "store.json").write_text(json.dumps(where))
+    s3_options = {name: bench.backend._options.get(name) for name in ("region", "profile", "endpoint")}
+    (folder / "store.json").write_text(json.dumps(s3_options))
     return json.loads(json.dumps(plan.request)), local_s3.LocalS3(folder), folder
 
 
 def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
     request, store, folder = attempt(stored)
-    here = store.download_inputs(request, lambda: False)
-    assert not any("S3DataSource" in channel["DataSource"] for channel in here["InputDataConfig"])
-    found = {
+    local_request = store.download_inputs(request, lambda: False)
+    assert not any("S3DataSource" in channel["DataSource"] for channel in local_request["InputDataConfig"])
+    downloaded = {
         str(path.relative_to(folder)): path.read_text() for path in (folder / "inputs").rglob("*") if path.is_file()
     }
-    assert found == {
+    assert downloaded == {
         "inputs/texts/a.txt": "texts/a.txt",
         "inputs/texts/a.txt.old": "texts/a.txt.old",
         "inputs/texts/deep/b.txt": "texts/deep/b.txt",
@@ -152,10 +152,10 @@ def test_channels_are_brought_here_and_results_taken_there(stored: Bench, simula
     }
     (folder / "code").mkdir()
     (folder / "code" / "source.tar.gz").touch()
-    mounts = local_job.prepare_mounts(tmp_path / "ml", "algo-1", ["algo-1"], here)
+    mounts = local_job.prepare_mounts(tmp_path / "ml", "algo-1", ["algo-1"], local_request)
     assert (f"{folder}/inputs/one", "/opt/ml/input/data/one", False) in mounts
     (folder.parent / "model" / "weights").write_text("w")
-    store.upload_results(here, folder.parent)
+    store.upload_results(local_request, folder.parent)
     store.remove_inputs()
     assert not (folder / "inputs").exists()
     body = simulator.call("s3", "get_object", Bucket=BUCKET, Key="out/near/near-a1/output/model.tar.gz")["Body"].read()
@@ -383,10 +383,10 @@ def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are
     )
     handle = bench.backend.submit(*bench.plan(script, num_nodes=2, args=TOLD))
     assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
-    said = bench.said(handle)
-    assert [json.loads(text[5:]) for text in said if text.startswith("argv ")] == [TOLD] * 2, said
-    assert sorted(text for text in said if text.startswith("world ")) == ["world 2 0", "world 2 1"]
-    assert said.count("first True") == 2
+    lines = bench.log_texts(handle)
+    assert [json.loads(text[5:]) for text in lines if text.startswith("argv ")] == [TOLD] * 2, lines
+    assert sorted(text for text in lines if text.startswith("world ")) == ["world 2 0", "world 2 1"]
+    assert lines.count("first True") == 2
     failed = bench.backend.submit(*bench.plan(script, "failing", num_nodes=2, env={"FAIL": "1"}))
     status = bench.final(failed)
     assert (status.state, status.exit_code) == (State.FAILED, 3), status
@@ -400,9 +400,9 @@ def test_two_hosts_are_two_containers(bench: Bench) -> None:
     assert bench.final(handle).state is State.SUCCEEDED
     shown = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, text=True, check=True).stdout
     assert bench.backend.images(handle) == dict.fromkeys((0, 1), json.loads(shown)[0]["Id"])  # built here, never pushed
-    said = sorted(text for text in bench.said(handle) if not text.startswith("::"))
-    assert [text.split()[0] for text in said] == ["algo-1", "algo-2"], said
-    assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in said), said
+    lines = sorted(text for text in bench.log_texts(handle) if not text.startswith("::"))
+    assert [text.split()[0] for text in lines] == ["algo-1", "algo-2"], lines
+    assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in lines), lines
 
 
 @pytest.mark.docker
@@ -433,12 +433,12 @@ def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:
         "time.sleep(600)\n"
     )
     handle = bench.backend.submit(*bench.plan(script))
-    wait_for(lambda: "waiting" in bench.said(handle), "its start")
+    wait_for(lambda: "waiting" in bench.log_texts(handle), "its start")
     bench.backend.cancel(handle)
     assert bench.final(handle).state is State.CANCELLED
     again = bench.backend.submit(*bench.plan(script, attempt=2))
     assert bench.final(again).state is State.SUCCEEDED
-    assert "resumed at 41" in bench.said(again)
+    assert "resumed at 41" in bench.log_texts(again)
 
 
 @pytest.mark.docker
@@ -469,7 +469,7 @@ def test_inputs_are_there_and_cannot_be_written(bench: Bench, tmp_path: Path) ->
     inputs = {"plain": str(tmp_path / "plain"), "texts": f"file://{tmp_path}/texts"}
     handle = bench.backend.submit(*bench.plan(script, inputs=inputs))
     assert bench.final(handle).state is State.SUCCEEDED
-    assert bench.said(handle) == ["a file's", "a folder's", "Read-only file system"]
+    assert bench.log_texts(handle) == ["a file's", "a folder's", "Read-only file system"]
     gone = bench.backend.submit(*bench.plan(script, "gone", inputs={"x": str(tmp_path / "nowhere")}))
     status = bench.final(gone)
     assert (status.state, status.exit_code) == (State.FAILED, 78) and "input x does not exist" in status.reason
@@ -489,7 +489,7 @@ def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -
     handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
     assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
     assert not (Path(handle) / "code").exists(), "the source came from the bucket"
-    assert stored.said(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
+    assert stored.log_texts(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
     keys = [item["Key"] for item in simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]]
     assert "out/near/near-a1/output/model.tar.gz" in keys
     stored.backend.fetch(handle, tmp_path / "out")
@@ -504,7 +504,7 @@ def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -
 @pytest.mark.usefixtures("docker")
 def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be_ended(bench: Bench) -> None:
     handle = bench.backend.submit(*bench.plan("import time\nprint('there', flush=True)\ntime.sleep(600)\n"))
-    wait_for(lambda: "there" in bench.said(handle), "its start")
+    wait_for(lambda: "there" in bench.log_texts(handle), "its start")
     keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
     os.kill(keeper, signal.SIGKILL)
     assert bench.final(handle).state is State.LOST

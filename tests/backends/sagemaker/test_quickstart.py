@@ -42,11 +42,11 @@ def cloudtrain(*words: str, code: int = 0) -> str:
 
 def by_node(text: str) -> dict[str, list[str]]:
     """Return the lines of each node: they begin with [node:rank]."""
-    found: dict[str, list[str]] = {}
+    lines_of_node: dict[str, list[str]] = {}
     for line in text.splitlines():
-        found.setdefault(line.partition(":")[0], []).append(line)
-    assert set(found) == {"[0", "[1"}, found
-    return found
+        lines_of_node.setdefault(line.partition(":")[0], []).append(line)
+    assert set(lines_of_node) == {"[0", "[1"}, lines_of_node
+    return lines_of_node
 
 
 @pytest.mark.train
@@ -55,8 +55,8 @@ def by_node(text: str) -> dict[str, list[str]]:
 def test_quickstart_survives_the_loss_of_its_spot_machines(target: str, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
     sets = [*SETS, f"hyperparameters.max_steps={STEPS}", "resources.use_spot=true"]
     words = [word for pair in sets for word in ("--set", pair)]
-    said = cloudtrain("submit", "examples/quickstart/job.yaml", "-t", target, *words, "--json")
-    run_id = json.loads(said.splitlines()[-1])["run_id"]
+    output = cloudtrain("submit", "examples/quickstart/job.yaml", "-t", target, *words, "--json")
+    run_id = json.loads(output.splitlines()[-1])["run_id"]
     assert run_id in cloudtrain("ls")
     follower = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.cli", "logs", "-f", run_id], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -84,8 +84,8 @@ def test_cancelled_by_the_command_line(target: str, simulator: Simulator, tmp_pa
     script = tmp_path / "project" / "train.py"
     script.parent.mkdir()
     script.write_text("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
-    said = cloudtrain("submit", str(script), "-t", target, "--json")
-    run_id = json.loads(said.splitlines()[-1])["run_id"]
+    output = cloudtrain("submit", str(script), "-t", target, "--json")
+    run_id = json.loads(output.splitlines()[-1])["run_id"]
     wait_for(lambda: "there" in cloudtrain("logs", run_id), "its first line")
     cloudtrain("cancel", run_id)
     cloudtrain("wait", run_id, code=130)
@@ -96,8 +96,8 @@ def test_cancelled_by_the_command_line(target: str, simulator: Simulator, tmp_pa
 
 def test_only_submit_imports_the_sdk_and_plan_not_even_boto3(target: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    said = cloudtrain("submit", str(tmp_path / "train.py"), "-t", target, "--wait", "--json")
-    run_id = json.loads(said.splitlines()[-1])["run_id"]
+    output = cloudtrain("submit", str(tmp_path / "train.py"), "-t", target, "--wait", "--json")
+    run_id = json.loads(output.splitlines()[-1])["run_id"]
     # A module of that name that refuses to be imported stands for the SDK, which is not installed here.
     (tmp_path / "refuses" / "sagemaker").mkdir(parents=True)
     (tmp_path / "refuses" / "sagemaker" / "__init__.py").write_text("raise SystemExit('the SDK was imported')\n")

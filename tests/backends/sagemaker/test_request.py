@@ -79,18 +79,18 @@ def made(changes: dict | None = None, options: dict | None = None) -> request.Bu
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_request(name: str) -> None:
-    found = made(*CASES[name])
-    assert found.problems == ()
-    assert violations(found.request) == []
-    orders_of(found)  # they can be read; the golden file stays readable without them
+    built = made(*CASES[name])
+    assert built.problems == ()
+    assert violations(built.request) == []
+    orders_of(built)  # they can be read; the golden file stays readable without them
     request = {
-        **found.request,
+        **built.request,
         "HyperParameters": {
             name: "${manifest}" if name.startswith("ct_manifest_") else text
-            for name, text in found.request["HyperParameters"].items()
+            for name, text in built.request["HyperParameters"].items()
         },
     }
-    shown = {"request": request, "inputs": found.manifest.inputs, "notes": found.notes, "price": found.price}
+    shown = {"request": request, "inputs": built.manifest.inputs, "notes": built.notes, "price": built.price}
     text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
     path = GOLDEN / f"{name}.json"
     if os.environ.get("CLOUDTRAIN_WRITE_GOLDEN"):
@@ -98,18 +98,18 @@ def test_golden_request(name: str) -> None:
     assert text == path.read_text()
 
 
-def orders_of(found: request.BuiltRequest):
+def orders_of(built: request.BuiltRequest):
     """Read the orders as the launcher does, from the file that SageMaker makes of the hyperparameters."""
     from launcher import manifest
 
-    return manifest.decode(manifest.pieces({}, json.dumps(found.request["HyperParameters"])))
+    return manifest.decode(manifest.pieces({}, json.dumps(built.request["HyperParameters"])))
 
 
 def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:
-    found = made({"args": [*HOSTILE, *(f"{n:x}" * 40 for n in range(2000))], "resources": {"accelerators": "T4"}})
-    assert violations(found.request) == [] and found.problems == ()
-    assert len(found.request["HyperParameters"]) > 1
-    assert orders_of(found).argv[1 : len(HOSTILE) + 1] == HOSTILE
+    built = made({"args": [*HOSTILE, *(f"{n:x}" * 40 for n in range(2000))], "resources": {"accelerators": "T4"}})
+    assert violations(built.request) == [] and built.problems == ()
+    assert len(built.request["HyperParameters"]) > 1
+    assert orders_of(built).argv[1 : len(HOSTILE) + 1] == HOSTILE
 
 
 def test_the_containers_command_fits_and_is_python() -> None:
@@ -118,15 +118,15 @@ def test_the_containers_command_fits_and_is_python() -> None:
 
 
 def test_a_machine_with_gpus_gives_its_ranks() -> None:
-    found = made({"resources": {"instance_type": "ml.g5.12xlarge"}})
-    assert (orders_of(found).gpus_per_node, orders_of(found).processes_per_node) == (4, 4)
-    assert orders_of(found).parallelism["strategy"] == "ddp"
+    built = made({"resources": {"instance_type": "ml.g5.12xlarge"}})
+    assert (orders_of(built).gpus_per_node, orders_of(built).processes_per_node) == (4, 4)
+    assert orders_of(built).parallelism["strategy"] == "ddp"
 
 
 def test_a_newer_type_is_allowed_with_a_note() -> None:
-    found = made({"resources": {"instance_type": "ml.p9.48xlarge", "accelerators": "X100:8"}})
-    assert found.problems == () and "not in the catalogue" in found.notes[0] and found.price is None
-    assert found.request["ResourceConfig"]["InstanceType"] == "ml.p9.48xlarge"
+    built = made({"resources": {"instance_type": "ml.p9.48xlarge", "accelerators": "X100:8"}})
+    assert built.problems == () and "not in the catalogue" in built.notes[0] and built.price is None
+    assert built.request["ResourceConfig"]["InstanceType"] == "ml.p9.48xlarge"
 
 
 def test_nodes_make_the_price() -> None:
@@ -211,8 +211,8 @@ def test_what_sagemaker_would_refuse_is_named_by_its_field(name: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    found = made({"labels": {"k": "a;b"}, "resources": {"accelerators": "T4:3"}}, {"role": None, "bucket": None})
-    assert {problem.path for problem in found.problems} >= {
+    built = made({"labels": {"k": "a;b"}, "resources": {"accelerators": "T4:3"}}, {"role": None, "bucket": None})
+    assert {problem.path for problem in built.problems} >= {
         "labels.k",
         "resources.accelerators",
         "options.sagemaker.role",

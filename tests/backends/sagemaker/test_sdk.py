@@ -84,9 +84,11 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
         simulator.calls.clear()
         if client == "sdk":
             (tmp_path / "plan.json").write_text(plan.to_json())
-            said = ask(sdk, "submit", home, tmp_path / "plan.json", **simulator.environ)
-            assert said["kind"] == "HuggingFace" and said["model"].endswith(f"/{plan.attempt_id}/output/model.tar.gz")
-            handle = said["handle"]
+            submitted_job = ask(sdk, "submit", home, tmp_path / "plan.json", **simulator.environ)
+            assert submitted_job["kind"] == "HuggingFace" and submitted_job["model"].endswith(
+                f"/{plan.attempt_id}/output/model.tar.gz"
+            )
+            handle = submitted_job["handle"]
         else:
             handle = backend.submit(plan, bundle)
         sent = simulator.calls[: simulator.calls.index("sagemaker:CreateTrainingJob") + 1]

@@ -12,57 +12,69 @@ from cloudtrain.events import State
 NAME = "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-a1"
 
 
-def told(status: str, secondary: str = "", reason: str = "", *seen: str, **more) -> dict:
-    changes = [{"Status": name} for name in seen]
-    found = {"TrainingJobName": "tiny-a1", "TrainingJobArn": NAME, "TrainingJobStatus": status}
+def training_job(status: str, secondary: str = "", reason: str = "", *history: str, **fields) -> dict:
+    changes = [{"Status": name} for name in history]
+    description = {"TrainingJobName": "tiny-a1", "TrainingJobArn": NAME, "TrainingJobStatus": status}
     return {
-        **found,
+        **description,
         "SecondaryStatus": secondary,
         "FailureReason": reason,
         "SecondaryStatusTransitions": changes,
-        **more,
+        **fields,
     }
 
 
 @pytest.mark.parametrize(
     ("found", "state", "code"),
     [
-        (told("InProgress", "Pending"), State.QUEUED, None),
-        (told("InProgress", "Starting"), State.STARTING, None),
-        (told("InProgress", "Downloading"), State.STARTING, None),
-        (told("InProgress", "Interrupted"), State.STARTING, None),
-        (told("InProgress", "Training"), State.RUNNING, None),
-        (told("InProgress", "Uploading"), State.RUNNING, None),
-        (told("Stopping", "Stopping"), State.STOPPING, None),
-        (told("Completed", "Completed"), State.SUCCEEDED, 0),
-        (told("Stopped", "Stopped", "", "Training", "Stopping", "Stopped"), State.CANCELLED, None),
-        (told("Stopped", "MaxRuntimeExceeded", "", "Training", "MaxRuntimeExceeded"), State.TIMED_OUT, None),
-        (told("Stopped", "Stopped", "", "Training", "MaxRuntimeExceeded", "Stopped"), State.TIMED_OUT, None),
-        (told("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"), State.TIMED_OUT, None),
-        (told("Stopped", "MaxWaitTimeExceeded", "", "Training", "Interrupted"), State.PREEMPTED, None),
-        (told("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"), State.PREEMPTED, None),
-        (told("Stopped", "Stopped", "", "Interrupted", "Stopping", "Stopped"), State.CANCELLED, None),
-        (told("Failed", "Failed", "AlgorithmError: , exit code: 3"), State.FAILED, 3),
+        (training_job("InProgress", "Pending"), State.QUEUED, None),
+        (training_job("InProgress", "Starting"), State.STARTING, None),
+        (training_job("InProgress", "Downloading"), State.STARTING, None),
+        (training_job("InProgress", "Interrupted"), State.STARTING, None),
+        (training_job("InProgress", "Training"), State.RUNNING, None),
+        (training_job("InProgress", "Uploading"), State.RUNNING, None),
+        (training_job("Stopping", "Stopping"), State.STOPPING, None),
+        (training_job("Completed", "Completed"), State.SUCCEEDED, 0),
+        (training_job("Stopped", "Stopped", "", "Training", "Stopping", "Stopped"), State.CANCELLED, None),
+        (training_job("Stopped", "MaxRuntimeExceeded", "", "Training", "MaxRuntimeExceeded"), State.TIMED_OUT, None),
+        (training_job("Stopped", "Stopped", "", "Training", "MaxRuntimeExceeded", "Stopped"), State.TIMED_OUT, None),
+        (training_job("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"), State.TIMED_OUT, None),
+        (training_job("Stopped", "MaxWaitTimeExceeded", "", "Training", "Interrupted"), State.PREEMPTED, None),
+        (training_job("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"), State.PREEMPTED, None),
+        (training_job("Stopped", "Stopped", "", "Interrupted", "Stopping", "Stopped"), State.CANCELLED, None),
+        (training_job("Failed", "Failed", "AlgorithmError: , exit code: 3"), State.FAILED, 3),
         (
-            told("Failed", "Failed", "AlgorithmError: said [cloudtrain FAILED 75 script], exit code: 75"),
+            training_job("Failed", "Failed", "AlgorithmError: said [cloudtrain FAILED 75 script], exit code: 75"),
             State.FAILED,
             75,
         ),
         (
-            told("Failed", "Failed", "AlgorithmError: [cloudtrain TIMED_OUT 75 launcher], exit code: 75"),
+            training_job("Failed", "Failed", "AlgorithmError: [cloudtrain TIMED_OUT 75 launcher], exit code: 75"),
             State.TIMED_OUT,
             75,
         ),
-        (told("Failed", "Failed", "AlgorithmError: a [cloudtrain LOST - launcher], exit code: 69"), State.LOST, None),
-        (told("Failed", "Failed", "AlgorithmError: a [cloudtrain NEWER 1 script], exit code: 1"), State.FAILED, 1),
         (
-            told("Failed", "Failed", "CapacityError: Unable to provision requested ML compute capacity"),
+            training_job("Failed", "Failed", "AlgorithmError: a [cloudtrain LOST - launcher], exit code: 69"),
+            State.LOST,
+            None,
+        ),
+        (
+            training_job("Failed", "Failed", "AlgorithmError: a [cloudtrain NEWER 1 script], exit code: 1"),
+            State.FAILED,
+            1,
+        ),
+        (
+            training_job("Failed", "Failed", "CapacityError: Unable to provision requested ML compute capacity"),
             State.FAILED,
             None,
         ),
-        (told("Failed", "Failed", "InternalServerError: We encountered an internal error"), State.LOST, None),
-        (told("Failed", "Failed", "ClientError: Please use an instance type with more memory"), State.FAILED, None),
-        (told("Deleting"), State.LOST, None),
+        (training_job("Failed", "Failed", "InternalServerError: We encountered an internal error"), State.LOST, None),
+        (
+            training_job("Failed", "Failed", "ClientError: Please use an instance type with more memory"),
+            State.FAILED,
+            None,
+        ),
+        (training_job("Deleting"), State.LOST, None),
     ],
 )
 def test_states(found: dict, state: State, code: int | None) -> None:
@@ -72,9 +84,9 @@ def test_states(found: dict, state: State, code: int | None) -> None:
 
 
 def test_the_reason_is_the_launchers_own() -> None:
-    said = "AlgorithmError: rank 1 exited with code 41 [cloudtrain FAILED 41 script], exit code: 41"
-    assert parse_status(told("Failed", "Failed", said)).reason == "rank 1 exited with code 41"
-    assert "another instance_type" in parse_status(told("Failed", "Failed", "CapacityError: none")).reason
+    failure_reason = "AlgorithmError: rank 1 exited with code 41 [cloudtrain FAILED 41 script], exit code: 41"
+    assert parse_status(training_job("Failed", "Failed", failure_reason)).reason == "rank 1 exited with code 41"
+    assert "another instance_type" in parse_status(training_job("Failed", "Failed", "CapacityError: none")).reason
 
 
 @pytest.mark.parametrize(
@@ -87,7 +99,7 @@ def test_the_reason_is_the_launchers_own() -> None:
     ],
 )
 def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
-    status = parse_status(told("Failed", "Failed", said))
+    status = parse_status(training_job("Failed", "Failed", said))
     assert (status.state, status.event) == (State.FAILED, "capacity") and "no such machines" in status.reason
 
 
@@ -100,23 +112,23 @@ def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
     ],
 )
 def test_what_only_looks_like_it(said: str) -> None:
-    assert parse_status(told("Failed", "Failed", said)).event == ""
+    assert parse_status(training_job("Failed", "Failed", said)).event == ""
 
 
 def test_what_is_billed_counts_every_machine() -> None:
-    found = told("Completed", "Completed", BillableTimeInSeconds=90, ResourceConfig={"InstanceCount": 4})
-    assert parse_status(found).billable_s == 360
-    assert parse_status(told("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
-    assert parse_status(told("InProgress", "Starting")).billable_s is None
+    job = training_job("Completed", "Completed", BillableTimeInSeconds=90, ResourceConfig={"InstanceCount": 4})
+    assert parse_status(job).billable_s == 360
+    assert parse_status(training_job("Completed", "Completed", BillableTimeInSeconds=0)).billable_s == 0
+    assert parse_status(training_job("InProgress", "Starting")).billable_s is None
 
 
 def test_times_are_utc() -> None:
     moment = datetime(2026, 11, 21, 12, 0, 0, 500, tzinfo=timezone(timedelta(hours=2)))
-    status = parse_status(told("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))
+    status = parse_status(training_job("Completed", "Completed", TrainingStartTime=moment, TrainingEndTime=moment))
     assert status.started_at == status.ended_at == "2026-11-21T10:00:00.000500Z"
-    assert parse_status(told("InProgress", "Training", TrainingStartTime=moment)).ended_at is None
-    assert seconds_since_end(told("InProgress", "Training")) is None
-    assert (seconds_since_end(told("Completed", TrainingEndTime=datetime.now(UTC))) or 0) < 100
+    assert parse_status(training_job("InProgress", "Training", TrainingStartTime=moment)).ended_at is None
+    assert seconds_since_end(training_job("InProgress", "Training")) is None
+    assert (seconds_since_end(training_job("Completed", TrainingEndTime=datetime.now(UTC))) or 0) < 100
 
 
 @pytest.mark.parametrize(
@@ -130,5 +142,5 @@ def test_times_are_utc() -> None:
 def test_the_console_of_each_partition(partition: str, host: str) -> None:
     arn = NAME.replace("arn:aws:", f"arn:{partition}:")
     assert ARN.fullmatch(arn)
-    address = console_url({**told("Completed"), "TrainingJobArn": arn}) or ""
+    address = console_url({**training_job("Completed"), "TrainingJobArn": arn}) or ""
     assert host in address and address.endswith("#/jobs/tiny-a1")

@@ -92,7 +92,7 @@ def ended(backend: VertexBackend, handle: str):
     return wait_for(final, "the end", 200)
 
 
-def said(backend: VertexBackend, handle: str, **more) -> list[str]:
+def log_texts(backend: VertexBackend, handle: str, **more) -> list[str]:
     return [line.text for line in backend.logs(handle, **more) if line.rank >= 0 and not line.text.startswith(MARK)]
 
 
@@ -382,7 +382,7 @@ def test_cancelled_while_it_waits_for_machines(bench: Bench):
     assert backend.status(handle).state is State.QUEUED
     backend.cancel(handle)
     assert ended(backend, handle).state is State.CANCELLED
-    assert said(backend, handle, follow=True) == []
+    assert log_texts(backend, handle, follow=True) == []
 
 
 def test_a_job_that_expires_in_the_queue_ends(bench: Bench):
@@ -477,7 +477,7 @@ def test_a_spot_loss_is_a_restart_from_the_checkpoint(bench: Bench, task: str):
     plan, bundle = bench.plan(COUNTING, num_nodes=2, resources={"use_spot": True})
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
-    wait_for(lambda: said(backend, handle).count("step 5") == 2, "five steps on both nodes")
+    wait_for(lambda: log_texts(backend, handle).count("step 5") == 2, "five steps on both nodes")
     bench.simulator.jobs.preempt(handle.rpartition("/")[2], task)
     assert ended(backend, handle).state is State.SUCCEEDED
     lines = list(backend.logs(handle))
@@ -491,7 +491,7 @@ def test_a_spot_loss_is_a_restart_from_the_checkpoint(bench: Bench, task: str):
         steps = [int(text.split()[1]) for text in texts if text.startswith("step")]
         assert steps == list(range(1, 41)), "no step twice, none left out"
     results = [json.loads(line.text[len(MARK) :]) for line in lines if '"kind":"result"' in line.text]
-    assert [found["code"] for found in results if found["state"] == "PREEMPTED"] == [75, 75]
+    assert [result["code"] for result in results if result["state"] == "PREEMPTED"] == [75, 75]
 
 
 def test_a_start_that_was_replaced_brings_nothing_home(bench: Bench):
@@ -507,7 +507,7 @@ time.sleep(600)
     plan, bundle = bench.plan(script, "replaced", resources={"use_spot": True}, retry={"max_attempts": 1})
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
-    wait_for(lambda: "up" in said(backend, handle), "its first line")
+    wait_for(lambda: "up" in log_texts(backend, handle), "its first line")
     base = "cloudtrain/replaced"
     assert storage.names("local", f"{base}/epochs/") == [f"{base}/epochs/00000001.json"]
     storage.put("local", f"{base}/epochs/00000002.json", b'{"epoch": 2, "attempt": 1, "token": "of another"}')
@@ -521,7 +521,7 @@ def test_without_restarts_a_spot_loss_is_preempted(bench: Bench):
     plan, bundle = bench.plan(COUNTING, resources={"use_spot": True}, retry={"max_attempts": 1})
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
-    wait_for(lambda: "step 2" in said(backend, handle), "two steps")
+    wait_for(lambda: "step 2" in log_texts(backend, handle), "two steps")
     bench.simulator.jobs.preempt(handle.rpartition("/")[2])
     status = ended(backend, handle)
     assert (status.state, status.exit_code) == (State.PREEMPTED, 75)
@@ -540,17 +540,17 @@ def test_a_crash_that_may_be_transient_is_tried_again(bench: Bench):
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
     assert ended(backend, handle).state is State.SUCCEEDED
-    assert said(backend, handle) == ["first", "second"]
+    assert log_texts(backend, handle) == ["first", "second"]
 
 
 def test_machines_that_vanish_without_notice(bench: Bench):
     plan, bundle = bench.plan(COUNTING, num_nodes=2, resources={"use_spot": True})
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
-    wait_for(lambda: said(backend, handle).count("step 3") == 2, "three steps on both nodes")
+    wait_for(lambda: log_texts(backend, handle).count("step 3") == 2, "three steps on both nodes")
     bench.simulator.jobs.preempt(handle.rpartition("/")[2], "workerpool1-0", notice=False)
     assert ended(backend, handle).state is State.SUCCEEDED
-    assert said(backend, handle, follow=True).count("whole") == 2
+    assert log_texts(backend, handle, follow=True).count("whole") == 2
 
 
 def test_the_first_node_waits_until_the_others_have_brought_their_results(bench: Bench, tmp_path: Path):
@@ -574,7 +574,7 @@ def test_workers_that_come_late_are_waited_for(bench: Bench):
     backend = bench.backend()
     handle = backend.submit(plan, bundle)
     assert ended(backend, handle).state is State.SUCCEEDED
-    assert said(backend, handle) == ["up", "up"]
+    assert log_texts(backend, handle) == ["up", "up"]
 
 
 def test_a_source_that_is_not_what_its_name_says(bench: Bench):

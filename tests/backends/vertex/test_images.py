@@ -114,8 +114,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_tags_at_googles_registries_are_asked_for(image: str, asked: tuple[str, str] | str | None):
-    found = images.manifest_address(image)
-    assert found == asked or (found is not None and found[1] == asked)
+    address = images.manifest_address(image)
+    assert address == asked or (address is not None and address[1] == asked)
 
 
 def test_a_backend_that_pulls_no_image_tells_none(tmp_path: Path):

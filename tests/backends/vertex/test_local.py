@@ -22,10 +22,10 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory):
     home = tmp_path_factory.mktemp("vertex-local")
     yield home
     folder = home / "simulators" / "vertex"
-    known = folder / "server.json"
-    if known.exists():
-        process = Process.parse(json.loads(known.read_text())["process"])
-        known.unlink()
+    server_file = folder / "server.json"
+    if server_file.exists():
+        process = Process.parse(json.loads(server_file.read_text())["process"])
+        server_file.unlink()
         wait_for(lambda: not process.alive, "the simulator's end")
     assert [pid for pid, place in replicas.list_processes() if place.startswith(str(home))] == []
 

@@ -30,7 +30,7 @@ def line(task: str, seq: int, at: float, text: str, rank: int = 0) -> dict:
 
 def printed(starts: int = 1) -> list[dict]:
     """What two nodes print in so many starts."""
-    found = []
+    lines = []
     for start in range(starts):
         for node, task in enumerate(("workerpool0-0", "workerpool1-0")):
             for seq in range(30):
@@ -39,8 +39,8 @@ def printed(starts: int = 1) -> list[dict]:
                     text = MARK + json.dumps(
                         {"kind": "state", "state": "PREEMPTED" if start < starts - 1 else "SUCCEEDED"}
                     )
-                found.append(line(task, seq, start * 20 + seq // 3 * 0.5 + node * 0.1, text))
-    return found
+                lines.append(line(task, seq, start * 20 + seq // 3 * 0.5 + node * 0.1, text))
+    return lines
 
 
 @pytest.mark.parametrize("starts", [1, 3])

@@ -45,10 +45,10 @@ def cloudtrain(*words: str, home: Path | None = None, code: int = 0) -> str:
 
 
 def losses(run: Run) -> dict[int, float]:
-    found: dict[int, float] = {}
+    loss_of_step: dict[int, float] = {}
     for point in run.metrics("loss"):
-        assert found.setdefault(point.step, point.value) == point.value, f"step {point.step} was learned twice"
-    return found
+        assert loss_of_step.setdefault(point.step, point.value) == point.value, f"step {point.step} was learned twice"
+    return loss_of_step
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]
     """The command of docs/vertex.md on small data, and what it printed: an unbroken run for the other tests."""
     home = tmp_path_factory.mktemp("vertex-local")
     words = ["submit", JOB, "-t", "vertex-local", "--set", "num_nodes=2", "--set", "processes_per_node=1", "--follow"]
-    said = cloudtrain(*words, *SMALL, home=home)
-    yield Run.find(home=home), said
-    known = home / "simulators" / "vertex" / "server.json"
-    if known.exists():
-        process = Process.parse(json.loads(known.read_text())["process"])
-        known.unlink()
+    output = cloudtrain(*words, *SMALL, home=home)
+    yield Run.find(home=home), output
+    server_file = home / "simulators" / "vertex" / "server.json"
+    if server_file.exists():
+        process = Process.parse(json.loads(server_file.read_text())["process"])
+        server_file.unlink()
         wait_for(lambda: not process.alive, "the simulator's end")
     assert [place for _, place in replicas.list_processes() if place.startswith(str(home))] == []
 
@@ -69,9 +69,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]
 def test_vertex_local_trains_on_two_machines_as_the_guide_says(local: tuple[Run, str], tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "vertex.md").read_text()
     assert f"cloudtrain submit {JOB} -t vertex-local --set num_nodes=2 --set processes_per_node=1 --follow" in guide
-    run, said = local
+    run, output = local
     assert run.refresh().state is State.SUCCEEDED
-    assert "[0:0]" in said and "[1:" in said, "both machines are followed"
+    assert "[0:0]" in output and "[1:" in output, "both machines are followed"
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
     cloudtrain("fetch", run.run_id, "-o", str(tmp_path), home=run.store.home)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 10_000
@@ -108,12 +108,12 @@ def preempted(simulator: str, plan: Path) -> tuple[Run, str]:
                 wait_for(lambda run=run: seldom(max(losses(run), default=0) >= 12), "twelve steps", 4 * WAIT_S)
                 if not run.refresh().state.final:
                     asked(f"{simulator}/simulator/preempt/{run.attempts[0].handle.rpartition('/')[2]}", "POST")
-                said, _ = follower.communicate(timeout=5 * WAIT_S)
+                output, _ = follower.communicate(timeout=5 * WAIT_S)
             finally:
                 follower.kill()
-        assert follower.returncode == 0, said
+        assert follower.returncode == 0, output
         if len(worlds(run)) == 4:
-            return run, said
+            return run, output
         words, run_id = [JOB, "-t", "prod", *SPOT, "--new"], None
     raise AssertionError("three runs ended before their machines were taken away")
 
@@ -136,9 +136,9 @@ def started(run_id: str | None) -> Run | None:
 
 def worlds(run: Run) -> list[tuple[int, int]]:
     """What the launchers said at each start: (world size, node rank)."""
-    found = [events.parse(line.text) for line in run.logs(raw=True) if line.rank == -1]
+    parsed = [events.parse(line.text) for line in run.logs(raw=True) if line.rank == -1]
     return sorted(
-        (e[1]["world_size"], e[1]["node_rank"]) for e in found if e and e[0] == "world" and "platform" in e[1]
+        (e[1]["world_size"], e[1]["node_rank"]) for e in parsed if e and e[0] == "world" and "platform" in e[1]
     )
 
 

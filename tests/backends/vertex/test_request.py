@@ -90,19 +90,19 @@ def test_one_image_for_all_jobs_is_the_targets():
 def test_golden(case: str):
     from google.cloud import aiplatform_v1
 
-    found = made(*CASES[case])
-    assert found.problems == []
-    message = aiplatform_v1.CustomJob.from_json(json.dumps(found.custom_job))  # unknown fields and enum names raise
+    built = made(*CASES[case])
+    assert built.problems == []
+    message = aiplatform_v1.CustomJob.from_json(json.dumps(built.custom_job))  # unknown fields and enum names raise
     pools = message.job_spec.worker_pool_specs
     assert [pool.replica_count for pool in pools] == (
-        [1, found.manifest.nodes - 1] if found.manifest.nodes > 1 else [1]
+        [1, built.manifest.nodes - 1] if built.manifest.nodes > 1 else [1]
     )
     pieces = {item.name: item.value for item in pools[-1].container_spec.env}
     numbered = [
         pieces[f"CLOUDTRAIN_MANIFEST_{n}"] for n in range(sum(name[:20] == "CLOUDTRAIN_MANIFEST_" for name in pieces))
     ]
-    assert Manifest.decode(numbered) == found.manifest
-    text = json.dumps({**found.to_dict(), "price": found.price, "notes": found.notes}, indent=2)
+    assert Manifest.decode(numbered) == built.manifest
+    text = json.dumps({**built.to_dict(), "price": built.price, "notes": built.notes}, indent=2)
     for piece in numbered:
         text = text.replace(piece, "${manifest}")
     text = text.replace(json.dumps(bootstrap.FROM_CLOUD_STORAGE), '"${bootstrap}"') + "\n"
@@ -164,8 +164,8 @@ def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict,
 
 
 def test_all_problems_at_once():
-    found = made({"labels": {"A": "b"}, "output": "s3://x/y", "resources": {"disk_gb": 1}}, {"kms_key": "mine"})
-    assert {p.path for p in found.problems} == {"labels.A", "output", "resources.disk_gb", "options.vertex.kms_key"}
+    built = made({"labels": {"A": "b"}, "output": "s3://x/y", "resources": {"disk_gb": 1}}, {"kms_key": "mine"})
+    assert {p.path for p in built.problems} == {"labels.A", "output", "resources.disk_gb", "options.vertex.kms_key"}
 
 
 # -- the command of the container -------------------------------------------------------------------------------------

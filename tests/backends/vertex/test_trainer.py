@@ -30,16 +30,16 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
 
 
 def losses(backend: VertexBackend, handle: str) -> dict[int, float]:
-    found: dict[int, float] = {}
+    loss_of_step: dict[int, float] = {}
     for line in backend.logs(handle):
         parsed = events.parse(line.text)
         if parsed and parsed[0] == "metric" and "loss" in parsed[1]:
             step = int(parsed[1]["step"])
-            assert found.get(step, parsed[1]["loss"]) == parsed[1]["loss"], (
+            assert loss_of_step.get(step, parsed[1]["loss"]) == parsed[1]["loss"], (
                 f"step {step} was learned twice, differently"
             )
-            found[step] = parsed[1]["loss"]
-    return found
+            loss_of_step[step] = parsed[1]["loss"]
+    return loss_of_step
 
 
 def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_path: Path):
@@ -81,11 +81,13 @@ def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_pa
         simulator.jobs.preempt(number, random.choice(["workerpool0-0", "workerpool1-0"]), notice=notice)
     status = wait_for(lambda: final(broken), "the broken run", 280)
     assert status.state is State.SUCCEEDED, status
-    said = [event[1] for line in backend.logs(broken) if (event := events.parse(line.text)) and event[0] == "world"]
-    worlds = [world for world in said if "platform" in world]
+    world_events = [
+        event[1] for line in backend.logs(broken) if (event := events.parse(line.text)) and event[0] == "world"
+    ]
+    worlds = [world for world in world_events if "platform" in world]
     assert len(worlds) == 6 and all(world["world_size"] == 2 and world["platform"] == "vertex" for world in worlds)
     assert losses(backend, broken) == wanted
     # Every start, the platform's own too, has claimed the run by a write that only one can do.
     claims = simulator.storage.names("local", "cloudtrain/broken/epochs/")
-    found = [json.loads(simulator.storage.read("local", name)) for name in claims]
-    assert [(record["epoch"], record["attempt"]) for record in found] == [(1, 1), (2, 1), (3, 1)]
+    records = [json.loads(simulator.storage.read("local", name)) for name in claims]
+    assert [(record["epoch"], record["attempt"]) for record in records] == [(1, 1), (2, 1), (3, 1)]
