@@ -260,7 +260,7 @@ class Recorded:
     def __init__(self, *looks: list[tuple[int, str]]) -> None:
         self.looks = list(looks)
 
-    def ask(self, service: str, operation: str, **values):
+    def call(self, service: str, operation: str, **values):
         if operation == "describe_log_streams":
             return {"logStreams": [{"logStreamName": "job/algo-1-1"}]}
         since = [{"timestamp": at, "message": text} for at, text in self.looks[0] if at >= values["startTime"]]
