@@ -70,7 +70,7 @@ def load(platform: str) -> tuple[Machine, ...]:
     )
 
 
-def named(table: Sequence[Machine], name: str) -> Machine | None:
+def find_machine(table: Sequence[Machine], name: str) -> Machine | None:
     """Return the first machine type of that name, or None."""
     return next((machine for machine in table if machine.name == name), None)
 
