@@ -31,19 +31,23 @@ def command(first: str, second: str, as_json: bool) -> int:
     """
     from cloudtrain.report import compare
 
-    one, other = runs.find(first), runs.find(second)
-    one.refresh()
-    other.refresh()
-    found = compare.between(one.store, one.run_id, other.run_id)
-    patches = compare.diff_patches(one.store, one.run_id, other.run_id)
+    first_run, second_run = runs.find(first), runs.find(second)
+    first_run.refresh()
+    second_run.refresh()
+    differences = compare.between(first_run.store, first_run.run_id, second_run.run_id)
+    patches = compare.diff_patches(first_run.store, first_run.run_id, second_run.run_id)
     if as_json:
-        data = {"runs": [one.run_id, other.run_id], "differences": [asdict(row) for row in found], "patch": patches}
+        data = {
+            "runs": [first_run.run_id, second_run.run_id],
+            "differences": [asdict(row) for row in differences],
+            "patch": patches,
+        }
         terminal.print_json(data, indent=2)
         return 0
-    terminal.print_lines(f"{one.run_id}  ->  {other.run_id}", style="bold")
-    if not found:
+    terminal.print_lines(f"{first_run.run_id}  ->  {second_run.run_id}", style="bold")
+    if not differences:
         terminal.print_lines("nothing differs")
-    for section, rows in groupby(found, key=lambda row: row.section):
+    for section, rows in groupby(differences, key=lambda row: row.section):
         terminal.print_lines("", section, style="bold")
         terminal.print_table(
             ("  value", "first", "second"), [(f"  {r.path}", _text(r.first), _text(r.second)) for r in rows]

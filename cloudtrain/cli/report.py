@@ -27,16 +27,16 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     """
     from cloudtrain.report import page
 
-    found = runs.find(run_id)
-    found.refresh()
-    path = output or Path(f"{found.run_id}.html")
+    run = runs.find(run_id)
+    run.refresh()
+    path = output or Path(f"{run.run_id}.html")
     try:
-        page.write(found.store, found.run_id, path, verdict=found.verdict(), log=found.logs(raw=True))
+        page.write(run.store, run.run_id, path, verdict=run.verdict(), log=run.logs(raw=True))
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size
     if as_json:
-        terminal.print_json({"run_id": found.run_id, "path": str(path), "size_bytes": size})
+        terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size})
     else:
         terminal.print_lines(f"{path}  {runs.format_size(size)}")
     return 0

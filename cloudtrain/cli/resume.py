@@ -17,10 +17,10 @@ def command(run_id: str, follow: bool, wait: bool, on_interrupt: str, as_json: b
     has succeeded is refused. With -f only the new attempt's log is followed.
     """
     options.check_exclusive(follow, wait)
-    found = runs.find(run_id)
+    run = runs.find(run_id)
 
     def start() -> Begun:
-        found.resume()
-        return Begun(found, "resumed on", after=f"{found.attempts[-1].number}/")
+        run.resume()
+        return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
-    return begin(found.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)
+    return begin(run.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

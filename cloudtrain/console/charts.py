@@ -11,7 +11,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.report import plots
 from cloudtrain.runs.run import Run
 
-POINTS = 600  # of a curve: about the width of a chart in pixels
+MAX_POINTS = 600  # of a curve: about the width of a chart in pixels
 MAX_CHARTS = 24  # on a page
 # No nested lists: plotly.js (as of NiceGUI 3.18) takes them for a change at every update and redraws in a loop.
 # Its buttons that upload a figure are off by default.
@@ -118,14 +118,14 @@ def _curve_sizes(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, 
 
 def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: CurveStyle) -> dict[str, dict[str, Any]]:
     return {
-        name: plain(
-            plots.curves(store, ids, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=POINTS)
+        name: style_figure(
+            plots.curves(store, ids, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=MAX_POINTS)
         )
         for name in names
     }
 
 
-def plain(figure: Any) -> dict[str, Any]:
+def style_figure(figure: Any) -> dict[str, Any]:
     """Return a figure of report/plots.py as JSON for the page, with the console's layout and buttons."""
     data = figure.to_plotly_json()
     layout = data["layout"] | _LAYOUT
@@ -168,14 +168,14 @@ class Use:
             self._drawn.update_figure(figure)
 
 
-def _use(run: Run, known: int) -> tuple[int, dict[str, Any] | None]:
+def _use(run: Run, previous_count: int) -> tuple[int, dict[str, Any] | None]:
     count = len(run.store.events(run.run_id, "usage"))
-    if count in (0, known):
+    if count in (0, previous_count):
         return count, None
-    drawn = plots.use(run.store, run.run_id)
-    if drawn is None:  # what was told is no use of a node
+    usage_chart = plots.use(run.store, run.run_id)
+    if usage_chart is None:  # the events hold no usage of a node
         return count, None
-    figure = plain(drawn)
+    figure = style_figure(usage_chart)
     figure["layout"]["showlegend"] = len({trace.get("name") for trace in figure["data"]}) > 1
     figure["layout"]["height"] = 250 * (2 if "xaxis3" in figure["layout"] else 1) + 20
     return count, figure

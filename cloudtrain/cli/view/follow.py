@@ -34,43 +34,43 @@ class Begun(NamedTuple):
 def begin(
     store: Store, start: Callable[[], Begun], *, follow: bool, wait: bool, on_interrupt: str, as_json: bool
 ) -> int:
-    """Start a run and say so; then, when asked to, stay until its end. Return the exit code; blocking.
+    """Start a run and print it; with `follow` or `wait` stay until its end. Return the exit code; blocking.
 
     Ctrl-C at any moment, while the run is being submitted too, does what `on_interrupt` says.
     """
     run: Run | None = None
     with _terminated_as_interrupt(on_interrupt == "cancel"):
         try:
-            run, how, after = start()
+            run, action, after = start()
             unknown = bool(run.attempts[-1].unanswered_since)
-            _tell_begin(run, "was sent to" if unknown else how, follow=follow, wait=wait, as_json=as_json)
+            _print_started(run, "was sent to" if unknown else action, follow=follow, wait=wait, as_json=as_json)
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
             if follow or wait:
                 return follow_to_end(run, follow=follow, as_json=as_json, after=after)
             return BackendError.exit_code if unknown else 0
         except KeyboardInterrupt as stop:
-            run = run or _being_submitted(store)
+            run = run or _unprinted_run(store)
             if run is None:
                 raise
             return _interrupted(run, on_interrupt, getattr(stop, "cursor", None), as_json)
 
 
-def _tell_begin(run: Run, how: str, *, follow: bool, wait: bool, as_json: bool) -> None:
+def _print_started(run: Run, action: str, *, follow: bool, wait: bool, as_json: bool) -> None:
     if not as_json:
-        summary.print_submitted(run, how)
+        summary.print_submitted(run, action)
         if not (follow or wait):
             summary.print_next_commands(run.run_id, "follow", "show", "cancel")
     elif follow or not wait:
         terminal.print_json({**runs.submitted_json(run), "reused": run.adopted})
     else:
-        terminal.note(f"{run.run_id}  {how} {run.record.backend}")
+        terminal.note(f"{run.run_id}  {action} {run.record.backend}")
     sys.stdout.flush()
     run.acknowledge()  # behind the flush: from here on the person knows the id
 
 
-def _being_submitted(store: Store) -> Run | None:
-    """Return the run that this process has begun to submit, and that nobody was told of yet."""
+def _unprinted_run(store: Store) -> Run | None:
+    """Return the run that this process began to submit and whose id was not printed yet."""
     from cloudtrain.nodes.process import Process
     from cloudtrain.runs.run import Run
 
