@@ -208,4 +208,4 @@ def on_network(folder: Path) -> bool:
 
 
 def _hint(error: Exception) -> str:
-    return next((hint for word, hint in _HINTS.items() if word in str(error)), "")
+    return next((hint for phrase, hint in _HINTS.items() if phrase in str(error)), "")

@@ -79,10 +79,10 @@ class History:
         parts, values = [], []
         for state in states or (None,):  # the newest of each state: an index is in this order
             wheres = {"state": state and state.value, "name": name}
-            wanted = {column: value for column, value in wheres.items() if value}
-            where = " AND ".join(f"{column} = ?" for column in wanted) or "1"
+            filters = {column: value for column, value in wheres.items() if value}
+            where = " AND ".join(f"{column} = ?" for column in filters) or "1"
             parts.append(f"SELECT * FROM ({RUNS} WHERE {where} {order})")
-            values += [*wanted.values(), limit]
+            values += [*filters.values(), limit]
         # Sort only where several states are merged: sorting ten thousand whole rows is slow.
         query, values = (
             (f"{' UNION ALL '.join(parts)} {order}", [*values, limit]) if len(parts) > 1 else (parts[0], values)

@@ -141,10 +141,10 @@ class BackendContract:
             time.sleep(min(backend.poll_s, 1.0) / 5)
         return status
 
-    def until_line(self, backend: Backend, handle: str, word: str, times: int = 1) -> None:
+    def until_line(self, backend: Backend, handle: str, text: str, times: int = 1) -> None:
         deadline = time.monotonic() + WAIT_S
-        while sum(word in line.text for line in self.script_lines(backend, handle)) < times:
-            assert time.monotonic() < deadline, f"{word!r} was not seen in {WAIT_S} s"
+        while sum(text in line.text for line in self.script_lines(backend, handle)) < times:
+            assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
             time.sleep(0.05)
 
     def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:

@@ -1,4 +1,4 @@
-"""The simulated cluster is believed because Kubernetes' own client agrees with it, by a script that imports nothing of ours."""
+"""Kubernetes' official client runs against the simulated cluster, in a script that imports nothing of cloudtrain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_official_client_agrees_with_it(tmp_path: Path):
         command = [sys.executable, str(SCRIPT), str(cluster.kubeconfig)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, env=dict(os.environ))
     assert done.stdout.strip() == "all of it", done.stdout + done.stderr
-    assert [place for _, place in replicas.list_processes() if place.startswith(str(tmp_path))] == []
+    assert [folder for _, folder in replicas.list_processes() if folder.startswith(str(tmp_path))] == []
 
 
 def proxy(cluster: Cluster) -> Server:
@@ -34,9 +34,9 @@ def proxy(cluster: Cluster) -> Server:
         headers = {name: value for name, value in request.headers.items() if name in ("content-type", "accept")}
         headers["Authorization"] = f"Bearer {cluster.token}"
         address = f"{cluster.url}{request.path}"
-        wanted = urllib.request.Request(address, request.body or None, headers, method=request.method)
+        forwarded = urllib.request.Request(address, request.body or None, headers, method=request.method)
         try:
-            with urllib.request.urlopen(wanted, timeout=60) as answer:
+            with urllib.request.urlopen(forwarded, timeout=60) as answer:
                 return Response(answer.read(), answer.status)
         except urllib.error.HTTPError as error:
             return Response(error.read(), error.code)
@@ -51,9 +51,9 @@ def test_kubectl_applies_planned_manifests_and_they_run(tmp_path: Path):
     (project / "train.py").write_text("import os; print('world', os.environ['WORLD_SIZE'])")
     (project / "cloudtrain.toml").write_text('[targets.there]\nbackend = "kubernetes"\nimage = "any:1"\n')
     with Cluster(tmp_path / "cluster") as cluster:
-        between = proxy(cluster)
+        proxy_server = proxy(cluster)
         config = json.loads(cluster.kubeconfig.read_text())
-        config["clusters"][0]["cluster"]["server"] = between.url
+        config["clusters"][0]["cluster"]["server"] = proxy_server.url
         (tmp_path / "config").write_text(json.dumps(config))
         env = {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)}
 
@@ -73,4 +73,4 @@ def test_kubectl_applies_planned_manifests_and_they_run(tmp_path: Path):
         wait_for(lambda: any(c["type"] == "Complete" for c in job["status"].get("conditions", ())), "its end")
         pods = done("kubectl", "get", "pods", "-o", "name").split()
         assert len(pods) == 2 and all(" world 2\n" in done("kubectl", "logs", pod, "-c", "node") for pod in pods)
-        between.close()
+        proxy_server.close()

@@ -1,4 +1,4 @@
-"""The simulator of SageMaker is believed only because a hand-written script, which imports nothing of ours, passes."""
+"""boto3 runs against the SageMaker simulator, in a hand-written script that imports nothing of cloudtrain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cloudtrain.simulators.sagemaker.server import Simulator
 
 @pytest.fixture
 def simulator(tmp_path: Path):
-    found = Simulator(tmp_path / "hosts")
-    yield found
-    found.close()
+    simulator = Simulator(tmp_path / "hosts")
+    yield simulator
+    simulator.close()
 
 
 def test_a_hand_written_script_passes(simulator: Simulator, tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_the_simulator_as_a_program_says_how_it_is_found(tmp_path: Path) -> None
     command = [sys.executable, "-m", "cloudtrain.simulators.sagemaker", "--bucket", "mine"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
-        said = dict(process.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(4))
+        exported = dict(process.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(4))
         client = "import boto3; print([b['Name'] for b in boto3.client('s3').list_buckets()['Buckets']])"
-        env = {**os.environ, **said}
+        env = {**os.environ, **exported}
         ran = subprocess.run([sys.executable, "-c", client], env=env, capture_output=True, text=True, timeout=120)
         process.terminate()
     assert ran.stdout.strip() == "['mine']", ran.stderr

@@ -1,4 +1,4 @@
-"""The simulator is believed because Google's own SDK agrees with it, by a script that imports nothing of ours."""
+"""Google's own SDK runs against the simulator, in a script that imports nothing of cloudtrain."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_gcloud_agrees_with_it(tmp_path: Path):
     container = {"imageUri": "any:1", "command": ["python3", "-c", "print('heard of', flush=True)"]}
     pool = {"machineSpec": {"machineType": "n1-standard-4"}, "replicaCount": 1, "containerSpec": container}
     waits = {**pool, "containerSpec": {**container, "command": ["sleep", "600"]}}
-    for name, found in (("short", pool), ("long", waits)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"workerPoolSpecs": [found]}))
+    for name, worker_pool in (("short", pool), ("long", waits)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"workerPoolSpecs": [worker_pool]}))
     with Simulator(tmp_path / "simulator") as simulator:
-        said = {
+        settings = {
             "CONFIG": str(tmp_path / "gcloud"),
             "CORE_PROJECT": "local",
             "CORE_DISABLE_PROMPTS": "1",
@@ -48,7 +48,7 @@ def test_gcloud_agrees_with_it(tmp_path: Path):
             "API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{simulator.url}/",
             "API_ENDPOINT_OVERRIDES_LOGGING": f"{simulator.url}/",
         }
-        env = {**os.environ, **{f"CLOUDSDK_{name}": value for name, value in said.items()}}
+        env = {**os.environ, **{f"CLOUDSDK_{name}": value for name, value in settings.items()}}
 
         def jobs(*words: str) -> subprocess.CompletedProcess[str]:
             command = ["gcloud", "ai", "custom-jobs", *words, "--region=us-central1"]
@@ -57,10 +57,12 @@ def test_gcloud_agrees_with_it(tmp_path: Path):
             return done
 
         def created(name: str) -> str:
-            told = jobs("create", f"--display-name={name}", f"--config={tmp_path}/{name}.json", "--labels=of=gcloud")
-            found = re.search(r"customJobs/(\d+)", told.stderr)
-            assert found, told.stderr
-            return found[1]
+            created_job = jobs(
+                "create", f"--display-name={name}", f"--config={tmp_path}/{name}.json", "--labels=of=gcloud"
+            )
+            match = re.search(r"customJobs/(\d+)", created_job.stderr)
+            assert match, created_job.stderr
+            return match[1]
 
         short, long = created("short"), created("long")
         streamed = jobs("stream-logs", short, "--polling-interval=1").stdout

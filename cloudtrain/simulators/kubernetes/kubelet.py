@@ -196,8 +196,8 @@ class Kubelet(threading.Thread):
             (self._folder / uid).mkdir(parents=True)
             for field, containers in _container_groups(pod):
                 status[field] = [
-                    {**_initial_status(each), "state": {"waiting": {"reason": "PodInitializing"}}}
-                    for each in containers
+                    {**_initial_status(group_container), "state": {"waiting": {"reason": "PodInitializing"}}}
+                    for group_container in containers
                 ]
         field, index, container = _nth_container(pod, number)
         lines: Lines = []

@@ -114,20 +114,20 @@ def parse_selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
     terms = []
     for field, base in (("labelSelector", ("metadata", "labels")), ("fieldSelector", ())):
         for term in filter(None, query.get(field, "").split(",")):
-            wanted = "!=" not in term
+            positive = "!=" not in term
             key, equal, value = term.replace("!=", "=").replace("==", "=").partition("=")
             if " in " in key or " notin " in key:
                 raise StatusError(400, f"this simulator knows no set-based selectors: {term}")
             path = (*base, key) if base else tuple(key.split("."))
-            terms.append((path, value if equal else None, wanted))
+            terms.append((path, value if equal else None, positive))
 
     def matches(resource: Object) -> bool:
-        for path, value, wanted in terms:
+        for path, value, positive in terms:
             value_at_path: Any = resource
             for key in path:
                 value_at_path = value_at_path.get(key) if isinstance(value_at_path, Mapping) else None
             matches = value_at_path is not None if value is None else (value_at_path or "") == value
-            if matches is not wanted:
+            if matches is not positive:
                 return False
         return True
 

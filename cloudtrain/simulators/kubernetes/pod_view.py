@@ -39,8 +39,8 @@ class PodView:
             value = self._env_value(item)
             if value is not None:
                 env[item["name"]] = _localize(_expand_variables(value, env), mounts, names)
-        words = [*container.get("command", ()), *container.get("args", ())]
-        return [_localize(_expand_variables(word, env), mounts, names) for word in words], env
+        argv = [*container.get("command", ()), *container.get("args", ())]
+        return [_localize(_expand_variables(argument, env), mounts, names) for argument in argv], env
 
     def secret(self, reference: Mapping[str, Any]) -> str | None:
         """Return the value of a Secret's key, None where it does not exist."""
@@ -77,11 +77,11 @@ class PodView:
         service = self._objects.get("services", self._namespace, subdomain) if subdomain else None
         if service is None or service["spec"].get("clusterIP") != "None":
             return {}
-        wanted = (service["spec"].get("selector") or {}).items()
+        selector = (service["spec"].get("selector") or {}).items()
         return {
             f"{other['spec']['hostname']}.{subdomain}": other["status"]["podIP"]
             for other in self._objects.all("pods", self._namespace)
-            if other["spec"].get("subdomain") == subdomain and wanted <= other["metadata"]["labels"].items()
+            if other["spec"].get("subdomain") == subdomain and selector <= other["metadata"]["labels"].items()
         }
 
     def _env_value(self, item: Mapping[str, Any]) -> str | None:
