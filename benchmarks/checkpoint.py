@@ -24,8 +24,8 @@ from pathlib import Path
 from measure import ROOT, interleaved, process, report, table
 
 VERIFY = (
-    "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import checkpoint; "
-    "sys.exit(checkpoint.damage(pathlib.Path(sys.argv[2])))"
+    "import pathlib, sys; sys.path.insert(0, sys.argv[1]); from trainer.checkpoints import files; "
+    "sys.exit(files.damage(pathlib.Path(sys.argv[2])))"
 )
 ENTRYPOINTS = str(ROOT / "entrypoints")
 WIDTH = 2048

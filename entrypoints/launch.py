@@ -1,6 +1,6 @@
-"""The command of every node, on every backend: `python source/.cloudtrain/launch.py`.
+"""The launcher, the command of every node on every backend: `python source/.cloudtrain/launch.py`.
 
-Two processes that look after each other. This one, the guard, does almost nothing; it forks the supervisor, which
+Two processes that watch each other. This one, the guard, does almost nothing; it forks the supervisor, which
 prepares the node, starts the ranks and keeps the log (launcher/supervisor.py). Both are subreapers: when one is killed the
 other becomes the parent of all that is left, ends it, and leaves a true status.
 

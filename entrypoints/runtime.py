@@ -1,4 +1,4 @@
-"""What a training script may say to cloudtrain, and ask it. Everything also works outside of cloudtrain.
+"""The runtime API for training scripts: context, metrics, checkpoints, stop requests; also works outside of cloudtrain.
 
     import cloudtrain_runtime as runtime
 
@@ -73,10 +73,10 @@ class RunContext:
 
     def input(self, name: str) -> str:
         """Return the path of an input by the name in the job file; raises KeyError with the known names."""
-        found = self.inputs.get(_lower(name))
-        if found is None:
+        path = self.inputs.get(_lower(name))
+        if path is None:
             raise KeyError(f"no input {name!r}; there are: {', '.join(sorted(self.inputs)) or 'none'}")
-        return found
+        return path
 
 
 def context(environ: Mapping[str, str] | None = None) -> RunContext:
@@ -242,7 +242,7 @@ def _created(path: str, text: str) -> bool:
 
 def _records(base: str) -> dict[int, dict[str, Any]]:
     """Return what each start of the run recorded, by its number; {} for one that cannot be read."""
-    found: dict[int, dict[str, Any]] = {}
+    records: dict[int, dict[str, Any]] = {}
     folder = os.path.join(base, EPOCHS)
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         number, _, kind = name.partition(".")
@@ -250,25 +250,25 @@ def _records(base: str) -> dict[int, dict[str, Any]]:
             try:
                 with open(os.path.join(folder, name), "rb") as file:
                     record = json.load(file)
-                found[int(number)] = {"epoch": int(record["epoch"]), "step": int(record["step"])}
+                records[int(number)] = {"epoch": int(record["epoch"]), "step": int(record["step"])}
             except (OSError, ValueError, KeyError, TypeError):
-                found[int(number)] = {}
-    return found
+                records[int(number)] = {}
+    return records
 
 
 def _history(base: str) -> dict[int, float]:
     """Return up to which step the checkpoints of each start are the run's history; of others none is."""
     records = _records(base)
-    known = sorted({*records, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}, reverse=True)
+    starts = sorted({*records, *(epoch for epoch, _, _ in _checkpoints(base))} - {0}, reverse=True)
     history: dict[int, float] = {}
-    epoch, limit = (known[0] if known else 0), float("inf")
+    epoch, limit = (starts[0] if starts else 0), float("inf")
     while epoch and epoch not in history:
         history[epoch] = limit
         record = records.get(epoch)
         if record:
             epoch, limit = record["epoch"], record["step"]
         else:  # it did not ask where to begin
-            epoch, limit = next((each for each in known if each < epoch), 0), float("inf")
+            epoch, limit = next((each for each in starts if each < epoch), 0), float("inf")
     return history
 
 
@@ -277,12 +277,12 @@ def _checkpoints(base: str) -> Iterator[tuple[int, int, str]]:
     for folder in (base, os.path.join(base, "checkpoints")):
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
             path = os.path.join(folder, name)
-            found = _TRAINERS.fullmatch(name) or _ACCELERATES.fullmatch(name)
+            match = _TRAINERS.fullmatch(name) or _ACCELERATES.fullmatch(name)
             if os.path.exists(os.path.join(path, MARKER)):
                 mark = _marked(path)
-                yield int(mark.get("epoch", 0)), int(mark.get("step", found[1] if found else 0)), path
-            elif found:
-                yield 0, int(found[1]), path
+                yield int(mark.get("epoch", 0)), int(mark.get("step", match[1] if match else 0)), path
+            elif match:
+                yield 0, int(match[1]), path
 
 
 def _damage(path: str) -> str:
@@ -309,17 +309,17 @@ def _marked(path: str) -> dict[str, Any]:
     """Return what a folder's COMPLETE says, {} where that is not to be read."""
     try:
         with open(os.path.join(path, MARKER), "rb") as file:
-            found = json.load(file)
-        sizes = [(int(entry["size"]), str(entry["sha256"])) for entry in found["files"].values()]
-        return found if sizes and int(found.get("step", 0)) >= 0 else {}
+            mark = json.load(file)
+        sizes = [(int(entry["size"]), str(entry["sha256"])) for entry in mark["files"].values()]
+        return mark if sizes and int(mark.get("step", 0)) >= 0 else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
 def _files(path: str) -> list[str]:
     """Return the files below a folder by their relative paths, marks of its own left out."""
-    found = [os.path.relpath(os.path.join(at, name), path) for at, _, names in os.walk(path) for name in names]
-    return [name for name in found if name not in (MARKER, f".{MARKER}")]
+    names_below = [os.path.relpath(os.path.join(at, name), path) for at, _, names in os.walk(path) for name in names]
+    return [name for name in names_below if name not in (MARKER, f".{MARKER}")]
 
 
 def _has_end(file: str) -> bool:
@@ -357,7 +357,7 @@ def install() -> None:
 
 
 def stop_requested() -> bool:
-    """Return whether this process was asked to save and leave. The ranks may hear of it some steps apart: agree on it
+    """Return whether this process was asked to save and leave. The ranks may receive it some steps apart: agree on it
     (all-reduce the flag) before a collective save."""
     return _stop
 

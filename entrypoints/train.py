@@ -1,4 +1,4 @@
-"""The shared trainer: one page, for one process on a laptop as for many on many nodes.
+"""The shared trainer: trains a language model on one process or on many nodes.
 
 A small language model from scratch, on the standard library's own source, in a minute on one core:
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def main() -> int:
 
 
 def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.ParallelismPlan) -> int:
-    """Train as told and return the exit code."""
+    """Train and return the exit code."""
     import accelerate
     import torch
     import transformers
@@ -69,8 +68,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     from trainer.data import documents, tasks
     from trainer.data.samples import GlobalBatches, accumulation, loader
     from trainer.data.stream import StreamBatches
-    from trainer.evaluation import evaluate, said
+    from trainer.evaluation import describe, evaluate
     from trainer.generate import sample
+    from trainer.loop import Loop
     from trainer.metrics import Meter, MetricsLogger
     from trainer.strategies.compatibility import check_arguments
     from transformers.utils.logging import disable_progress_bar
@@ -151,7 +151,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     )
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Where an earlier attempt left off, or the beginning
+    # Checkpoints, what is reported, and where an earlier attempt left off
     every_steps, every_s = intervals(arguments, context)
     keep = arguments.save_total_limit if arguments.save_total_limit > 0 else context.checkpoint_keep or 3
     folder = Path(context.checkpoint_dir)
@@ -159,13 +159,53 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         folder, context.attempt, keep, logger.event, logger.say, given=context.epoch, behind=arguments.save_async
     )
     meter, best = Meter(accelerator.device, use), BestEvaluation(arguments)
-    step, saved_step, first_loss = 0, 0, None
+    loop: Loop
+    first_loss = None
+
+    def save() -> None:
+        loop.saved_step = loop.step
+        place = {"step": loop.step, "first_loss": first_loss, "best": best.state(), **batches.place()}
+        manager.save(loop.step, training, place, {"meter": meter.state()})
+
+    def save_best() -> None:
+        before, best.checkpoint = best.checkpoint, folder_of(manager.folder, loop.step, manager.epoch).name
+        save()
+        manager.wait()
+        if manager.saved_step != loop.step:  # the disk is full, say
+            best.checkpoint = before
+        manager.best = best.checkpoint
+
+    def report(values: dict[str, float]) -> None:
+        values["epoch"] = round(batches.passed, 4)
+        logger.metrics(loop.step, **values)
+        logger.line(loop.step, values)
+        if not math.isfinite(values["loss"]):
+            logger.event("alarm", step=loop.step, reason=f"the loss is {values['loss']}")
+
+    def evaluate_when_due() -> bool:
+        """Evaluate where it is due after this step; True when training on is of no more use."""
+        if held_out is None or not evaluation_is_due(arguments, loop.step, batches.exhausted):
+            return False
+        scores = evaluate(strategy, held_out)
+        logger.metrics(loop.step, **scores)
+        logger.say(f"step {loop.step}/{total_steps}  held-out {describe(scores)}")
+        if best.update(scores) and best.keeps:
+            save_best()
+        if best.enough:
+            logger.say(f"{best.in_vain} evaluations were no better: it ends at step {loop.step}/{total_steps}")
+        return best.enough
+
+    loop = Loop(
+        strategy, schedule, batches, feed, meter, logger, manager, context.rank == 0, total_steps, save, report,
+        arguments.logging_steps, arguments.logging_first_step, every_steps, every_s, arguments.max_grad_norm,
+        evaluate_when_due,
+    )  # fmt: skip
     resumed = manager.resume(training)
     if resumed is not None:
-        loop, mine = resumed
-        step, first_loss = loop["step"], loop["first_loss"]
-        batches.go_to(loop)
-        best.set_state(loop["best"])
+        place, mine = resumed
+        loop.step, first_loss = place["step"], place["first_loss"]
+        batches.go_to(place)
+        best.set_state(place["best"])
         manager.best = best.checkpoint
         if mine:
             meter.set_state(mine["meter"])
@@ -185,82 +225,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if resumed is not None and mine:
         set_random_state(mine["random"])  # the last thing before the first step: nothing may draw in between
 
-    def save() -> None:
-        nonlocal saved_step
-        saved_step = step
-        loop = {"step": step, "first_loss": first_loss, "best": best.state(), **batches.place()}
-        manager.save(step, training, loop, {"meter": meter.state()})
-
-    def save_best() -> None:
-        before, best.checkpoint = best.checkpoint, folder_of(manager.folder, step, manager.epoch).name
-        save()
-        manager.wait()
-        if manager.saved_step != step:  # the disk is full, say
-            best.checkpoint = before
-        manager.best = best.checkpoint
-
     # -----------------------------------------------------------------------------------------------------------------
-    # The loop: one turn of the inner one is one optimiser step
-    agreement = collectives.Agreement()
-    stop, checked = False, False
-    last = step >= total_steps or best.enough
-    model.train()
-    logger.begin(step)
-    meter.since = time.monotonic()
-    while not (last or stop):
-        source = iter(feed)
-        for count in batches.windows():
-            window = [to_device(next(source), strategy.device) for _ in range(count)]
-            # The loss is the mean over all labels of the global batch: unequal lengths weigh as they should.
-            labels = torch.stack([models.counted(batch["labels"]).sum() for batch in window]).sum()
-            labels = strategy.total(labels).clamp(min=1)
-            for batch, share in zip(window, strategy.learn(window, labels), strict=True):
-                meter.add(share, models.length(batch), models.pairs(batch) if use else 0)
-            if not checked and (norms := strategy.check_gradients()):
-                logger.event("world", step=step + 1, gradient_norms_per_rank=norms[:256], **strategy.seen())
-            checked = True
-            norm = strategy.clip(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
-            rate = schedule.get_last_lr()[0]
-            if strategy.step():
-                schedule.step()
-            step += 1
-            meter.steps += 1
-            batches.advance()
-
-            last = step == total_steps
-            manager.look()
-            due = context.rank == 0 and manager.due(every_s)
-            stop, due = agreement.settle(runtime.stop_requested(), due)
-            due = due and step - saved_step > 1  # said before the last checkpoint, heard after it
-            if step % arguments.logging_steps == 0 or last or (step == 1 and arguments.logging_first_step):
-                values = {**meter.read(strategy), "learning_rate": rate}
-                if norm is not None:
-                    values["grad_norm"] = float(norm)
-                values["epoch"] = round(batches.passed, 4)
-                logger.metrics(step, **values)
-                logger.line(step, values)
-                if not math.isfinite(values["loss"]):
-                    logger.event("alarm", step=step, reason=f"the loss is {values['loss']}")
-            if held_out is not None and not last and evaluation_is_due(arguments, step, batches.exhausted):
-                found = evaluate(strategy, held_out)
-                logger.metrics(step, **found)
-                logger.say(f"step {step}/{total_steps}  held-out {said(found)}")
-                if best.hear(found) and best.keeps:
-                    save_best()
-                if best.enough:
-                    last = True
-                    logger.say(f"{best.in_vain} evaluations were no better: it ends at step {step}/{total_steps}")
-            if due or last or (every_steps is not None and step % every_steps == 0) or stop:
-                save()
-            if last or stop:
-                break
-        if batches.exhausted:
-            batches.next_epoch()
-    agreement.close()
-    manager.wait()
-
-    if stop and not last:
-        logger.say(f"asked to leave: saved at step {step}/{total_steps}")
+    # The training (trainer/loop.py)
+    if loop.run(over=best.enough):
+        logger.say(f"asked to leave: saved at step {loop.step}/{total_steps}")
         trackers.finish(accelerator)
         return collectives.leave(runtime.EXIT_RESUMABLE)
 
@@ -268,12 +236,12 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     # What came of it
     save()  # for a run whose steps were all done before
     manager.wait()
-    found = evaluate(strategy, held_out) if held_out is not None else {}
-    if found:
-        logger.metrics(step, **found)
-        if best.keeps and not best.hear(found) and manager.go_back(best.checkpoint, training):
-            found = evaluate(strategy, held_out)
-            logger.metrics(step, **found)
+    scores = evaluate(strategy, held_out) if held_out is not None else {}
+    if scores:
+        logger.metrics(loop.step, **scores)
+        if best.keeps and not best.update(scores) and manager.go_back(best.checkpoint, training):
+            scores = evaluate(strategy, held_out)
+            logger.metrics(loop.step, **scores)
             logger.say(f"back to the best evaluation, {best.checkpoint}")
     if arguments.torch_compile:
         logger.say(f"compiled by {arguments.torch_compile_backend}: {models.graphs()} graphs")
@@ -285,9 +253,9 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         if arguments.writes and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
             logger.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
-        if found:
+        if scores:
             before = "" if first_loss is None else f"{first_loss:.3f} -> "
-            logger.say(f"held-out loss {before}{said(found).removeprefix('loss ')}")
+            logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}")
         logger.say(f"model saved in {folder}")
         if arguments.push_to_hub:
             logger.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
@@ -297,12 +265,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
 
 def one_loss(strategy: Any, task: Any) -> Any:
     """Return the loss of one sample, of no meaning but its graph."""
-    return strategy.losses(to_device(task.collate([task.train[0]]), strategy.device)).sum()
-
-
-def to_device(batch: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Return the batch where the model is; the host does not wait for the copy."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return strategy.losses(strategy.to_device(task.collate([task.train[0]]))).sum()
 
 
 def evaluation_is_due(arguments: Arguments, step: int, epoch_ends: bool) -> bool:

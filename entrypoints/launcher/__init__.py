@@ -1,1 +1,1 @@
-"""The parts of the node supervisor; standard library only, Python 3.9 on. They travel in every bundle."""
+"""The launcher of a node (launch.py). Standard library only, Python 3.9 or newer; part of every bundle."""

@@ -1,4 +1,4 @@
-"""In which order processes ended, though several may have ended before anybody looked."""
+"""The order in which child processes exited, by pidfd and epoll."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import select
 
 
 class ExitOrder:
-    """Remembers the order in which watched processes ended.
+    """Records the order in which watched processes ended.
 
-    `waitpid` hands out the dead in the order in which they were born. A descriptor of a process becomes ready when it
-    dies, and Linux's epoll lists what is ready in the order in which it became so. Elsewhere nothing is known.
+    `waitpid` returns children in the order in which they were started. A pidfd becomes ready when its process exits, and
+    Linux's epoll lists descriptors in the order in which they became ready. Elsewhere the order is not known.
     """
 
     def __init__(self) -> None:

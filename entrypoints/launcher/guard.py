@@ -1,4 +1,4 @@
-"""What the guard says when the supervisor cannot any more."""
+"""The guard's last step: write the final status and log lines of a supervisor that was killed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .world.outcome import EXIT_LOST
 
 
 def record_loss(folder: str | None, guard: int, number: int) -> int:
-    """Write that the supervisor was killed by a signal, unless it had said its last word; return the exit code."""
+    """Write that the supervisor was killed by a signal, unless its status was final already; return the exit code."""
     reason = f"the supervisor was killed by signal {number}"
     if folder is None:
         Log(1).event("alarm", reason=reason)
         return EXIT_LOST
-    known = status.read(folder) or status.Status(folder, guard).fields
-    if known["state"] in status.FINAL:
-        code = known["exit_code"]
+    fields = status.read(folder) or status.Status(folder, guard).fields
+    if fields["state"] in status.FINAL:
+        code = fields["exit_code"]
         return code if isinstance(code, int) else EXIT_LOST
-    known.update(state="LOST", reason=reason, by="launcher", exit_code=None, ended_at=status.now())
+    fields.update(state="LOST", reason=reason, by="launcher", exit_code=None, ended_at=status.now())
     try:
         log = Log.in_folder(folder)
         log.say(reason)
@@ -26,7 +26,7 @@ def record_loss(folder: str | None, guard: int, number: int) -> int:
     except OSError:
         pass  # a full disk: the status matters more
     try:
-        status.write(folder, known)
+        status.write(folder, fields)
     except OSError:
         pass
     return EXIT_LOST

@@ -29,7 +29,7 @@ class Log:
         self._backlog = b""
         self._closed = False
         self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
-        self.spoke_at = time.monotonic()  # when a rank has said something
+        self.printed_at = time.monotonic()  # when a rank last printed a line
         self._lock = threading.Lock()
         self.masks: list[tuple[bytes, bytes]] = []
 
@@ -76,7 +76,7 @@ class Log:
         if not lines or self._closed:
             return
         if rank != LAUNCHER:
-            self.spoke_at = time.monotonic()
+            self.printed_at = time.monotonic()
         with self._lock:
             head = f" {rank} {now()} ".encode()
             first = self._seq
@@ -93,7 +93,7 @@ class Log:
         self.say(MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False))
 
     def close(self) -> None:
-        """Accept nothing more: what was said last stays the last."""
+        """Accept nothing more: the last line stays the last."""
         self.flush()
         self._closed = True
 

@@ -1,4 +1,4 @@
-"""One thread, many descriptors: calls back when one of them can be read."""
+"""Event loop of the supervisor: one thread polls file descriptors and calls back."""
 
 from __future__ import annotations
 

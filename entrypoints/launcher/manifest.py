@@ -1,4 +1,4 @@
-"""The manifest of an attempt: what the manifest says, unpacked from the pieces in which it came."""
+"""Decode the manifest of an attempt from environment variables or SageMaker hyperparameters."""
 
 from __future__ import annotations
 
@@ -95,18 +95,18 @@ def decode(pieces: list[str]) -> Manifest:
 
 def pieces(environ: Mapping[str, str], hyperparameters: str = "") -> list[str]:
     """Return the manifest's pieces in order, from the environment or from SageMaker's hyperparameters (JSON text)."""
-    found = {name[len(PREFIX) :]: value for name, value in environ.items() if name.startswith(PREFIX)}
-    if not found and hyperparameters:
+    by_number = {name[len(PREFIX) :]: value for name, value in environ.items() if name.startswith(PREFIX)}
+    if not by_number and hyperparameters:
         given = json.loads(hyperparameters)
         # The SDK writes every value as JSON, so that a text comes in quotes.
-        found = {
+        by_number = {
             name[len("ct_manifest_") :]: text.strip('"')
             for name, text in given.items()
             if name.startswith("ct_manifest_")
         }
     ordered: list[str] = []
-    while str(len(ordered)) in found:
-        ordered.append(found[str(len(ordered))])
-    if len(ordered) < len(found):
+    while str(len(ordered)) in by_number:
+        ordered.append(by_number[str(len(ordered))])
+    if len(ordered) < len(by_number):
         raise Refused(f"the manifest is damaged: piece {len(ordered)} is missing")
     return ordered

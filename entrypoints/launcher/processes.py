@@ -1,4 +1,4 @@
-"""Processes of this node: start one, list descendants, adopt orphans, end a whole tree.
+"""Start processes, list descendants, adopt orphans (subreaper), kill a process tree.
 
 Where the system has neither /proc nor prctl (macOS) descendants cannot be listed: only the process groups that we
 started are ended there.
@@ -110,8 +110,8 @@ def seal_descriptors() -> None:
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None when it is gone, or where /proc is absent."""
-    found = stat(pid)
-    return int(found[19]) if found else None
+    fields = stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def boot_id() -> str | None:
@@ -124,7 +124,7 @@ def boot_id() -> str | None:
 
 
 def stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the state on; None when there is none. Zombies are told by b"Z"."""
+    """Return the fields of /proc/PID/stat from the state on; None when there is none. b"Z" marks a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -143,9 +143,9 @@ def descendants(root: int) -> dict[int, list[bytes]]:
     children: dict[int, list[int]] = {}
     stats = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (found := stat(int(name))):
-            stats[int(name)] = found
-            children.setdefault(int(found[1]), []).append(int(name))
+        if name.isdigit() and (fields := stat(int(name))):
+            stats[int(name)] = fields
+            children.setdefault(int(fields[1]), []).append(int(name))
     family = {}
     queue = list(children.get(root, ()))
     while queue:
@@ -162,7 +162,7 @@ def marked(**wanted: str) -> list[int]:
     The last line of defence: it also finds what is left when both supervisor and guard were killed together.
     """
     marks = [f"{name}={value}".encode() for name, value in wanted.items()]
-    found = []
+    pids = []
     for name in os.listdir("/proc") if HAS_PROC else ():
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -174,8 +174,8 @@ def marked(**wanted: str) -> list[int]:
         if all(mark in environment for mark in marks):
             state = stat(int(name))
             if state and state[0] not in (b"Z", b"X"):
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
@@ -229,14 +229,14 @@ def end_descendants(groups: tuple[int, ...] = (), limit_s: float = 30.0) -> list
 
 def children() -> list[int]:
     """Return this process's own children, of all its threads; empty where the system does not list them."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:
         pass
-    return found
+    return pids
 
 
 def kill(pid: int, number: int) -> None:

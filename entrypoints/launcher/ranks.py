@@ -1,4 +1,4 @@
-"""The ranks of this node: their environment, their start, their output, their end."""
+"""Start the ranks of this node, set their environment, read their output, collect their exit codes."""
 
 from __future__ import annotations
 

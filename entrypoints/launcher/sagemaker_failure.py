@@ -1,4 +1,4 @@
-"""The last word for SageMaker: what stands in /opt/ml/output/failure becomes the job's FailureReason."""
+"""Write /opt/ml/output/failure, which SageMaker shows as the job's FailureReason."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from .world.cluster import sagemaker_base
 from .world.outcome import Outcome
 
-LONGEST = 800  # characters; SageMaker keeps 1,024 with its own words around them
+LONGEST = 800  # characters; SageMaker keeps 1,024 with its own text around them
 
 
 def write(outcome: Outcome, reason: str) -> None:
-    """Write why the attempt did not succeed, in words and for programs; nothing elsewhere than on SageMaker.
+    """Write why the attempt did not succeed, for people and for programs; writes nothing except on SageMaker.
 
-    The exit code that SageMaker reports cannot tell a script's own 75 or 78 from the launcher's.
+    The exit code that SageMaker reports does not distinguish a script's own 75 or 78 from the launcher's.
     """
     base = sagemaker_base(os.environ)
     if not os.path.exists(os.path.join(base, "input", "config", "resourceconfig.json")):

@@ -1,4 +1,4 @@
-"""Whether the ranks of a node still do something, and where they are when they do not."""
+"""Detect stalled ranks by their processor time, and print their stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""status.json: the supervisor's word on itself and its node, replaced atomically."""
+"""Read and write status.json, the state of a node's supervisor; replaced atomically."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def read(folder: str) -> dict[str, object] | None:
     """Return what status.json of a folder says, or None where there is none."""
     try:
         with open(os.path.join(folder, "status.json"), encoding="utf-8") as file:
-            found = json.load(file)
+            fields = json.load(file)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def write(folder: str, fields: dict[str, object]) -> None:

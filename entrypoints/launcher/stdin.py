@@ -1,4 +1,4 @@
-"""What reaches a launcher besides its environment, and whether the world that it finds is the one asked for."""
+"""Launcher inputs besides the environment: secrets on standard input, the client's lease, SageMaker's files; world checks."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def sagemaker_file(name: str) -> str:
 
 
 def starter_died() -> bool:
-    """Return whether standard input was closed before a word came: who started this was killed in the middle of it.
+    """Return whether standard input was closed while still empty: the process that started this one was killed.
 
-    Nothing was begun then, so that whoever comes next may start it anew, secrets included.
+    Nothing has begun then, so that the attempt can be started again, secrets included.
     """
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -77,12 +77,12 @@ def standard_input() -> dict[str, Any]:
     os.dup2(null, 0)
     os.close(null)
     try:
-        found = json.loads(text) if text.strip() else {}
-        if not isinstance(found, dict):
+        given = json.loads(text) if text.strip() else {}
+        if not isinstance(given, dict):
             raise ValueError
     except ValueError:
         raise Refused("standard input does not hold one JSON object") from None
-    return found
+    return given
 
 
 class Lease:

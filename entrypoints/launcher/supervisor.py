@@ -1,4 +1,4 @@
-"""The supervisor of a node: prepares it, starts its ranks with the other nodes', and ends everything when they end.
+"""Node supervisor: prepare the node, start the ranks together with the other nodes, end all processes at the end.
 
 One thread and one loop; only the preparation, which may take minutes, has a thread of its own, so that heartbeats,
 signals and the guard's death are noticed meanwhile.
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
-SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once, so that guard and supervisor both hear it
+SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
 EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
-FINISHED_S = 900.0  # there: how long nodes wait until all have brought their results home
+FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
 
 class Supervisor:
-    """One attempt on this node, from the first word of status.json to the last."""
+    """One attempt on this node, from the first write of status.json to the last."""
 
     def __init__(self, environ: Mapping[str, str], source: str, guard: int, lifeline: int) -> None:
         self._environ, self._source, self._lifeline = environ, source, lifeline
@@ -58,7 +58,7 @@ class Supervisor:
         self.log = Log.in_folder(folder) if folder else self._standard_output()
         self._loop = Loop()
         self._ranks = Ranks(self._loop, self.log, self._rank_ended)
-        self._peers: Coordinator | Worker
+        self._peers: Coordinator | Worker | None = None
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
         self._guard_died = False
@@ -71,15 +71,13 @@ class Supervisor:
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
         self._history: History | None = None
-        self._preparation: Prepared | Refused | None = (
-            None  # what the preparing thread has come to: a Prepared or a Refused
-        )
+        self._preparation: Prepared | Refused | None = None  # the preparing thread's result
 
     def _standard_output(self) -> Log:
         return KeptLog(1)
 
     def _start_history(self, folders: Mapping[str, str]) -> None:
-        """Begin to bring the run's history to its output, where there is one; raises Refused."""
+        """Start uploading the run's history, where there is an output; raises Refused."""
         if not self._manifest.output and self._cluster.platform != "sagemaker":
             self.log.forget()
             return
@@ -203,7 +201,7 @@ class Supervisor:
                     self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
                     self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):
-                    self._peers.idle(now - self.log.spoke_at, self._stall.idle_s(now))
+                    self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now))
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
                     if self._manifest.gpus_per_node:
@@ -215,7 +213,7 @@ class Supervisor:
             self._peers.tick(due)
 
     def _report_new_checkpoints(self) -> None:
-        """Tell of a script's own checkpoints, so that a run which gets on is known from one that does not."""
+        """Report a script's own checkpoints, so that progress of a run can be seen."""
         if self._new_checkpoints is not None and (name := self._new_checkpoints.look()):
             self.log.event("checkpoint", written=name)
 
@@ -238,7 +236,7 @@ class Supervisor:
     def _start(self, world: World) -> None:
         """All nodes are ready: start the ranks."""
         manifest, prepared = self._manifest, self._prepared
-        assert prepared is not None, "the gang starts when every node has said that it is ready"
+        assert prepared is not None, "the ranks start when every node is ready"
         count = manifest.processes_per_node
         if manifest.stall_s:
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
@@ -270,8 +268,8 @@ class Supervisor:
             self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
         if manifest.stall_s:
-            self.log.spoke_at = time.monotonic()
-            self._stall = StallDetector(manifest.stall_s, self._ranks.running, self.log.spoke_at)
+            self.log.printed_at = time.monotonic()
+            self._stall = StallDetector(manifest.stall_s, self._ranks.running, self.log.printed_at)
         if prepared.sync is not None:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
@@ -292,11 +290,11 @@ class Supervisor:
             self._peers.end()
 
     def _request(self) -> None:
-        """Somebody asks this node to stop: a signal, or the cancel mark. A second request ends the patience."""
+        """A request to stop this node: a signal, or the cancel mark. A second request kills the ranks."""
         now = time.monotonic()
         first, self._asked_at = self._asked_at is None, self._asked_at or now
         if self.status.cancelled and not self._cancelled:
-            self._cancelled = True  # a person's word, be it after a machine's
+            self._cancelled = True  # a person's request counts, even after a machine's
             self._peers.stop("CANCELLED")
         elif first:
             self._peers.stop("PREEMPTED")
@@ -318,7 +316,7 @@ class Supervisor:
             self._kill_at = time.monotonic() + self._manifest.grace_s
 
     def _decided(self, outcome: Outcome) -> None:
-        """The attempt has ended: what still runs here has to go."""
+        """The attempt has ended: stop what still runs here."""
         self._outcome = outcome
         self._end_at = None
         if self._ranks.running:
@@ -343,7 +341,7 @@ class Supervisor:
         self._outcome = Outcome("LOST", None, "launcher", None, "the guard was killed")
 
     def _finish(self, outcome: Outcome) -> int:
-        """End every descendant, read what they left in their pipes, and say how it ended."""
+        """End every descendant, read what is left in their pipes, and report how the attempt ended."""
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
         self._report_new_checkpoints()
@@ -370,12 +368,12 @@ class Supervisor:
             "ended_at": stamp(time.time()),
         }
         if self._history is not None and not self._guard_died:
-            self._history.finish(last)  # before anybody learns that it has ended
-        on_vertex = hasattr(self, "_gang") and self._cluster.platform == "vertex"
+            self._history.finish(last)  # before the final status is published
+        on_vertex = self._peers is not None and self._cluster.platform == "vertex"
         if on_vertex:
             self._await_others()
         self.status.set(**last)
-        if hasattr(self, "_gang"):
+        if self._peers is not None:
             self._peers.close()
         return EXIT_RESTART if on_vertex and outcome.state == "PREEMPTED" else code
 
@@ -387,7 +385,7 @@ class Supervisor:
             self._loop.wait(0.2)
 
     def _finish_output(self, outcome: Outcome) -> Outcome:
-        """Bring the run's folders to its output; a run whose results are not there has not succeeded."""
+        """Finish the upload of the run's folders; a run whose results are not uploaded has not succeeded."""
         if self._prepared is None or self._prepared.sync is None or self._guard_died:
             return outcome
         problem = self._prepared.sync.finish(

@@ -1,4 +1,4 @@
-"""What the ranks of this node use: processors and memory from /proc, GPUs from nvidia-smi."""
+"""Resource usage of a node's ranks: CPU and memory from /proc, GPUs from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Usage:
             rss += int(stat[RSS]) * self._page
         elapsed = max(now - self._at, 1e-3)
         self._before, self._at = used, now
-        found: dict[str, object] = {
+        measured: dict[str, object] = {
             "cpu_percent": round(100 * fresh / self._ticks_s / elapsed, 1),
             "rss_bytes": rss,
             "processes": len(used),
         }
         if self._gpus:
-            found["gpus"] = [{"index": index, **self._gpus[index]} for index in sorted(self._gpus)]
-        return found
+            measured["gpus"] = [{"index": index, **self._gpus[index]} for index in sorted(self._gpus)]
+        return measured
 
     def watch_gpus(self, loop: Loop, chosen: str | None, environ: Mapping[str, str]) -> None:
         """Let nvidia-smi report the node's GPUs from now on; it is one child that prints every few seconds."""
@@ -69,21 +69,21 @@ class Usage:
             except BlockingIOError:
                 return
             if data:
-                self.hear(data)
+                self.parse(data)
             else:
                 loop.unwatch(pipe)
                 os.close(pipe)
 
         return read
 
-    def hear(self, data: bytes) -> None:
-        """Take note of what nvidia-smi prints: `0, 87, 40211, 81559`."""
+    def parse(self, data: bytes) -> None:
+        """Parse lines of nvidia-smi: `0, 87, 40211, 81559`."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             try:
                 index, busy, used, total = (float(part) for part in line.split(b","))
             except ValueError:
-                continue  # a warning, or [N/A] on a GPU that does not tell
+                continue  # a warning, or [N/A] on a GPU that does not report it
             self._gpus[int(index)] = {
                 "percent": busy,
                 "memory_bytes": int(used) << 20,

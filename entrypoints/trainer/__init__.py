@@ -1,1 +1,1 @@
-"""The parts of the shared trainer (train.py). They travel in every bundle."""
+"""The shared trainer (train.py): models, data, strategies, checkpoints. Part of every bundle."""

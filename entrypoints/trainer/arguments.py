@@ -1,6 +1,6 @@
-"""The shared trainer's arguments: names and meanings are those of transformers' TrainingArguments where one exists.
+"""Command line arguments of the shared trainer, named as in transformers' TrainingArguments where one exists.
 
-Parsed without torch or transformers, so that a misspelt flag is told at once. A flag may be written with - or _, a
+Parsed without torch or transformers, so that a misspelt flag is reported at once. A flag may be written with - or _, a
 boolean alone (`--bf16`) or with a value (`--bf16 false`).
 """
 
@@ -37,7 +37,7 @@ def _is(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
 
 @dataclass
 class Arguments:
-    """What one training is told; -1 means "not limited" wherever a number of steps or samples is asked for."""
+    """The arguments of one training; -1 means "not limited" wherever a number of steps or samples is asked for."""
 
     # data
     dataset: list[str] = _is(  # noqa: RUF009
@@ -156,14 +156,14 @@ class Arguments:
 def parse(argv: Sequence[str]) -> Arguments:
     """Return the arguments of a command line; raises Misuse with every problem at once."""
     hints = get_type_hints(Arguments)
-    known = {item.name: item for item in fields(Arguments)}
+    items = {item.name: item for item in fields(Arguments)}
     parser = _Parser(prog="train.py", description="Train a model with Hugging Face Accelerate.", allow_abbrev=False)
-    for name, item in known.items():
+    for name, item in items.items():
         shape: dict[str, Any] = {bool: {"nargs": "?", "const": "true"}, list[str]: {"nargs": "*"}}.get(hints[name], {})
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=name, help=_help(item), **shape)
     given, strange = parser.parse_known_args(list(argv))
-    problems = [_unknown(text, known) for text in strange if text.startswith("--")]
+    problems = [_unknown(text, items) for text in strange if text.startswith("--")]
     loose = [text for text in strange if not text.startswith("--")]
     if loose and not problems:
         problems.append(f"{loose[0]!r} belongs to no flag")
@@ -176,7 +176,7 @@ def parse(argv: Sequence[str]) -> Arguments:
                 kind = {int: "a whole number", float: "a number", bool: "true or false"}[hints[name]]
                 problems.append(f"--{name} takes {kind}, not {text!r}")
     arguments = Arguments(**values)
-    problems += _contradictions(arguments, known)
+    problems += _contradictions(arguments, items)
     if problems:
         raise Misuse("\n".join(problems))
     return arguments
@@ -195,9 +195,9 @@ def _help(item: Field[Any]) -> str:
     return f"{item.metadata['help']}{shown}".replace("%", "%%")
 
 
-def _unknown(text: str, known: Sequence[str] | dict[str, Any]) -> str:
+def _unknown(text: str, items: Sequence[str] | dict[str, Any]) -> str:
     name = text.removeprefix("--").partition("=")[0].replace("-", "_")
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+    near = difflib.get_close_matches(name, list(items), 1, 0.6)
     return f"--{name} is no flag of the shared trainer" + (f"; did you mean --{near[0]}?" if near else "")
 
 
@@ -218,9 +218,9 @@ def _whole(text: str) -> int:
     return int(float(text))
 
 
-def _contradictions(arguments: Arguments, known: dict[str, Field[Any]]) -> list[str]:
+def _contradictions(arguments: Arguments, items: dict[str, Field[Any]]) -> list[str]:
     problems = []
-    for name, item in known.items():
+    for name, item in items.items():
         value, choices = getattr(arguments, name), item.metadata["choices"]
         if choices and value not in choices:
             problems.append(f"--{name} is one of {', '.join(choices)}, not {value!r}")

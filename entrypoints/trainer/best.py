@@ -1,4 +1,4 @@
-"""The best evaluation of a run: which checkpoint it was, and whether it is worth going on."""
+"""The best evaluation of a run, its checkpoint, and early stopping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class BestEvaluation:
-    """Hears every evaluation; all ranks hear the same and come to the same."""
+    """Compares every evaluation with the best so far; equal on all ranks."""
 
     def __init__(self, arguments: Arguments) -> None:
         self.name = f"eval_{arguments.metric_for_best_model}"
@@ -20,9 +20,9 @@ class BestEvaluation:
         self.checkpoint = ""  # its folder's name
         self.in_vain = 0  # evaluations since the last better one
 
-    def hear(self, found: dict[str, float]) -> bool:
+    def update(self, scores: dict[str, float]) -> bool:
         """Take an evaluation and return whether it is the best so far."""
-        value = found[self.name]
+        value = scores[self.name]
         gain = float("inf") if self.value is None else (value - self.value) * self.sign
         self.in_vain = 0 if gain > self.threshold else self.in_vain + 1
         if not gain > 0:  # what is no number is never best

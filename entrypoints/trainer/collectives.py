@@ -1,4 +1,4 @@
-"""torch.distributed for the trainer: objects from rank 0 or from every rank, decisions that all ranks share, process groups.
+"""Collective operations of torch.distributed: broadcast and gather objects, agree on decisions, process groups.
 
 Every function works in a single process, where no process group exists.
 """
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Agreement:
     """What all ranks decide alike after a step: to stop, or that a checkpoint is due.
 
-    The flags of one step are reduced in the background and heard after the next one, over CPU tensors: neither a host
+    The flags of one step are reduced in the background and read after the next one, over CPU tensors: neither a host
     nor a device waits for it. Any rank may ask to stop; the clock of rank 0 decides what is due.
     """
 
@@ -37,10 +37,10 @@ class Agreement:
         import torch
         import torch.distributed as dist
 
-        heard = self.close()
+        agreed = self.close()
         flags = torch.tensor([stop, due], dtype=torch.int32)
         self._pending = (flags, dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True))
-        return heard
+        return agreed
 
     def close(self) -> tuple[bool, bool]:
         """Wait for what is under way and return it."""
@@ -93,15 +93,15 @@ def every_rank(mine: T, group: Any = None) -> list[T]:
 
     if not dist.is_initialized():
         return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine, group=group)
-    return found
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine, group=group)
+    return gathered
 
 
 def check_same(what: str, mine: str) -> None:
     """Raise Unsupported on every rank unless all have the same; collective."""
-    found = every_rank(mine)
-    if odd := [rank for rank, value in enumerate(found) if value != found[0]]:
+    values = every_rank(mine)
+    if odd := [rank for rank, value in enumerate(values) if value != values[0]]:
         raise Unsupported(
             f"the {what} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
         )

@@ -1,4 +1,4 @@
-"""Refusals: what cannot be trained is said in one sentence, and ends with 78 before the first step."""
+"""Unsupported: the error for what the trainer cannot do; ends the process with exit code 78."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Unsupported(Exception):
 
 @contextmanager
 def exit_when_unsupported() -> Iterator[None]:
-    """End the process with 78 when the body refuses."""
+    """Print the reason and exit with 78 when the body raises Unsupported."""
     try:
         yield
     except Unsupported as error:
@@ -27,14 +27,14 @@ def exit_when_unsupported() -> Iterator[None]:
 
 
 def check_versions() -> None:
-    """Refuse an image whose libraries are absent or too old; imports none of them."""
+    """Raise Unsupported where a library is absent or too old; imports none of them."""
     for name, oldest in NEEDED.items():
         try:
-            found = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise Unsupported(f"{name} is not installed (pip install 'cloudtrain[train]')") from None
-        if _number(found) < _number(oldest):
-            raise Unsupported(f"the shared trainer needs {name} {oldest} or newer, here is {found}")
+        if _number(installed) < _number(oldest):
+            raise Unsupported(f"the shared trainer needs {name} {oldest} or newer, here is {installed}")
 
 
 def _number(version: str) -> tuple[int, ...]:

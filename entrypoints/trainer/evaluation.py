@@ -1,4 +1,4 @@
-"""Losses on held-out samples, exact whatever the world is."""
+"""Evaluate the model on held-out samples; each counts once, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
     rows = []
     with torch.no_grad():
         for batch in batches:
-            batch = {name: tensor.to(strategy.device, non_blocking=True) for name, tensor in batch.items()}
+            batch = strategy.to_device(batch)
             rows.append(strategy.scores(batch))
     strategy.model.train()
     loss, count, right = torch.cat(rows).sum(0).tolist()
-    found = {"eval_loss": loss / max(count, 1)}
+    scores = {"eval_loss": loss / max(count, 1)}
     if batch["labels"].dim() == 1:
-        found["eval_accuracy"] = right / max(count, 1)
-    return found
+        scores["eval_accuracy"] = right / max(count, 1)
+    return scores
 
 
-def said(found: dict[str, float]) -> str:
+def describe(scores: dict[str, float]) -> str:
     """Return an evaluation for people."""
-    accuracy = f"  accuracy {found['eval_accuracy']:.3f}" if "eval_accuracy" in found else ""
-    return f"loss {found['eval_loss']:.3f}{accuracy}"
+    accuracy = f"  accuracy {scores['eval_accuracy']:.3f}" if "eval_accuracy" in scores else ""
+    return f"loss {scores['eval_loss']:.3f}{accuracy}"

@@ -1,4 +1,4 @@
-"""What a trained language model writes, to be looked at."""
+"""Generate a sample text with the trained model."""
 
 from __future__ import annotations
 

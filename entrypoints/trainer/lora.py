@@ -1,4 +1,4 @@
-"""LoRA through peft: the pretrained model stays as it is, a small adapter beside it learns."""
+"""LoRA adapters through peft: the pretrained weights are frozen, the adapter is trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def adapted(model: Any, arguments: Arguments) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise Unsupported("--use_peft needs the package peft (pip install peft)") from None
-    # peft asks transformers for something by its old name, which every rank would tell of.
+    # peft asks transformers for something by its old name, which would print a warning on every rank.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
     targets: Any = arguments.lora_target_modules or None
     config = LoraConfig(

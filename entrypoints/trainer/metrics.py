@@ -1,4 +1,4 @@
-"""What is said about a running training: a line for people, an event for cloudtrain, a row for trackers."""
+"""Log training metrics: a line for people, an event for cloudtrain, a row for trackers; loss and speed (Meter)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Meter:
     def __init__(self, device: torch.device, use: Use | None = None) -> None:
         # this rank's share of the loss, its tokens, the pairs of tokens in its samples
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.use = use  # tells MFU
+        self.use = use  # for MFU
         self.steps = 0
         self.since = time.monotonic()
 
     def add(self, share: torch.Tensor, tokens: torch.Tensor | int, pairs: torch.Tensor | int = 0) -> None:
-        """Count one micro-batch: its share of the step's mean loss, its tokens, and pairs of them where MFU is told."""
+        """Count one micro-batch: its share of the step's mean loss, its tokens, and pairs of them where MFU is reported."""
         self.sums[0] += share.detach()
         self.sums[1] += tokens
         if self.use is not None:
@@ -52,7 +52,7 @@ class Meter:
 
 
 class MetricsLogger:
-    """Speaks on rank 0 and is silent elsewhere."""
+    """Prints and emits on rank 0 only."""
 
     def __init__(self, main: bool, total_steps: int = 0) -> None:
         self.main, self.total_steps = main, total_steps
@@ -80,7 +80,7 @@ class MetricsLogger:
         self._began = (time.monotonic(), step)
 
     def line(self, step: int, values: dict[str, float]) -> None:
-        """Say where the training is."""
+        """Print step, loss, speed and remaining time."""
         assert self._began is not None
         seconds, first = time.monotonic() - self._began[0], self._began[1]
         left = seconds / max(step - first, 1) * (self.total_steps - step)

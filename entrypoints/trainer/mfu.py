@@ -1,4 +1,4 @@
-"""How much of what the GPUs can do the training makes use of: model FLOP/s over the peak of their data sheets (MFU).
+"""Model FLOPs utilization (MFU): model FLOP/s over the peak of the GPUs' data sheets.
 
 A token costs two operations for each parameter that a matrix product reads, forward, and twice that backward: 6 N, and 4 N
 where the parameters are frozen, as below an adapter: nobody needs their gradients. Embeddings are looked up and count
@@ -89,12 +89,12 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "gpt_neox", "o
 def peak(device: str, kind: str) -> float | None:
     """Return the FLOP/s that a GPU of that name promises for bf16, fp16, tf32 or fp32; None for one that is not known."""
     name = device.removeprefix("NVIDIA ")
-    found = next((row for rows in SOURCES.values() for row in rows if re.fullmatch(row.name, name)), None)
-    if found is None:
+    row_of_gpu = next((row for rows in SOURCES.values() for row in rows if re.fullmatch(row.name, name)), None)
+    if row_of_gpu is None:
         return None
-    if kind == "tf32" and found.tf32 is None:
-        kind = "fp32"  # asked for, and done without a word in what there is
-    promised: float | None = getattr(found, kind)
+    if kind == "tf32" and row_of_gpu.tf32 is None:
+        kind = "fp32"  # asked for, and replaced by fp32 without a warning
+    promised: float | None = getattr(row_of_gpu, kind)
     return promised and promised * 1e12
 
 
@@ -143,7 +143,7 @@ class Use:
 
 
 def use(done: Work | None, device: torch.device, mixed_precision: str) -> Use | None:
-    """Return what there is to tell MFU by, None where the model or any rank's GPU is not known; collective on GPUs."""
+    """Return what MFU is computed from, None where the model or any rank's GPU is not known; collective on GPUs."""
     if device.type != "cuda":
         return None
     promised = collectives.every_rank(peak(torch.cuda.get_device_name(device), kind(mixed_precision)))

@@ -1,4 +1,4 @@
-"""Models: from the hub or a folder, or from scratch as a few sizes say; and the losses that they learn by."""
+"""Build models (pretrained or from scratch), their optimizer, learning rate schedule and losses."""
 
 from __future__ import annotations
 

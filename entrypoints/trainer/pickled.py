@@ -1,11 +1,11 @@
-"""Trains a model that was made elsewhere and came with the job: what the ranks of `cloudtrain.DistributedTraining` run.
+"""Train a pickled model: the script of `cloudtrain.DistributedTraining`.
 
     shipped/model/      a transformers model as save_pretrained wrote it (its weights are safetensors, no pickle)
     shipped/data/       a dataset of the library datasets as save_to_disk wrote it
     shipped/parts.pkl   everything else, by cloudpickle: module, dataset, loss, optimizer, collate, communication hook
     cloudpickle/        the very version that wrote it
 
-A pickle is code. This one was made on the user's own machine and belongs to the source of his job, as a script does;
+A pickle is code. This one was made on the user's own machine and belongs to the source of the job, as a script does;
 its digest is part of the bundle's. What goes back is safetensors alone.
 """
 
@@ -16,7 +16,6 @@ import math
 import os
 import pickle
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def main() -> int:
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="shipped.py", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="pickled.py", allow_abbrev=False)
     parser.add_argument("--num_train_epochs", type=float, default=1.0)
     parser.add_argument("--per_device_train_batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
@@ -73,6 +72,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     from trainer.checkpoints.manager import CheckpointManager
     from trainer.checkpoints.state import TrainingState, set_random_state
     from trainer.data.samples import EMPTY, GlobalBatches, loader
+    from trainer.loop import Loop
     from trainer.metrics import Meter, MetricsLogger
     from trainer.strategies.ddp import Strategy
 
@@ -88,13 +88,34 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     def joined(items: list[Any]) -> Any:
         return sum(counts for counts, _ in items), collate([item for _, item in items])
 
+    class OwnLoss(Strategy):
+        """Data parallel training of any module by any loss; batches are (samples that count, the user's own batch)."""
+
+        def to_device(self, batch: Any) -> Any:
+            count, own = batch
+            return count, moved(own, self.device)
+
+        def label_count(self, batch: Any) -> torch.Tensor:
+            count, own = batch
+            labels = labels_of(self.model, own, parts.get("loss"))
+            return torch.as_tensor(count if labels is None else labels * (count > 0), device=self.device)
+
+        def size(self, batch: Any) -> int:
+            return batch[0]  # samples, not tokens
+
+        def losses(self, batch: Any) -> torch.Tensor:
+            # Weighed, so that the loss is the mean over the global batch: ranks with fewer samples, or labels, weigh less.
+            return loss_of(self.model, batch[1], parts.get("loss")) * self.label_count(batch)
+
+        def check_gradients(self) -> list[float]:
+            return []  # what a communication hook leaves on the ranks is the user's choice
+
     # -----------------------------------------------------------------------------------------------------------------
     # What came with the job
     logger = MetricsLogger(main=context.rank == 0)
     # The modules here may have buffers that training changes (batch norm), therefore DDP's own defaults.
-    strategy = Strategy(
-        strategies.make_accelerator("no", plan, kwargs_handlers=[DistributedDataParallelKwargs()]), plan
-    )
+    accelerator = strategies.make_accelerator("no", plan, kwargs_handlers=[DistributedDataParallelKwargs()])
+    strategy = OwnLoss(accelerator, plan)
     set_seed(arguments.seed)
     parts = unpacked(Path.cwd() / FOLDER, arguments)
     bare, data = parts["model"], parts["data"]
@@ -129,71 +150,44 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     )
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Where an earlier attempt left off, or the beginning
-    place, keep = Path(context.checkpoint_dir), context.checkpoint_keep or 3
-    manager = CheckpointManager(place, context.attempt, keep, logger.event, logger.say, given=context.epoch)
+    # Checkpoints, what is reported, and where an earlier attempt left off
+    folder, keep = Path(context.checkpoint_dir), context.checkpoint_keep or 3
+    manager = CheckpointManager(folder, context.attempt, keep, logger.event, logger.say, given=context.epoch)
     meter = Meter(strategy.device)
-    step = 0
+    loop: Loop
+
+    def save() -> None:
+        loop.saved_step = loop.step
+        manager.save(loop.step, training, {"step": loop.step, **batches.place()}, {"meter": meter.state()})
+
+    def report(values: dict[str, float]) -> None:
+        speed = values["tokens_per_s"]
+        logger.metrics(loop.step, loss=values["loss"], samples_per_s=speed)
+        logger.say(f"step {loop.step}/{total_steps}  loss {values['loss']:.4f}  {speed:,.0f} samples/s")
+
+    loop = Loop(
+        strategy, constant, batches, feed, meter, logger, manager, context.rank == 0, total_steps, save, report,
+        arguments.logging_steps, every_steps=context.checkpoint_every_steps, every_s=context.checkpoint_every_s,
+    )  # fmt: skip
     resumed = manager.resume(training)
     set_seed(arguments.seed + context.rank)  # each rank drops out its own
     if resumed is not None:
-        loop, mine = resumed
-        step, batches.epoch, batches.samples = loop["step"], loop["epoch"], loop["samples"]
+        place, mine = resumed
+        loop.step = place["step"]
+        batches.go_to(place)
         if mine:
             meter.set_state(mine["meter"])
             set_random_state(mine["random"])
 
-    def save() -> None:
-        done = {"step": step, "epoch": batches.epoch, "samples": batches.samples}
-        manager.save(step, training, done, {"meter": meter.state()})
-
     # -----------------------------------------------------------------------------------------------------------------
-    # The loop
-    every_s, every_steps = context.checkpoint_every_s, context.checkpoint_every_steps
-    agreement = collectives.Agreement()
-    stop = False
-    model.train()
-    logger.begin(step)
-    meter.since = time.monotonic()
-    while step < total_steps and not stop:
-        for count, batch in feed:
-            batch = moved(batch, strategy.device)
-            loss, labels = loss_of(model, batch, parts.get("loss"))
-            # The loss is the mean over the global batch: ranks with fewer samples, or labels, weigh less.
-            weight = torch.as_tensor(count if labels is None else labels * (count > 0), device=strategy.device)
-            whole = strategy.total(weight).clamp(min=1)
-            share = loss * weight / whole
-            strategy.accelerator.backward(share * plan.world)  # the wrapper takes the mean over ranks, we want the sum
-            meter.add(share, count)
-            strategy.step()
-            step += 1
-            meter.steps += 1
-            batches.advance()
-
-            last = step == total_steps
-            manager.look()
-            due = context.rank == 0 and manager.due(every_s)
-            stop, due = agreement.settle(runtime.stop_requested(), due)
-            if step % arguments.logging_steps == 0 or last or step == 1:
-                values = meter.read(strategy)
-                speed = values.pop("tokens_per_s")
-                logger.metrics(step, **values, samples_per_s=speed)
-                logger.say(f"step {step}/{total_steps}  loss {values['loss']:.4f}  {speed:,.0f} samples/s")
-            if due or last or stop or (every_steps is not None and step % every_steps == 0):
-                save()
-            if last or stop:
-                break
-        if batches.exhausted:
-            batches.next_epoch()
-    agreement.close()
-    manager.wait()
-    if stop and step < total_steps:
-        logger.say(f"asked to leave: saved at step {step}/{total_steps}")
+    # The training (loop.py)
+    if loop.run():
+        logger.say(f"asked to leave: saved at step {loop.step}/{total_steps}")
         return collectives.leave(runtime.EXIT_RESUMABLE)
     if context.is_main:
         write(getattr(model, "module", model), Path(context.model_dir))
         logger.say(f"model saved in {context.model_dir}")
-    strategy.accelerator.wait_for_everyone()
+    accelerator.wait_for_everyone()
     return collectives.leave(0)
 
 
@@ -219,8 +213,8 @@ def unpacked(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     if (folder / "data").is_dir():
         import datasets
 
-        found = datasets.load_from_disk(str(folder / "data"))
-        parts["data"] = found if found.format["type"] else found.with_format("torch")
+        dataset = datasets.load_from_disk(str(folder / "data"))
+        parts["data"] = dataset if dataset.format["type"] else dataset.with_format("torch")
     if arguments.samples:
         parts["data"] = synthetic(arguments.samples, arguments.features, arguments.seed)
     return parts
@@ -248,20 +242,31 @@ def moved(batch: Any, device: Any) -> Any:
     return batch
 
 
-def loss_of(model: Any, batch: Any, loss: Any) -> tuple[Any, Any]:
-    """Return the mean loss of a batch, and of how many labels it is the mean where those are not its samples.
+def loss_of(model: Any, batch: Any, loss: Any) -> Any:
+    """Return the mean loss of a batch.
 
     A dictionary is the model's keyword arguments, its `labels` the target; of a sequence the last is the target.
     """
     if isinstance(batch, dict):
         labels = batch.get("labels")
-        if loss is None and hasattr(getattr(model, "module", model), "config"):
-            return model(**batch).loss, counted(model, labels)
+        if loss is None and _knows_its_loss(model):
+            return model(**batch).loss
         outputs, target = model(**{name: value for name, value in batch.items() if name != "labels"}), labels
     else:
         *inputs, target = batch
         outputs = model(*inputs)
-    return (loss or plain_loss)(outputs, target), None
+    return (loss or plain_loss)(outputs, target)
+
+
+def labels_of(model: Any, batch: Any, loss: Any) -> Any:
+    """Return of how many labels `loss_of` is the mean, None where those are the batch's samples."""
+    if isinstance(batch, dict) and loss is None and _knows_its_loss(model):
+        return counted(model, batch.get("labels"))
+    return None
+
+
+def _knows_its_loss(model: Any) -> bool:
+    return hasattr(getattr(model, "module", model), "config")
 
 
 def counted(model: Any, labels: Any) -> Any:

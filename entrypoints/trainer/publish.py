@@ -1,4 +1,4 @@
-"""The trained model: plain safetensors in the run's model folder, and on the hub when asked."""
+"""Save the trained model as safetensors, and upload it to the Hugging Face Hub."""
 
 from __future__ import annotations
 

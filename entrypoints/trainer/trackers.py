@@ -1,4 +1,4 @@
-"""Trackers (wandb, tensorboard and others), through Accelerate."""
+"""Experiment trackers (wandb, tensorboard and others) through Accelerate."""
 
 from __future__ import annotations
 

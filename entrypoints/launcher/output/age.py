@@ -1,4 +1,4 @@
-"""How old the newest checkpoint in the output is, and who is told when it gets too old.
+"""The age of the newest uploaded checkpoint, and the alarm when it gets too old.
 
 The supervisor asks once a second, from its own thread: what uploads may hang.
 """
@@ -10,35 +10,35 @@ import time
 from collections.abc import Callable
 
 TOO_OLD = 2.0  # intervals
-UNKNOWN_S = 900.0  # the interval where it is told in steps, before two checkpoints have been seen
+UNKNOWN_S = 900.0  # the interval where it is given in steps, before two checkpoints have been seen
 
 
 class CheckpointAge:
-    """`interval_s` is checkpoint.every, None where it is told in steps: then it is learnt from what is written here.
+    """`interval_s` is checkpoint.every, None where it is given in steps: then it is measured from what is written here.
 
-    With `expected` checkpoints are missed before the first has come too. `tell` takes a kind of event and its data.
+    With `expected` checkpoints are missed before the first has come too. `report` takes a kind of event and its data.
     """
 
     def __init__(
         self,
         interval_s: float | None,
         expected: bool,
-        tell: Callable[..., None],
+        report: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asked_s, self._expected, self._tell, self._clock = interval_s, expected, tell, clock
-        self._learnt_s = 0.0
+        self._interval_s, self._expected, self._report, self._clock = interval_s, expected, report, clock
+        self._measured_s = 0.0
         self._seen: dict[str, float] = {}  # mark -> when it was first seen here
         self._newest_at: float | None = None  # when the newest one in the output was written here
-        self._told_at: float | None = None
-        self._doing = ("", 0.0)  # what the uploader does, and since when
+        self._alarm_at: float | None = None
+        self._doing = ("", 0.0)  # the uploader's current step, and since when
         self._problem = ""
         self._lock = threading.Lock()
 
-    def begin(self, found: bool) -> None:
+    def begin(self, has_checkpoint: bool) -> None:
         """Training begins; `found` says whether the output has a checkpoint already."""
         with self._lock:
-            if found or self._expected:
+            if has_checkpoint or self._expected:
                 self._newest_at = self._clock()
 
     def written(self, mark: str) -> None:
@@ -48,7 +48,7 @@ class CheckpointAge:
             if mark in self._seen:
                 return
             if self._seen:
-                self._learnt_s = max(self._learnt_s, now - max(self._seen.values()))
+                self._measured_s = max(self._measured_s, now - max(self._seen.values()))
             self._seen[mark] = now
             if self._newest_at is None:
                 self._newest_at = now  # from here on one is missed
@@ -58,8 +58,8 @@ class CheckpointAge:
         with self._lock:
             now = self._clock()
             at = self._seen.get(mark, now)
-            self._newest_at, self._told_at = max(at, self._newest_at or at), None
-        self._tell("checkpoint", stored=mark.rpartition("/")[0], seconds=round(now - at, 3))
+            self._newest_at, self._alarm_at = max(at, self._newest_at or at), None
+        self._report("checkpoint", stored=mark.rpartition("/")[0], seconds=round(now - at, 3))
 
     def doing(self, what: str) -> None:
         """The uploader begins something; "" when it waits for its next turn."""
@@ -76,22 +76,22 @@ class CheckpointAge:
             return None if self._newest_at is None else self._clock() - self._newest_at
 
     def look(self) -> None:
-        """Tell an alarm when the newest one is older than twice the interval, or the uploader hangs for so long before
+        """Report an alarm when the newest one is older than twice the interval, or the uploader hangs for so long before
         one is expected; and again after each such time."""
         now = self._clock()
         what, since = self._doing
-        age_s, limit_s = self.age_s, TOO_OLD * (self._asked_s or self._learnt_s or UNKNOWN_S)
+        age_s, limit_s = self.age_s, TOO_OLD * (self._interval_s or self._measured_s or UNKNOWN_S)
         if age_s is None and not what:
             return
         if (now - since if age_s is None else age_s) < limit_s:
             return
-        if self._told_at is not None and now - self._told_at < limit_s:
+        if self._alarm_at is not None and now - self._alarm_at < limit_s:
             return
-        self._told_at = now
+        self._alarm_at = now
         slow = f"{what} has taken {now - since:.0f} s so far"
         if age_s is None:
-            self._tell("alarm", reason=f"{slow}: nothing reaches the output")
+            self._report("alarm", reason=f"{slow}: nothing reaches the output")
             return
         why = self._problem or (slow if what else "none has been written since")
         reason = f"the newest checkpoint in the output is {age_s:.0f} s old, more than twice the interval: {why}"
-        self._tell("alarm", reason=reason)
+        self._report("alarm", reason=reason)

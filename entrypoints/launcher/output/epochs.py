@@ -1,7 +1,7 @@
-"""Which start of a run its output belongs to: <output>/<run>/epochs/00000002.json, which only one start can write.
+"""Claim an epoch in the output, so that only the newest start of a run uploads.
 
-The later start is right. An earlier one may be alive still, behind a network that has healed: it reads here that it was
-replaced, and uploads and removes nothing any more.
+An epoch is an object that only one start can create: <output>/<run>/epochs/00000002.json. An earlier start may still be
+alive behind a network that has healed: it reads here that it was replaced, and uploads and removes nothing any more.
 """
 
 from __future__ import annotations

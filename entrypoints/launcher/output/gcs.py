@@ -1,4 +1,4 @@
-"""Cloud Storage with the standard library alone, for containers on Vertex AI that bring no client of their own.
+"""Google Cloud Storage client of the standard library, for containers and pods without gcsfs.
 
 It has as much of fsspec's interface as store.py uses. Credentials are those of the container, from the metadata server.
 """
@@ -41,16 +41,16 @@ class Files:
     def find(self, path: str, **_: Any) -> dict[str, dict[str, Any]]:
         """Return all objects below a folder, by their paths."""
         bucket, _, prefix = path.partition("/")
-        found, token = {}, ""
+        objects, token = {}, ""
         while True:
             query = urllib.parse.urlencode(
                 {"prefix": prefix, "maxResults": 1000, **({"pageToken": token} if token else {})}
             )
             page = json.loads(self._ask("GET", f"/storage/v1/b/{bucket}/o?{query}")[1])
-            found.update({f"{bucket}/{item['name']}": _entry(item) for item in page.get("items", ())})
+            objects.update({f"{bucket}/{item['name']}": _entry(item) for item in page.get("items", ())})
             token = page.get("nextPageToken", "")
             if not token:
-                return found
+                return objects
 
     def cat_file(self, path: str) -> bytes:
         return self._ask("GET", _object(path) + "?alt=media")[1]
@@ -84,8 +84,8 @@ class Files:
                 head = self._ask("PUT", session, {"Content-Range": f"bytes {at}-{at + len(piece) - 1}/{size}"}, piece)[
                     0
                 ]
-                known = head.get("range", "")
-                at = int(known.rpartition("-")[2]) + 1 if known else at + len(piece)
+                received = head.get("range", "")
+                at = int(received.rpartition("-")[2]) + 1 if received else at + len(piece)
 
     def pipe_file(self, target: str, data: bytes, mode: str = "overwrite") -> None:
         """Write an object; with mode create only where there is none."""
@@ -110,14 +110,14 @@ class Files:
                     return _small(answer.headers), answer.read()
             except urllib.error.HTTPError as error:
                 with error:
-                    said, found = error.read().decode("utf-8", "replace"), error.code
-                if found == 308:  # a piece of an upload has come
+                    body, status = error.read().decode("utf-8", "replace"), error.code
+                if status == 308:  # a piece of an upload has come
                     return _small(error.headers), b""
-                if found == 404:
+                if status == 404:
                     raise FileNotFoundError(errno.ENOENT, "there is no such bucket or object") from None
-                why = f"{found} {' '.join(said.split())[:200]}"
-                if found not in LATER:
-                    raise PermissionError(errno.EACCES if found in (401, 403) else errno.EIO, why) from None
+                why = f"{status} {' '.join(body.split())[:200]}"
+                if status not in LATER:
+                    raise PermissionError(errno.EACCES if status in (401, 403) else errno.EIO, why) from None
             except (OSError, http.client.HTTPException) as error:
                 why = str(error)
         raise OSError(errno.EIO, f"{method} {self._base}: {why}")
@@ -130,9 +130,9 @@ class Files:
                 host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
                 request = urllib.request.Request(f"http://{host}/{TOKEN}", headers={"Metadata-Flavor": "Google"})
                 with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                    found = json.load(answer)
-                self._token = found["access_token"]
-                self._valid_until = time.monotonic() + max(0.0, float(found["expires_in"]) - 120)
+                    grant = json.load(answer)
+                self._token = grant["access_token"]
+                self._valid_until = time.monotonic() + max(0.0, float(grant["expires_in"]) - 120)
             return {"Authorization": f"Bearer {self._token}"}
 
 

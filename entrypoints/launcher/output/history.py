@@ -1,11 +1,11 @@
-"""What of a run lies beside its results, for those who did not submit it: how each start of it went, and its logs.
+"""Upload a run's history and logs to its output, for `cloudtrain attach`.
 
     <output>/<run>/run.json                                 the newest start, for people and other tools
     <output>/<run>/history/<attempt id>/<start>/run.json    one start of an attempt, written by its node 0
     <output>/<run>/logs/<attempt id>/node-<rank>/<start>/<number>    a node's log in pieces: lines as log.py writes them
 
 Written when a start begins, again while it runs, and when it has ended. No start writes where another one does, so that a
-replaced one that is still alive spoils nothing. Events travel in the log as marked lines. On SageMaker, which brings home
+replaced one that is still alive overwrites nothing. Events travel in the log as marked lines. On SageMaker, which brings home
 the checkpoints while a job runs, all of it lies in their folder. `cloudtrain attach` reads it (docs/watching.md).
 """
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 VERSION = 1
 FIRST_S = 1.0  # until the second look; later ones come at a sixtieth of the start's age
 EVERY_S, PLATFORM_S = 120.0, 30.0  # at most; where the log has no other copy
-TOLD_S = 60.0  # how often node 0 says that it is alive
+ALIVE_S = 60.0  # how often node 0 writes that it is alive
 PIECE = 16 * CHUNK  # bytes of a piece
-MOST = 256 << 20  # bytes of a start's log; behind them only events and what launchers say
+MOST = 256 << 20  # bytes of a start's log; behind them only events and the launchers' own lines
 TRIES = 3
 LAST_S = 30.0  # how long the end may wait for a store that does not answer
-TOLD = ("state", "exit_code", "by", "failed_rank", "reason", "world_size", "started_at", "ended_at")
+STATUS_FIELDS = ("state", "exit_code", "by", "failed_rank", "reason", "world_size", "started_at", "ended_at")
 
 
 class Folder:
@@ -70,7 +70,7 @@ class Folder:
 def place(
     manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: Mapping[str, str]
 ) -> Folder | store.Store | None:
-    """Return where a run's history lies, None where no output is named; raises Refused without the store's client."""
+    """Return where a run's history is written, None where no output is named; raises Refused without the store's client."""
     run = environ.get("CLOUDTRAIN_RUN_DIR")
     if cluster.platform == "sagemaker" and not run:
         return Folder(folders["checkpoints"])
@@ -82,7 +82,7 @@ def place(
 
 
 class History:
-    """Brings this node's part of a start's history to its place, in a thread of its own; nothing waits for it."""
+    """Uploads this node's part of a start's history in a thread of its own; nothing waits for it."""
 
     def __init__(self, where: Folder | store.Store, manifest: Manifest, cluster: Cluster, log: Log) -> None:
         self._place, self._manifest, self._cluster, self._log = where, manifest, cluster, log
@@ -107,7 +107,7 @@ class History:
         self._thread.start()
 
     def finish(self, last: Mapping[str, object]) -> None:
-        """Bring what is left, after the last word was said, and how it ended; blocking, but not for long."""
+        """Upload what is left and how the start ended, after the last log line; blocking, at most LAST_S."""
         self._fields = {**self._fields, **last}
         self._over.set()
         last = threading.Thread(target=self._last, daemon=True)
@@ -137,7 +137,7 @@ class History:
             while self._piece():
                 pass
             if self._cluster.node_rank == 0:
-                self._tell()
+                self._write_record()
             return True
         except (store.Failed, Refused, OSError):
             return False  # the same bytes, and what has come by then, go again
@@ -160,27 +160,27 @@ class History:
         self._brought += whole
         return True
 
-    def _tell(self) -> None:
-        """Say how this start stands, where that has changed or was not said for a while."""
-        told = {**{name: self._fields.get(name) for name in TOLD}, "epoch": self.epoch or None}
-        fresh = time.monotonic() - self._written_at < TOLD_S
-        if told == self._written and fresh:
+    def _write_record(self) -> None:
+        """Write the state of this start, where it has changed or the last write is too old."""
+        current = {**{name: self._fields.get(name) for name in STATUS_FIELDS}, "epoch": self.epoch or None}
+        fresh = time.monotonic() - self._written_at < ALIVE_S
+        if current == self._written and fresh:
             return
-        data = json.dumps(self._masked(self._record(told))).encode()
+        data = json.dumps(self._masked(self._record(current))).encode()
         self._place.write(f"history/{self._manifest.attempt_id}/{self.start}/run.json", data)
-        if told != self._written and self._is_newest():
+        if current != self._written and self._is_newest():
             self._place.write("run.json", data)
-        self._written, self._written_at = told, time.monotonic()
+        self._written, self._written_at = current, time.monotonic()
 
-    def _record(self, told: Mapping[str, object]) -> dict[str, object]:
+    def _record(self, current: Mapping[str, object]) -> dict[str, object]:
         manifest = self._manifest
         return {
             "version": VERSION,
             "run_id": manifest.run_id,
             "attempt": manifest.attempt,
             "start": self.start,
-            **told,
-            "final": told["state"] in FINAL,
+            **current,
+            "final": current["state"] in FINAL,
             "updated_at": now(),
             "platform": self._cluster.platform,
             "manifest": {name: value for name, value in manifest.fields.items() if name != "about"},
@@ -190,8 +190,8 @@ class History:
     def _is_newest(self) -> bool:
         """Return whether the run's own file is of no later start than this one."""
         try:
-            found = json.loads(self._place.read("run.json") or b"{}")
-            return (int(found.get("attempt", 0)), str(found.get("start", ""))) <= (self._manifest.attempt, self.start)
+            record = json.loads(self._place.read("run.json") or b"{}")
+            return (int(record.get("attempt", 0)), str(record.get("start", ""))) <= (self._manifest.attempt, self.start)
         except (ValueError, TypeError, AttributeError):
             return True
 
@@ -205,7 +205,7 @@ class History:
 
 
 def _events(data: bytes) -> bytes:
-    """Return the lines that hold an event, or that a launcher said."""
+    """Return the lines that hold an event, or are the launcher's own."""
     mark = MARK.encode()
     lines = (line for line in data.splitlines(keepends=True))
     return b"".join(

@@ -1,4 +1,4 @@
-"""An object store (s3://, gs://) through fsspec: list, fetch, put and delete objects below one prefix.
+"""Object store client (s3://, gs://) on fsspec: list, fetch, put and delete objects below one prefix.
 
 Credentials and endpoints are found by the platform's own means (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST and so on).
 """
@@ -20,7 +20,7 @@ CLIENTS = {"s3": "s3fs", "gs": "gcsfs"}  # scheme -> module that fsspec needs fo
 HINT = "pip install 'cloudtrain[storage]'"
 OWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")  # what the clients read from the environment
 AT_ONCE = 4  # transfers
-UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # says a store, a client, that knows no conditional writes
+UNCONDITIONAL = ("NotImplemented", "unexpected keyword")  # in the error of a store or client without conditional writes
 PARTIAL = ".cloudtrain-part-"  # begins the name of a file that is being fetched
 LONGEST_NAME = 255  # bytes of a file's name
 
@@ -35,7 +35,7 @@ def scheme(uri: str) -> str:
 
 
 def lend(environ: Mapping[str, str]) -> None:
-    """Let the clients in this process see credentials that the job brings in its env and secrets."""
+    """Export the job's credentials (env and secrets) for the clients in this process."""
     for name, value in environ.items():
         if name.startswith(OWN):
             os.environ[name] = value
@@ -71,7 +71,7 @@ class Store:
         except ImportError:
             raise Refused(f"{what} ({uri}) needs fsspec and {CLIENTS[kind]} on the node: {HINT}") from None
         if kind == "gs" and os.environ.get("STORAGE_EMULATOR_HOST"):
-            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # emulators do not speak that
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # emulators do not support that
         try:
             # Listings change while we look: other nodes and earlier attempts write there too.
             self._files = fsspec.filesystem(kind, use_listings_cache=False, skip_instance_cache=True)
@@ -85,16 +85,16 @@ class Store:
         try:
             info = self._ask(lambda: self._files.info(self._path))
         except _Absent:
-            return None  # a prefix, or nothing: listing it tells
+            return None  # a prefix, or nothing: a listing shows which
         return None if info.get("type") == "directory" else _about(info)
 
     def list(self, below: str = "") -> dict[str, tuple[int, str]]:
         """Return relative name -> (bytes, version) of all objects below a folder; empty where there are none."""
         folder = self._at(below).rstrip("/") + "/"
-        found = self._ask(lambda: self._files.find(folder, detail=True, withdirs=False))
+        entries = self._ask(lambda: self._files.find(folder, detail=True, withdirs=False))
         return {
             name[len(folder) :]: _about(info)
-            for name, info in found.items()
+            for name, info in entries.items()
             # An empty object whose name ends in / is what consoles make of a folder.
             if name.startswith(folder)
             and info.get("type") != "directory"
@@ -128,7 +128,7 @@ class Store:
     def create(self, name: str, data: bytes) -> bool:
         """Write an object that does not exist; False where there is one already. Of several only one succeeds.
 
-        Data that nobody else writes tells a request of ours whose answer was lost from somebody else's.
+        Data that no other process writes identifies our own request when its answer was lost.
         """
         try:
             self._ask(lambda: self._files.pipe_file(self._at(name), data, mode="create"))  # If-None-Match, generation 0
@@ -136,13 +136,13 @@ class Store:
         except _Absent:
             raise
         except Failed as error:
-            found = self.read(name)
-            if found is None and any(word in str(error) for word in UNCONDITIONAL):
+            existing = self.read(name)
+            if existing is None and any(word in str(error) for word in UNCONDITIONAL):
                 self.write(name, data)
                 return True
-            if found is None:
+            if existing is None:
                 raise
-            return found == data
+            return existing == data
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is gone is no error."""

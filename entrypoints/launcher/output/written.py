@@ -1,35 +1,35 @@
-"""Whether the ranks write checkpoints, as the folder shows it: not every script says so by an event."""
+"""Detect checkpoints of scripts that report none, by the files in the checkpoint folder."""
 
 from __future__ import annotations
 
 import os
 import re
 
-# What the shared trainer writes there counts when it says so itself: an unfinished folder is no checkpoint.
+# The shared trainer reports its checkpoints itself: an unfinished folder is no checkpoint.
 OURS = re.compile(r"step-\d+\.a\d+|epochs|\..*")
 
 
 class NewCheckpoints:
-    """Remembers what lies in the folder of checkpoints when the ranks begin."""
+    """Compares the checkpoint folder with its content at the ranks' start."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._before = self._state()
-        self._found = False
+        self._reported = False
 
     def look(self) -> str:
-        """Return the name of what was written since, once in an attempt; "" when there is nothing, or it was told."""
-        if self._found:
+        """Return the name of what was written since, once in an attempt; "" when there is nothing, or it was reported."""
+        if self._reported:
             return ""
         for name, at in sorted(self._state().items()):
             if at > self._before.get(name, -1):
-                self._found = True
+                self._reported = True
                 return name
         return ""
 
     def _state(self) -> dict[str, int]:
         """Return when the newest file was written, by name of what lies in the folder; ns. Empty folders do not count."""
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for at, folders, names in os.walk(self._folder):
             if at == self._folder:
                 folders[:] = [name for name in folders if not OURS.fullmatch(name)]
@@ -41,5 +41,5 @@ class NewCheckpoints:
                 except OSError:  # it was removed a moment ago
                     continue
                 top = os.path.relpath(path, self._folder).split(os.sep)[0]
-                found[top] = max(found.get(top, 0), written)
-        return found
+                newest[top] = max(newest.get(top, 0), written)
+        return newest

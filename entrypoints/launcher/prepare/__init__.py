@@ -1,1 +1,1 @@
-"""What a node needs before its ranks start: secrets, inputs, requirements, GPUs."""
+"""Preparation of a node before its ranks start: secrets, inputs, requirements, GPUs."""

@@ -1,4 +1,4 @@
-"""An existing Accelerate configuration file as the environment that `accelerate launch` would make of it."""
+"""Translate an Accelerate configuration file into the environment that `accelerate launch` would set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environment(python: str, path: str, manifest: Manifest) -> dict[str, str]:
     try:
         if done.returncode != 0:
             raise ValueError((done.stderr.strip() or "no reason given").splitlines()[-1])
-        found = json.loads(done.stdout.splitlines()[-1])
+        variables = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise Refused(f"Accelerate cannot read {name}: {error}") from None
-    return {variable: str(value) for variable, value in found.items() if variable not in OURS}
+    return {variable: str(value) for variable, value in variables.items() if variable not in OURS}

@@ -1,4 +1,4 @@
-"""Whether a script of the user's own says that it spreads its model over ranks.
+"""Check that a user's script declares model parallelism (# cloudtrain: tp_size) before it is asked for.
 
 Nothing that a launcher sets makes a plain script split its layers: with tp_size 4 it would train four whole models, each
 on other samples than its author thinks. A script that does it itself says so in a comment line:
@@ -25,8 +25,8 @@ def check(argv: Sequence[str], parallelism: Mapping[str, object], source: str) -
     if not asked or argv[0].startswith(OURS):
         return
     name = " ".join(argv[:2]) if argv[0] == "-m" else argv[0]
-    said = set(re.findall(r"\w+", " ".join(LINE.findall(_text(argv, source)))))
-    if missing := [axis for axis in asked if axis not in said]:
+    declared = set(re.findall(r"\w+", " ".join(LINE.findall(_text(argv, source)))))
+    if missing := [axis for axis in asked if axis not in declared]:
         raise Refused(
             f"parallelism.{missing[0]} is {parallelism[missing[0]]}, but nothing splits the model of {name}: "
             f"leave it out, or say in the script that it does so itself (# cloudtrain: {' '.join(missing)})"

@@ -1,4 +1,4 @@
-"""The GPUs of this node, as nvidia-smi lists them; imported only where a job asks for some."""
+"""Check the number of GPUs with nvidia-smi; imported only where a job asks for GPUs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
             raise Refused(f"{asked} GPUs per node were asked for, {len(present)} are visible")
         return
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    known = {str(number) for number in range(len(present))} | set(present)
-    absent = [name for name in names if name not in known and not any(gpu.startswith(name) for gpu in present)]
+    valid = {str(number) for number in range(len(present))} | set(present)
+    absent = [name for name in names if name not in valid and not any(gpu.startswith(name) for gpu in present)]
     if len(names) != asked or absent:
         if not present:
             raise Refused(f"{asked} GPUs per node were asked for, this machine shows none (nvidia-smi)")

@@ -1,4 +1,4 @@
-"""The job's inputs on this node: local paths are checked, objects in a store are copied or left to the script.
+"""Prepare the job's inputs: check local paths, copy objects from a store, or pass their URI to the script.
 
 copy     into the node's folder; CLOUDTRAIN_INPUT_<NAME> is a path
 stream   not touched; CLOUDTRAIN_INPUT_<NAME> is the URI, which the script opens itself
@@ -20,26 +20,26 @@ from ..log import Log
 from ..output import store
 from ..world.cluster import sagemaker_base
 
-SAY_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 
 def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dict[str, str]:
     """Return name -> path or URI for every input; blocking (downloads). Raises Refused with all that is missing."""
-    found, problems = {}, []
+    places, problems = {}, []
     for name, item in wanted.items():
         uri, mode = item["uri"], item.get("mode", "copy")
         kind = store.scheme(uri)
         try:
             if mode == "channel":
-                found[name] = _channel(name, item.get("file", ""))
+                places[name] = _channel(name, item.get("file", ""))
             elif kind == "file":
-                found[name] = _local(name, uri)
+                places[name] = _local(name, uri)
             elif mode == "stream":
-                found[name] = uri
+                places[name] = uri
             elif mode == "mount":
                 problems.append(f"the input {name} cannot be mounted on this node ({uri}): write copy or stream")
             elif kind in store.CLIENTS:
-                found[name] = _copy(name, uri, into, log)
+                places[name] = _copy(name, uri, into, log)
             else:
                 problems.append(f"the input {name} is at {uri}, which this node cannot reach")
         except (Refused, store.Failed) as problem:
@@ -47,7 +47,7 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
             problems.append(f"{about}{problem}")
     if problems:
         raise Refused("; ".join(problems))
-    return found
+    return places
 
 
 def _channel(name: str, file: str) -> str:
@@ -117,16 +117,16 @@ def _copy(name: str, uri: str, into: str, log: Log) -> str:
 
 
 class _Progress:
-    """Says from time to time how far a copy has come."""
+    """Logs the progress of a copy from time to time."""
 
     def __init__(self, log: Log, name: str, files: int, total: int) -> None:
         self._log, self._name, self._files, self._total = log, name, files, total
-        self._done, self._bytes, self._said = 0, 0, time.monotonic()
+        self._done, self._bytes, self._reported_at = 0, 0, time.monotonic()
 
     def add(self, size: int) -> None:
         self._done += 1
         self._bytes += size
-        if time.monotonic() - self._said >= SAY_EVERY_S:
-            self._said = time.monotonic()
+        if time.monotonic() - self._reported_at >= LOG_EVERY_S:
+            self._reported_at = time.monotonic()
             how_far = f"{store.format_bytes(self._bytes)} of {store.format_bytes(self._total)}"
             self._log.say(f"input {self._name}: {self._done} of {self._files} files, {how_far}")

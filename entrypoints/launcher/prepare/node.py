@@ -1,6 +1,6 @@
-"""What stands between the manifest and the first rank: secrets, requirements, inputs, folders, GPUs, the network.
+"""Prepare this node for its ranks: secrets, requirements, inputs, folders, GPUs, network interface.
 
-Every check raises Refused; it runs in a thread of its own while the supervisor answers to others.
+Every check raises Refused; it runs in a thread of its own while the supervisor handles messages and signals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def prepare_node(
 ) -> Prepared:
     """Do and check all that training needs on this node; blocking. Raises Refused.
 
-    `folders_ready` is called with the run's folders when secrets are known: from then on its history can be brought home.
+    `folders_ready` is called with the run's folders when secrets are known: from then on the run's history can be uploaded.
     """
     try:
         check_output(manifest.output)
@@ -61,9 +61,9 @@ def prepare_node(
         sync = open_output(manifest, cluster, environ, folders, log)
         inputs: dict[str, str] = {}
         if manifest.inputs:
-            from . import inputs as rooms
+            from . import inputs as job_inputs
 
-            inputs = rooms.resolve(
+            inputs = job_inputs.resolve(
                 manifest.inputs,
                 os.path.join(environ.get("CLOUDTRAIN_NODE_DIR") or os.path.dirname(source), "inputs"),
                 log,

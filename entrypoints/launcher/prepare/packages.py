@@ -1,7 +1,7 @@
-"""Which packages the ranks' interpreter has: names and versions, as its site-packages folders name them.
+"""List the installed packages of the ranks' interpreter, by name and version, from its site-packages folders.
 
-Nothing is imported or run for it, and no metadata is read: where a package came from, which an address with a password may
-say, is not told.
+Nothing is imported or run for it, and no metadata is read: a package's source, an address that may hold a password, is
+not reported.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def folders(python: str) -> list[str]:
 
 def packages(places: list[str]) -> list[str]:
     """Return NAME==VERSION of what is installed in some folders, sorted; the first that has a package wins."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for place in places:
         try:
             names = os.listdir(place)
         except OSError:
             continue
         for name in sorted(names):
-            if (known := INFO.fullmatch(name)) and len(name) < 200:
-                found.setdefault(re.sub(r"[-_.]+", "-", known[1]).lower(), known[2])
-    return [f"{name}=={version}" for name, version in sorted(found.items())][:MOST]
+            if (match := INFO.fullmatch(name)) and len(name) < 200:
+                versions.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])
+    return [f"{name}=={version}" for name, version in sorted(versions.items())][:MOST]
 
 
 def report(python: str, log: Log) -> None:
-    """Tell of them, in as many events as it takes."""
+    """Emit the packages, in as many events as needed."""
     for part, names in enumerate(_pieces(packages(folders(python)))):
         log.event("requirements", part=part, packages=names)
 

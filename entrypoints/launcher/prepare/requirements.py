@@ -1,4 +1,4 @@
-"""The job's requirements on this node: a layer over the interpreter's own packages, made once and kept.
+"""Install the job's requirements with pip into a layer over the interpreter's packages, once per node.
 
     <cache>/layers/<digest>/           a virtual environment that also sees the packages of the interpreter below it
     <cache>/layers/<digest>/COMPLETE   written last; it holds the interpreter to use
@@ -38,9 +38,9 @@ def layer(path: str, environ: Mapping[str, str], log: Log) -> str:
         mark = os.path.join(folder, "COMPLETE")
         try:
             with open(mark, encoding="utf-8") as file:
-                found = file.read()
-            if os.path.exists(found):
-                return found
+                interpreter = file.read()
+            if os.path.exists(interpreter):
+                return interpreter
         except OSError:
             pass
         python = build(path, folder, environ, log)
@@ -51,7 +51,7 @@ def layer(path: str, environ: Mapping[str, str], log: Log) -> str:
 
 
 def for_pip(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's environment with what the job's env and secrets tell pip: PIP_INDEX_URL, NETRC and the like.
+    """Return the node's environment with what the job's env and secrets set for pip: PIP_INDEX_URL, NETRC and the like.
 
     An index with a password in its address is so known to pip alone, not to the requirements file or a command line.
     """
@@ -83,7 +83,7 @@ def digest(wanted: str, source: str) -> str:
 
 def wheels(wanted: str, source: str) -> list[str]:
     """Return names and digests of the files in folders of the source that `--find-links` names."""
-    found = []
+    digests = []
     for name in re.findall(r"^\s*(?:-f|--find-links)[\s=]*(\S+)", wanted, re.M):
         folder = os.path.join(source, name)
         if "://" in name or os.path.isabs(name) or not os.path.isdir(folder):
@@ -92,8 +92,8 @@ def wheels(wanted: str, source: str) -> list[str]:
             path = os.path.join(folder, file)
             if os.path.isfile(path):
                 with open(path, "rb") as stream:
-                    found += [file, hashlib.sha256(stream.read()).hexdigest()]
-    return found
+                    digests += [file, hashlib.sha256(stream.read()).hexdigest()]
+    return digests
 
 
 def is_local(line: str) -> bool:
@@ -124,17 +124,17 @@ def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
         except metadata.PackageNotFoundError:
             pass
     install = ["install", "--progress-bar", "off", "-r", path, "-c", constraints]
-    code, said = run([sys.executable, *PIP, *install, "--no-index", "--dry-run"], path, environ)
-    if code == 0 and not any(line.startswith("Would install") for line in said):
+    code, lines = run([sys.executable, *PIP, *install, "--no-index", "--dry-run"], path, environ)
+    if code == 0 and not any(line.startswith("Would install") for line in lines):
         log.say(f"{os.path.basename(path)}: everything is installed already")
         return sys.executable
-    if any("No module named pip" in line for line in said):
+    if any("No module named pip" in line for line in lines):
         raise Refused(f"{os.path.basename(path)} cannot be installed: {sys.executable} has no pip")
     python = os.path.join(folder, "bin", "python")
-    code, said = run([sys.executable, "-m", "venv", "--without-pip", folder], path, environ)
+    code, lines = run([sys.executable, "-m", "venv", "--without-pip", folder], path, environ)
     if code != 0:
         raise Refused(
-            f"no layer for {os.path.basename(path)} can be made: {said[-1] if said else f'venv exited {code}'}"
+            f"no layer for {os.path.basename(path)} can be made: {lines[-1] if lines else f'venv exited {code}'}"
         )
     own = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -145,16 +145,16 @@ def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
     with open(os.path.join(own, "_cloudtrain_below.pth"), "w", encoding="utf-8") as file:
         # addsitedir rather than a bare path: .pth files there (editable installs) count too.
         file.writelines(f"import site; site.addsitedir({place!r})\n" for place in packages())
-    code, said = run([sys.executable, *PIP, "--python", python, *install], path, environ, log)
+    code, lines = run([sys.executable, *PIP, "--python", python, *install], path, environ, log)
     if code != 0:
-        raise Refused(f"{os.path.basename(path)} cannot be installed: {conflict(said)}")
+        raise Refused(f"{os.path.basename(path)} cannot be installed: {conflict(lines)}")
     return python
 
 
 def run(command: list[str], path: str, environ: Mapping[str, str], log: Log | None = None) -> tuple[int, list[str]]:
     """Run a command beside the requirements file and return its exit code and lines; they go to the log too."""
     env = {name: value for name, value in environ.items() if not name.startswith("CLOUDTRAIN_MANIFEST_")}
-    said = []
+    lines = []
     with subprocess.Popen(
         command,
         cwd=os.path.dirname(path),
@@ -167,16 +167,16 @@ def run(command: list[str], path: str, environ: Mapping[str, str], log: Log | No
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.rstrip())
+            lines.append(line.rstrip())
             if log is not None and not line.startswith("Requirement already satisfied"):
                 log.say(line.rstrip())
-    return process.returncode, said
+    return process.returncode, lines
 
 
-def conflict(said: list[str]) -> str:
-    """Return pip's own words on why it failed, as one line."""
-    if any("No space left on device" in line or "Disk quota exceeded" in line for line in said):
+def conflict(lines: list[str]) -> str:
+    """Return pip's own error message as one line."""
+    if any("No space left on device" in line or "Disk quota exceeded" in line for line in lines):
         return "the disk is full"
-    errors = [line[len("ERROR: ") :].rstrip(".") for line in said if line.startswith("ERROR: ")]
-    causes = [line.strip() for line in said if re.match(r"\s+(The user requested|\S+ .*depends on) ", line)]
-    return "; ".join([*errors[:1], *causes]) or (said[-1] if said else "pip said nothing")
+    errors = [line[len("ERROR: ") :].rstrip(".") for line in lines if line.startswith("ERROR: ")]
+    causes = [line.strip() for line in lines if re.match(r"\s+(The user requested|\S+ .*depends on) ", line)]
+    return "; ".join([*errors[:1], *causes]) or (lines[-1] if lines else "pip said nothing")

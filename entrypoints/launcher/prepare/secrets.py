@@ -1,4 +1,4 @@
-"""Secrets of the job: fetched on the node from the first source that has them, never from our own environment."""
+"""Resolve the job's secrets on the node: standard input, files, Kubernetes, AWS and Google secret managers."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def _file(path: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise _Absent(error.strerror or str(error)) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise _Absent("not a file")
     with os.fdopen(descriptor, "rb") as file:
-        # A secret that others can read is an accident to be told of, not a reason to look elsewhere.
-        if stat.S_IMODE(found.st_mode) & 0o177:
-            mode = f"{stat.S_IMODE(found.st_mode):o}"
+        # A secret that others can read is reported, not looked for elsewhere.
+        if stat.S_IMODE(status.st_mode) & 0o177:
+            mode = f"{stat.S_IMODE(status.st_mode):o}"
             raise Refused(f"the secret file {path} has mode {mode}; chmod 600 makes it private")
-        if found.st_uid != os.geteuid():
-            raise Refused(f"the secret file {path} belongs to another user (uid {found.st_uid})")
+        if status.st_uid != os.geteuid():
+            raise Refused(f"the secret file {path} belongs to another user (uid {status.st_uid})")
         try:
             return file.read().decode().rstrip("\r\n")
         except UnicodeDecodeError:
@@ -95,10 +95,10 @@ def _aws(name: str) -> str:
     boto3 = load("boto3", "boto3", f"aws-secretsmanager:{name}")
     name, _, key = name.partition("#")
     try:
-        found = boto3.client("secretsmanager").get_secret_value(SecretId=name)
+        answer = boto3.client("secretsmanager").get_secret_value(SecretId=name)
     except Exception as error:
         raise _Absent(one_line(error)) from None
-    return _pick(found.get("SecretString") or found["SecretBinary"].decode(), key)
+    return _pick(answer.get("SecretString") or answer["SecretBinary"].decode(), key)
 
 
 def _gcp(name: str) -> str:
@@ -111,10 +111,10 @@ def _gcp(name: str) -> str:
             name = f"projects/{project}/secrets/{name}"
         if "/versions/" not in name:
             name += "/versions/latest"
-        found = service.SecretManagerServiceClient().access_secret_version(name=name)
+        answer = service.SecretManagerServiceClient().access_secret_version(name=name)
     except Exception as error:
         raise _Absent(one_line(error)) from None
-    return _pick(found.payload.data.decode(), key)
+    return _pick(answer.payload.data.decode(), key)
 
 
 def _pick(text: str, key: str) -> str:

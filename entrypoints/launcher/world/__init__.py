@@ -1,1 +1,1 @@
-"""The nodes of a job as one cluster: who takes part, and how the attempt ended."""
+"""The nodes of an attempt: the platform's cluster, the control channel, the outcome."""

@@ -1,9 +1,9 @@
-"""The control channel between the supervisors of an attempt: JSON lines over TCP, node 0 in the middle.
+"""Control channel between the supervisors of an attempt: JSON lines over TCP, each node connected to node 0.
 
     node 0 -> node    challenge; welcome; start; stop; verdict; beat
     node -> node 0    hello; ready; refuse; fail; end; stop; beat; told; home
 
-Both sides prove that they know the attempt's token, where one was given. A single node opens no socket at all.
+Each side proves that it knows the attempt's token, where one was given. A single node opens no socket at all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 JOIN_S = 300.0  # how long nodes may take to join; CLOUDTRAIN_JOIN_TIMEOUT_S
-SILENCE_S = 10.0  # a node that says nothing for so long is lost
-INFORM_S = 10.0  # how long a node waits at its end for others that should hear of it
+SILENCE_S = 10.0  # a node that sends nothing for so long is lost
+INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
 World = namedtuple("World", "nodes node_rank master_host master_port")

@@ -1,4 +1,4 @@
-"""Where this node stands among its peers: the platform's environment, read by a pure function.
+"""Detect the cluster (nodes, node rank, hosts, ports) from the platform's environment variables.
 
 Trap: on Vertex, PAI and Kubeflow RANK and WORLD_SIZE count nodes. They are ranks of processes only beside LOCAL_RANK.
 """

@@ -1,4 +1,4 @@
-"""Node 0's end of the control channel."""
+"""The coordinator: node 0's side of the control channel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """Node 0's end: takes the others in, asks the gang what follows, and tells everybody."""
+    """Node 0's side: accepts the other nodes, decides with ClusterState, sends the decisions to all."""
 
     def __init__(
         self, loop: Loop, manifest: Manifest, cluster: Cluster, token: str, listener: Listener, join_s: float
@@ -40,7 +40,7 @@ class Coordinator:
         self._server: socket.socket | None = None
         self._outcome: Outcome | None = None
         self._inform_by = 0.0
-        self._awaited = 0  # how many nodes have to have heard the outcome
+        self._awaited = 0  # how many nodes must have received the outcome
         self._started = False
         self._port: socket.socket | None = None  # held until the end
         self._state.join(0, socket.gethostname(), manifest.processes_per_node)
@@ -80,7 +80,7 @@ class Coordinator:
         self._decide()
 
     def idle(self, quiet_s: float, idle_s: float) -> None:
-        """For how long no rank of this node has spoken, and the idlest has done nothing."""
+        """For how long no rank of this node has printed a line, and the idlest has used no CPU."""
         self._state.idle(0, quiet_s, idle_s)
 
     def stop(self, state: str) -> None:
@@ -93,7 +93,7 @@ class Coordinator:
         self._decide()
 
     def tick(self, beat: bool) -> None:
-        """Say that we live, notice who does not any more, and decide what only time decides."""
+        """Send heartbeats, detect lost nodes, and decide what depends on time."""
         now = time.monotonic()
         for node, channel in list(self._workers.items()):
             if beat:
@@ -116,7 +116,7 @@ class Coordinator:
 
     @property
     def settled(self) -> bool:
-        """Whether all others have heard the outcome (or will not): this node may leave."""
+        """Whether all others have received the outcome (or will not): this node may leave."""
         if self._outcome is None:
             return False
         if time.monotonic() > self._inform_by:
@@ -124,7 +124,7 @@ class Coordinator:
         return not set(self._workers) - self._informed and len(self._informed) >= self._awaited
 
     def finished(self) -> None:
-        """This node's results are where they belong; the others say so themselves."""
+        """This node's results are uploaded; the others report it themselves."""
 
     @property
     def all_finished(self) -> bool:
@@ -156,7 +156,7 @@ class Coordinator:
         self._guests.pop(guest, None)
 
     def _on_hello(self, channel: Channel, nonce: str, message: dict[str, Any]) -> None:
-        """Judge the first message of a guest: a node of this attempt that knows the token becomes a member."""
+        """Check the first message of a connection: a node of this attempt that knows the token becomes a worker."""
         node = int(message["node"])
         problem = None
         if not same(message["proof"], proof(self._token, "node", nonce)):
@@ -217,7 +217,7 @@ class Coordinator:
         elif isinstance(decision, Outcome):
             self._outcome = decision
             self._inform_by = time.monotonic() + INFORM_S
-            # Nodes that are still on their way should hear why there is nothing to join, or they would wait for long.
+            # Nodes that join late must receive the reason, or they would wait until their timeout.
             early = decision.exit_code == EXIT_REFUSED and not self._started and time.monotonic() < self._join_by
             self._awaited = self._manifest.nodes - 1 if early else 0
             for channel in list(self._workers.values()):

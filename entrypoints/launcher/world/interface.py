@@ -1,4 +1,4 @@
-"""Which network interface leads to the other nodes.
+"""Find the network interface towards the other nodes, for Gloo and NCCL.
 
 Gloo left alone listens on the address that the machine's own name stands for, which on Debian is 127.0.1.1.
 """

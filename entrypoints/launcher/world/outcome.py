@@ -1,4 +1,4 @@
-"""What happens to all nodes of an attempt together: decided on node 0, without any I/O.
+"""The cluster's state and the attempt's outcome: which nodes joined, which failed first, who stops; no I/O.
 
 Nodes join, say that they are ready, and start together. The first failure by time over all nodes, a lost node or a
 request to stop ends the attempt everywhere: no rank goes on in a world that is no longer whole.
@@ -12,8 +12,8 @@ from ..manifest import Manifest
 
 EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
-EXIT_LOST = 69  # a node is gone; nobody knows a code
-SETTLE_S = 0.25  # how long an earlier failure of another node may take to be heard of
+EXIT_LOST = 69  # a node is gone; its exit code is not known
+SETTLE_S = 0.25  # how long the message of another node's earlier failure may take
 SIGNAL_S = 0.5  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
 STALLED = (
@@ -22,7 +22,7 @@ STALLED = (
 CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
 
 Outcome = namedtuple("Outcome", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
-Outcome.__doc__ = "How the attempt ended, the same on every node; exit_code is None when nobody knows one (LOST)."
+Outcome.__doc__ = "How the attempt ended, the same on every node; exit_code is None where none is known (LOST)."
 
 Start = namedtuple("Start", "node_ranks")
 Start.__doc__ = "All ranks start now: the nodes that take part, in the order of their new node ranks."
@@ -34,7 +34,7 @@ def launcher_code(outcome: Outcome) -> int:
 
 
 def refused_outcome(reason: str) -> Outcome:
-    """Return the outcome on an attempt that cannot begin."""
+    """Return the outcome of an attempt that cannot begin."""
     return Outcome("FAILED", EXIT_REFUSED, "launcher", None, reason)
 
 
@@ -43,11 +43,11 @@ class _Node:
         self.hostname = hostname
         self.ready = False
         self.ended = False
-        self.clock: float | None = None  # seconds to add to its times; None until it was heard
+        self.clock: float | None = None  # seconds to add to its times; None before its first heartbeat
 
 
 class ClusterState:
-    """The attempt as node 0 knows it. `decide` is asked after every event and says what follows, once."""
+    """The attempt as node 0 sees it. `decide` is called after every event and returns what follows, once."""
 
     def __init__(self, manifest: Manifest, join_by: float, join_s: float) -> None:
         self._manifest = manifest
@@ -79,17 +79,17 @@ class ClusterState:
         return None
 
     def record_clock(self, node: int, at: float, now: float) -> None:
-        """Learn from a node's heartbeat how its clock differs from ours."""
+        """Record from a node's heartbeat how its clock differs from ours."""
         entry = self._nodes[node]
         entry.clock = now - at if entry.clock is None else min(entry.clock, now - at)
 
     def idle(self, node: int, quiet_s: float, idle_s: float) -> None:
-        """Learn for how long no rank of a node has spoken, and the idlest of them has done nothing."""
+        """Record for how long no rank of a node has printed a line, and the idlest has used no CPU."""
         self._signs[node] = (quiet_s, idle_s)
 
     @property
     def stalled(self) -> bool:
-        """Whether no rank of any node has spoken, and one has done nothing, for as long as the job allows."""
+        """Whether no rank of any node has printed a line, and one has used no CPU, for as long as the job allows."""
         limit_s = self._manifest.stall_s
         going = [number for number, node in self._nodes.items() if not node.ended]
         if not limit_s or self._decided or self.stopping or not going or any(n not in self._signs for n in going):
@@ -187,7 +187,7 @@ class ClusterState:
         return None
 
     def _first(self) -> Outcome | None:
-        """Return what came first: a rank whose peer's machine vanished breaks too, often before anybody misses that machine."""
+        """Return what came first: a rank whose peer's machine vanished fails too, often before that node counts as lost."""
         failures = self._failures
         if self._lost is not None:
             failures = [failure for failure in failures if failure[1] == self._lost_node]

@@ -1,4 +1,4 @@
-"""A port for the ranks' rendezvous that nobody else is given before rank 0 listens on it."""
+"""Reserve a free port (MASTER_PORT) for the ranks' rendezvous until rank 0 listens on it."""
 
 from __future__ import annotations
 

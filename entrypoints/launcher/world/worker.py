@@ -1,4 +1,4 @@
-"""The end of the control channel of every node but node 0."""
+"""A worker's side of the control channel: every node except node 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETRY_S = 0.1
 
 
 class Worker:
-    """The end of every other node: joins node 0, reports to it, and does what it says."""
+    """Every other node's side: joins node 0, reports to it, follows its decisions."""
 
     def __init__(
         self, loop: Loop, manifest: Manifest, cluster: Cluster, token: str, listener: Listener, join_s: float
@@ -39,8 +39,8 @@ class Worker:
         self._channel: Channel | None = None
         self._welcome = False
         self._stopping: str | None = None  # what was asked for, by us or by others
-        self._held_back: list[dict[str, Any]] = []  # what was to be said before we were welcome
-        self._signs: dict[str, float] = {}  # of life: for how long no rank has spoken, and the idlest has done nothing
+        self._held_back: list[dict[str, Any]] = []  # messages from before node 0 accepted us
+        self._signs: dict[str, float] = {}  # for how long no rank has printed a line, and the idlest has used no CPU
         self._over = False
         self._why = "it does not answer"
         self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
@@ -54,7 +54,7 @@ class Worker:
 
     def refuse(self, reason: str) -> None:
         self._report(kind="refuse", reason=reason)
-        if not self._welcome:  # node 0 should hear of it, but is not waited for long
+        if not self._welcome:  # node 0 should receive it, but is not waited for long
             self._given_up = refused_outcome(reason)
             self._join_by = min(self._join_by, time.monotonic() + INFORM_S)
 
@@ -65,7 +65,7 @@ class Worker:
         self._report(kind="end")
 
     def idle(self, quiet_s: float, idle_s: float) -> None:
-        """For how long no rank of this node has spoken, and the idlest has done nothing; the next beat says so."""
+        """For how long no rank of this node has printed a line, and the idlest has used no CPU; sent with the next beat."""
         self._signs = {"quiet_s": quiet_s, "idle_s": idle_s}
 
     def stop(self, state: str) -> None:
@@ -101,7 +101,7 @@ class Worker:
         return self._over
 
     def finished(self) -> None:
-        """This node's results are where they belong: node 0 hangs up when all are."""
+        """This node's results are uploaded: node 0 closes the connection when all nodes' are."""
         if self._channel is not None:
             self._channel.send(kind="home")
 

@@ -1,1 +1,1 @@
-"""Checkpoints: their files, the state in them, when they are written."""
+"""Checkpoints: files, training state, epochs, asynchronous saving."""

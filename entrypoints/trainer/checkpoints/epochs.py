@@ -1,4 +1,4 @@
-"""Which start of a run a checkpoint is of, and which starts count: two attempts may be alive at once.
+"""Epochs number the starts of a run; checkpoints of a start that was replaced do not count.
 
     <checkpoints>/epochs/00000002.json      {"epoch": 2, "attempt": 2, "from": "step-00000010.a1"}
 
@@ -32,14 +32,14 @@ def claim(
     records.mkdir(parents=True, exist_ok=True)
     while True:
         number = given or max([attempt - 1, newest(folder)]) + 1
-        found = choose()
+        chosen = choose()
         record: dict[str, Any] = {"epoch": number, "attempt": attempt}
-        if found is not None:
-            record["from"] = found.path.name
+        if chosen is not None:
+            record["from"] = chosen.path.name
         elif not any(NAME.fullmatch(path.name) for path in folder.iterdir()):
             record["from"] = ""  # there was none at all; else some were damaged, and one of them may be read again
         if _created(records / f"{number:08d}.json", json.dumps(record)):
-            return number, found
+            return number, chosen
         given = 0  # another start was faster, and may have gone on: look again
 
 
@@ -52,11 +52,11 @@ class Chain:
     """Which checkpoints below a folder are the run's history: of each epoch those up to the step that a newer one began
     from."""
 
-    def __init__(self, folder: Path, found: Iterable[Checkpoint]) -> None:
+    def __init__(self, folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
         records = _records(folder)
         self._limits: dict[int, float] = {}  # epoch -> last step of it that counts
-        known = sorted({*records, *(each.attempt for each in found)}, reverse=True)
-        epoch, limit = (known[0] if known else 0), float("inf")
+        numbers = sorted({*records, *(each.attempt for each in checkpoints)}, reverse=True)
+        epoch, limit = (numbers[0] if numbers else 0), float("inf")
         while epoch and epoch not in self._limits:
             self._limits[epoch] = limit
             begun = records.get(epoch)
@@ -66,10 +66,10 @@ class Chain:
             if name:
                 epoch, limit = int(name[2]), int(name[1])
             else:  # it was written by a version that kept no record
-                epoch, limit = next((each for each in known if each < epoch), 0), float("inf")
+                epoch, limit = next((each for each in numbers if each < epoch), 0), float("inf")
 
-    def has(self, found: Checkpoint) -> bool:
-        return found.step <= self._limits.get(found.attempt, -1)
+    def has(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.step <= self._limits.get(checkpoint.attempt, -1)
 
 
 def in_vain(folder: Path, attempt: int, number: int) -> bool:
@@ -89,11 +89,11 @@ def _records(folder: Path) -> dict[int, str | None]:
 
 def _read(folder: Path) -> dict[int, dict[str, Any]]:
     """Return what each start recorded; {} for one that cannot be read."""
-    found: dict[int, dict[str, Any]] = {}
+    records: dict[int, dict[str, Any]] = {}
     try:
         names = os.listdir(folder / FOLDER)
     except OSError:
-        return found
+        return records
     for name in names:
         number, _, kind = name.partition(".")
         if kind != "json" or not number.isdigit():
@@ -102,8 +102,8 @@ def _read(folder: Path) -> dict[int, dict[str, Any]]:
             record = json.loads((folder / FOLDER / name).read_bytes())
         except (OSError, ValueError):
             record = None
-        found[int(number)] = record if isinstance(record, dict) else {}
-    return found
+        records[int(number)] = record if isinstance(record, dict) else {}
+    return records
 
 
 def _created(path: Path, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: which are complete, which is the newest, and which may go.
+"""Checkpoint folders: write, verify (COMPLETE, sha256), find the newest, prune.
 
     <checkpoints>/step-00000042.a2/      written at step 42 by the run's start number 2 (epochs.py): its attempt, unless
                                          a platform has started one again by itself
@@ -6,7 +6,7 @@
         COMPLETE                         written last: size and sha256 of every other file
 
 A folder without COMPLETE, or with a file that is not what COMPLETE says, is never chosen. A process that is killed
-anywhere leaves a folder without COMPLETE: it gets its name when all it speaks of is on the disk. Standard library only.
+anywhere leaves a folder without COMPLETE: it gets its name when all files that it lists are on the disk. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def find(folder: Path) -> list[Checkpoint]:
 
 
 def newest(
-    folder: Path, say: Callable[[str], None], counts: Callable[[Checkpoint], bool] = lambda found: True
+    folder: Path, say: Callable[[str], None], counts: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> Checkpoint | None:
-    """Return the newest complete checkpoint among those that count; what is passed over is said."""
-    for found in find(folder):
-        problem = damage(found.path) if counts(found) else "it is of a start that a later one has replaced"
+    """Return the newest complete checkpoint among those that count; skipped ones are reported through `say`."""
+    for checkpoint in find(folder):
+        problem = damage(checkpoint.path) if counts(checkpoint) else "it is of a start that a later one has replaced"
         if problem is None:
-            return found
-        say(f"checkpoint {found.path.name} is passed over: {problem}")
+            return checkpoint
+        say(f"checkpoint {checkpoint.path.name} is passed over: {problem}")
     return None
 
 
@@ -70,10 +70,10 @@ def damage(path: Path) -> str | None:
     if problem := misfit(path, expected):
         return problem
     try:
-        found = _each(lambda name: _sha256(path / name), expected)
+        digests = _each(lambda name: _sha256(path / name), expected)
     except OSError as error:
         return f"it cannot be read: {error}"
-    wrong = (name for name, digest in found if digest != expected[name]["sha256"])
+    wrong = (name for name, digest in digests if digest != expected[name]["sha256"])
     return next((f"{name} is not what was written" for name in wrong), None)
 
 
@@ -137,7 +137,7 @@ def prune(
     keep: int,
     spare: str = "",
     verified: set[str] | None = None,
-    counts: Callable[[Checkpoint], bool] = lambda found: True,
+    counts: Callable[[Checkpoint], bool] = lambda checkpoint: True,
 ) -> None:
     """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
 
@@ -146,14 +146,14 @@ def prune(
     """
     verified = set() if verified is None else verified
     whole, older = 0, []
-    for found in find(folder):
+    for checkpoint in find(folder):
         if whole >= keep:
-            older.append(found)
-        elif counts(found) and _stands(found.path, verified):
+            older.append(checkpoint)
+        elif counts(checkpoint) and _stands(checkpoint.path, verified):
             whole += 1
-    for found in older:
-        if found.path.name != spare:
-            discard(found.path)
+    for checkpoint in older:
+        if checkpoint.path.name != spare:
+            discard(checkpoint.path)
 
 
 def _stands(path: Path, verified: set[str]) -> bool:

@@ -1,8 +1,8 @@
-"""Who writes a run's checkpoints and finds the one to go on from.
+"""Save checkpoints in the background, and resume from the newest one.
 
-A save stops the training for as long as its state is copied into the host's memory. What is slow, the disk and the hashing,
-is done by a thread of each rank over a process group of its own while the training goes on; one save at a time, the next
-one waits for it. What came of it is said by the main thread: two that print at once would mix their lines.
+A save stops the training while its state is copied into the host's memory. A thread of each rank, with a process group of
+its own, does the slow part, writing and hashing, while the training continues. One save runs at a time; the next one
+waits for it. The main thread reports results: two threads that print at once would mix their lines.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CheckpointManager:
         self._writing: Future[str | None] | None = None
         self._step = -1  # that is being written
         self._news: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
-        self._stood_s = 0.0
+        self._blocked_s = 0.0
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -79,32 +79,32 @@ class CheckpointManager:
             return
         tensors = state.tensors(training) if training.parts or collectives.rank() == 0 else {}
         behind = self.behind and training.parts != "deepspeed" and self._has_room(tensors, training)
-        told = collectives.every_rank(({"random": state.random_state(), **mine}, behind))
-        behind = all(can for _, can in told)
+        gathered = collectives.every_rank(({"random": state.random_state(), **mine}, behind))
+        behind = all(can for _, can in gathered)
         if behind:
             tensors = self._copy(tensors)
-        taken = state.take(training, tensors, loop, [own for own, _ in told])
+        taken = state.take(training, tensors, loop, [own for own, _ in gathered])
         if behind:
             self._step, self._writing = step, self._thread.submit(self._write, step, taken, training, began)
         elif self._write(step, taken, training, began) is None:
             self.saved_step = step
-        self._stood_s = time.monotonic() - began
-        self.look()
+        self._blocked_s = time.monotonic() - began
+        self.report_results()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more, and say what came of it; on all ranks alike."""
+        """Return when nothing is being written any more, and report the result; on all ranks alike."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             if writing.result() is None:
                 self.saved_step = self._step
-        self.look()
+        self.report_results()
 
-    def look(self) -> None:
-        """Say what has come of a save since the last look; at once."""
+    def report_results(self) -> None:
+        """Report the results of saves since the last call; does not block."""
         while not self._news.empty():
             kind, data = self._news.get()
             if kind == "checkpoint":
-                data["stood_s"] = round(self._stood_s, 3)
+                data["stood_s"] = round(self._blocked_s, 3)
             self.report(kind, **data)
             if kind == "alarm":
                 self.say(data["reason"])
@@ -146,30 +146,30 @@ class CheckpointManager:
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
             files.prune(self.folder, self.keep, self.best, self.verified, counts)
         seconds = round(time.monotonic() - began, 3)
-        self._tell("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
+        self._report_later("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
 
     def _is_replaced(self) -> bool:
-        """Return whether a later start has claimed the run, and tell it once."""
+        """Return whether a later start has claimed the run, and report it once."""
         later = epochs.newest(self.folder)
         if later > self.epoch and not self.replaced:
             self.replaced = True
             problem = f"start {later} of this run has begun: checkpoints of this one, {self.epoch}, are chosen no more"
-            self._tell("alarm", reason=problem)
+            self._report_later("alarm", reason=problem)
         return self.replaced
 
     def _tried(self, step: int, act: Callable[[], None]) -> str | None:
-        """Do a part of a checkpoint's writing; return what went wrong with the disk, and tell it."""
+        """Do a part of a checkpoint's writing; return what went wrong with the disk, and report it."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
             act()
         except (OSError, CheckpointException) as error:
             problem = f"the checkpoint of step {step} could not be written: {error}"
-            self._tell("alarm", step=step, reason=problem)
+            self._report_later("alarm", step=step, reason=problem)
             return problem
         return None
 
-    def _tell(self, kind: str, **data: Any) -> None:
+    def _report_later(self, kind: str, **data: Any) -> None:
         self._news.put((kind, data))
 
     # -- going on -----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class CheckpointManager:
             return files.newest(self.folder, self.say, counts)
 
         try:
-            number, found = epochs.claim(self.folder, self.attempt, self.given, choose)
+            number, checkpoint = epochs.claim(self.folder, self.attempt, self.given, choose)
         except OSError as error:
             problem = f"this start of the run could not be recorded: {error}"
             self.report("alarm", reason=problem)
@@ -204,7 +204,7 @@ class CheckpointManager:
                 f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
                 "either had a newer checkpoint; save more often (checkpoint.every), then `cloudtrain resume` goes on"
             )
-        return number, found
+        return number, checkpoint
 
     def resume(self, training: TrainingState) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
@@ -214,13 +214,13 @@ class CheckpointManager:
         """
         if training.parts:
             state.check_seen(self.folder)
-        self.epoch, found = collectives.from_rank_0(self._begin)
-        if found is None:
+        self.epoch, checkpoint = collectives.from_rank_0(self._begin)
+        if checkpoint is None:
             return None
-        self.verified.add(found.path.name)
-        collectives.from_rank_0(lambda: state.check_layout(found.path, training))
-        loop, ranks = state.read(found.path, training)
-        alike = partial(state.same_layout, found.path, training)
-        self.saved_step = found.step
-        self.say(f"resumed from {found.path}")
+        self.verified.add(checkpoint.path.name)
+        collectives.from_rank_0(lambda: state.check_layout(checkpoint.path, training))
+        loop, ranks = state.read(checkpoint.path, training)
+        alike = partial(state.same_layout, checkpoint.path, training)
+        self.saved_step = checkpoint.step
+        self.say(f"resumed from {checkpoint.path}")
         return loop, ranks[collectives.rank()] if collectives.from_rank_0(alike) else {}

@@ -1,4 +1,4 @@
-"""How much memory of this machine, or of this container, is free."""
+"""Free memory of this machine or container."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MACHINE, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(machine: Path = MACHINE, container: Path = CONTAINER) -> float:
-    """Return the bytes that may still be taken without swapping; infinite where nobody says."""
+    """Return the bytes that may still be taken without swapping; infinite where it is not known."""
     free = float("inf")
     try:
         lines = dict(line.split(":", 1) for line in machine.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The whole state of a training, into a checkpoint and back: exact to the bit on the same layout.
+"""Write and restore the training state (model, optimizer, schedule, random numbers); bit-exact on the same layout.
 
     state                model and optimizer in torch.distributed.checkpoint's format, named by parameter, so that other
                          layouts can read it; for ZeRO in DeepSpeed's own
@@ -208,12 +208,12 @@ def _renamed(optimizer: dict[str, Any], names: tuple[str, str] | None) -> dict[s
     if names is None:
         return optimizer
     before, after = ([f"{kind}.{name}." for kind in ("state", "param_groups")] for name in names)
-    found = {}
+    renamed = {}
     for key, value in optimizer.items():
         for old, new in zip(before, after, strict=True):
             key = new + key.removeprefix(old) if key.startswith(old) else key
-        found[key] = value
-    return found
+        renamed[key] = value
+    return renamed
 
 
 def bytes_of(state: Any) -> int:

@@ -1,4 +1,4 @@
-"""Conversations: through the tokenizer's chat template into tokens, with the assistant's words as what is learned."""
+"""Chat data: conversations as tokens through a chat template, with labels on the assistant's answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def conversation(document: Document) -> list[Message]:
 
 
 def words(documents: Iterable[Document]) -> Iterator[str]:
-    """Yield what was said, for a tokenizer to be trained on."""
+    """Yield the text of all messages, for a tokenizer to be trained on."""
     for document in documents:
         yield from (message["content"] for message in conversation(document))
 
@@ -112,9 +112,9 @@ def samples(
 
 def _masked(tokenizer: Any, messages: list[Message]) -> tuple[list[int], list[int]]:
     if _MARKED.search(tokenizer.chat_template):
-        found = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        return list(found["input_ids"]), list(found["assistant_masks"])
-    # A template that marks nothing: an answer is what its turn adds to all that was said before.
+        encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        return list(encoded["input_ids"]), list(encoded["assistant_masks"])
+    # A template that marks nothing: an answer is what its turn adds to the text before it.
     ids = _tokens(tokenizer, messages)
     mask = [0] * len(ids)
     for number, message in enumerate(messages):

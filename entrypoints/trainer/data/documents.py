@@ -1,4 +1,4 @@
-"""Text to train on: files, folders, globs, a job's inputs, hub datasets, or the standard library's own source.
+"""Load documents from files, folders, globs, job inputs, hub datasets, or the standard library's source.
 
 A document is a whole file, or one row of a jsonl, csv or parquet file. Documents are put in the order of a hash of their
 names, and the first of that order are held out: neither depends on the order in which a machine lists its files.
@@ -54,13 +54,13 @@ class Columns:
 
 def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> list[Document]:
     """Return the documents that names stand for, in the order of their hashes; raises Unsupported when there are none."""
-    found: list[Document] = []
+    documents: list[Document] = []
     for name in names:
-        found += _named(name, columns, inputs)
-    if not found:
+        documents += _named(name, columns, inputs)
+    if not documents:
         raise Unsupported(f"there is no text in {', '.join(names)}")
     # Several names may hold files of the same relative path: the text decides then.
-    return sorted(found, key=lambda document: document.order)
+    return sorted(documents, key=lambda document: document.order)
 
 
 def located(name: str, inputs: Mapping[str, str]) -> str:
@@ -120,7 +120,7 @@ def _named(name: str, columns: Columns, inputs: Mapping[str, str], lazily: bool 
     path = located(name, inputs)
     if os.path.isdir(path):
         for file in _files_below(Path(path)):
-            yield from _of_file(file, Path(path), columns, found=True)
+            yield from _of_file(file, Path(path), columns, in_folder=True)
     elif os.path.isfile(path):
         yield from _of_file(Path(path), Path(path).parent, columns)
     elif matches := sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match)):
@@ -157,7 +157,7 @@ def _holder(text: str) -> Callable[[], str]:
     return lambda: text
 
 
-def _of_file(file: Path, above: Path, columns: Columns, found: bool = False) -> Iterator[Document]:
+def _of_file(file: Path, above: Path, columns: Columns, in_folder: bool = False) -> Iterator[Document]:
     """Yield a file's documents; one that was only found in a folder is left out when it holds no text."""
     key = Path(os.path.relpath(file, above)).as_posix()
     if file.suffix.lower() in _ROWS:
@@ -167,12 +167,12 @@ def _of_file(file: Path, above: Path, columns: Columns, found: bool = False) -> 
             raise Unsupported(f"{file} cannot be read: {error}") from None
         return
     if columns.label is not None:
-        if found:
+        if in_folder:
             return
         raise Unsupported(f"{file} has no labels: classification reads jsonl, csv, parquet or a hub dataset")
     with open(file, "rb") as stream:
         binary = b"\0" in stream.read(8192)
-    if binary and not found:
+    if binary and not in_folder:
         raise Unsupported(f"{file} is not text")
     if not binary:
         yield Document(key, _reader(file))
@@ -204,12 +204,12 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) ->
     """Yield a document for each row, what is no text (a conversation) as JSON; raises Unsupported."""
     for number, row in enumerate(rows):
         if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
-            said = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-            row = {columns.text: said}
+            turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+            row = {columns.text: turns}
         for column in filter(None, (columns.text, columns.label)):
             if not isinstance(row, Mapping) or row.get(column) is None:
-                known = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
-                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {known}")
+                columns_there = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
+                raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {columns_there}")
         text = row[columns.text]
         if isinstance(text, list | dict):
             text = json.dumps(text, ensure_ascii=False)

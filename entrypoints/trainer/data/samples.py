@@ -1,4 +1,4 @@
-"""Samples of fixed data, and the order in which the ranks take them.
+"""Datasets, collation, and the order of batches over the ranks (GlobalBatches).
 
 The order is one seeded permutation an epoch of all samples. Optimiser step k takes the next global batch of it, however
 many ranks there are: rank r's micro-batch m holds the positions from (m * ranks + r) * size on.

@@ -1,4 +1,4 @@
-"""Texts without an end in sight: read as they come, packed into blocks, nothing kept.
+"""Streaming data: texts are read as they come and packed into blocks.
 
 Every rank reads the whole stream and takes its own blocks of each global batch: the order is the same on any world, and
 the place in it is two numbers, the document and the token in it at which the next block begins. A resumed run passes

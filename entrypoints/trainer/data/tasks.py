@@ -1,4 +1,4 @@
-"""What each task makes of documents: a tokenizer, samples to learn from, samples held out, classes.
+"""Prepare a task's data: tokenizer, training samples, held-out samples, classes.
 
 causal-lm                 all text in one stream, cut into blocks; at hand, or read as it comes (stream.py)
 chat                      conversations through a chat template, answers are learned (chat.py)

@@ -1,4 +1,4 @@
-"""Tokenizers: a pretrained one, or byte-level BPE trained on the run's own text; the same on every rank."""
+"""Load a pretrained tokenizer, or train byte-level BPE on the run's own text; the same on every rank."""
 
 from __future__ import annotations
 

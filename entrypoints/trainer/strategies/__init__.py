@@ -88,7 +88,7 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
 def _deepspeed_on_cpu() -> None:
     """Let Accelerate and DeepSpeed find each other where there is no GPU; neither expects that.
 
-    Accelerate sees one process only unless it is told the backend, and DeepSpeed would compile a kernel for shared memory
+    Accelerate sees one process only unless the backend is named, and DeepSpeed would compile a kernel for shared memory
     when it begins, which takes minutes and a compiler: gloo does what it would do.
     """
     from accelerate.state import PartialState
@@ -101,9 +101,9 @@ def _deepspeed_on_cpu() -> None:
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_CPU)  # type: ignore[method-assign]
 
 
-def check_world(found: int, promised: int) -> None:
+def check_world(real: int, promised: int) -> None:
     """Raise Unsupported unless as many processes work together as were started."""
     import torch.distributed as dist
 
-    if found != promised or (dist.is_initialized() and dist.get_world_size() != promised):
-        raise Unsupported(f"the job has {promised} processes, but {found} work together here")
+    if real != promised or (dist.is_initialized() and dist.get_world_size() != promised):
+        raise Unsupported(f"the job has {promised} processes, but {real} work together here")

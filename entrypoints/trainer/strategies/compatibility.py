@@ -1,4 +1,4 @@
-"""Which arguments (attention, LoRA, torch.compile) go with which device and which parallelism."""
+"""Check arguments (attention, LoRA, torch.compile) against the device and the parallelism."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
     if plan.context > 1:
         _check_context(arguments, plan)
     if arguments.torch_compile:
-        known = torch._dynamo.list_backends(exclude_tags=())
-        if arguments.torch_compile_backend not in known:
+        backends = torch._dynamo.list_backends(exclude_tags=())
+        if arguments.torch_compile_backend not in backends:
             raise Unsupported(
-                f"--torch_compile_backend is one of {', '.join(known)}, not {arguments.torch_compile_backend}"
+                f"--torch_compile_backend is one of {', '.join(backends)}, not {arguments.torch_compile_backend}"
             )
 
 

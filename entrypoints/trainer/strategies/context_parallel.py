@@ -1,4 +1,4 @@
-"""A sequence over several ranks (context parallel): which part of it a rank has, and attention over all the parts.
+"""Context parallelism: sequences sharded over ranks, with attention over all shards.
 
 A sequence is cut into twice as many chunks as there are ranks; rank r has the chunks r and, from the end, r:
 
@@ -78,9 +78,9 @@ class ContextParallel:
         says of a whole one. Collective."""
         model, config = self._model, self._model.config.get_text_config()
         if config.model_type not in FAMILIES:
-            known = ", ".join(sorted(FAMILIES))
+            families = ", ".join(sorted(FAMILIES))
             raise Unsupported(
-                f"cp_size {self.size}: {config.model_type} is not known to be whole in parts; these are: {known}"
+                f"cp_size {self.size}: {config.model_type} is not known to be whole in parts; these are: {families}"
             )
         if kind := rope(getattr(config, "rope_parameters", None)):
             raise Unsupported(
@@ -103,8 +103,8 @@ class ContextParallel:
             model.set_attn_implementation(NAME)
         model.train(training)
         apart = (parts[:, mine < length] - whole[:, mine[mine < length]]).abs().max() / whole.abs().max()
-        found = collectives.every_rank(float(apart))
-        if not all(one < (CLOSE if precision == "no" else CLOSE_16) for one in found):
+        differences = collectives.every_rank(float(apart))
+        if not all(one < (CLOSE if precision == "no" else CLOSE_16) for one in differences):
             raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
                 "leave it out, or write fsdp"
@@ -163,13 +163,13 @@ class ContextParallel:
             keys, values = both.split((key.shape[-1], value.shape[-1]), dim=-1)
             chunk = query.shape[2] // 2
             self.seen = {"tokens": query.shape[2], "keys": keys.shape[2]}
-            heard = []
+            outputs = []
             for queries, number in zip(query.split(chunk, dim=2), self.chunks, strict=True):
                 end = (number + 1) * chunk  # what comes later is not looked at
                 mask = visible(number * chunk, end, sliding_window, query.device)
                 before = (each[:, :, :end] for each in (keys, values))
-                heard.append(sdpa_attention_forward(module, queries, *before, mask, **options)[0])
-            return torch.cat(heard, dim=1)
+                outputs.append(sdpa_attention_forward(module, queries, *before, mask, **options)[0])
+            return torch.cat(outputs, dim=1)
 
         if self._kept and torch.is_grad_enabled():
             return checkpoint(look, query, key, value, use_reentrant=False), None

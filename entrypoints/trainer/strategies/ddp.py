@@ -1,4 +1,4 @@
-"""What a strategy is to the training loop; as it stands here, for one process and for data parallel ones (ddp)."""
+"""Strategy, the training loop's interface; this one is for one process and for DDP."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ class Strategy:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
+    def to_device(self, batch: Any) -> Any:
+        """Return the batch where the model is; the host does not wait for the copy."""
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def label_count(self, batch: Any) -> torch.Tensor:
+        """Return how many labels of a batch count in the loss."""
+        return models.counted(batch["labels"]).sum()
+
+    def size(self, batch: Any) -> torch.Tensor | int:
+        """Return how many tokens a batch has, for the speed."""
+        return models.length(batch)
+
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all samples' ranks, on every rank; collective."""
         summed: torch.Tensor = self.accelerator.reduce(tensor, reduction="sum")
@@ -101,8 +113,8 @@ class Strategy:
 
     def clip(self, norm: float) -> torch.Tensor | float | None:
         """Clip the whole model's gradients to a norm and return the one that they had; collective."""
-        found: torch.Tensor | float | None = self.accelerator.clip_grad_norm_(self.model.parameters(), norm)
-        return found
+        total_norm: torch.Tensor | float | None = self.accelerator.clip_grad_norm_(self.model.parameters(), norm)
+        return total_norm
 
     def step(self) -> bool:
         """Let the optimizer do its step and return whether it did: fp16 may find its scale too high."""
@@ -126,9 +138,9 @@ class Strategy:
     def check(self) -> str:
         """Return in what the model is wrapped; raises Unsupported unless the strategy is what runs."""
         expected = "DistributedDataParallel" if self.plan.world > 1 else None
-        found = type(self.model).__name__
-        if (found if hasattr(self.model, "module") else None) != expected:
-            raise Unsupported(f"strategy {self.plan.strategy} should wrap the model in {expected}, it is a {found}")
+        wrapper = type(self.model).__name__
+        if (wrapper if hasattr(self.model, "module") else None) != expected:
+            raise Unsupported(f"strategy {self.plan.strategy} should wrap the model in {expected}, it is a {wrapper}")
         return expected or "none"
 
     def describe(self) -> dict[str, Any]:
@@ -153,25 +165,25 @@ class Strategy:
 
     def placements(self) -> dict[str, int]:
         """Return how many parameters lie in which way over the mesh, in this rank's part of the model."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for place, count, _ in self.parts():
-            found[place] = found.get(place, 0) + count
-        return found
+            counts[place] = counts.get(place, 0) + count
+        return counts
 
     def parts(self) -> list[tuple[str, int, int]]:
         """Return for each parameter how it lies over the mesh, its size, and how much of it this rank holds."""
-        found = []
+        parts = []
         for parameter in self.model.parameters():
             place = "whole"
             if isinstance(parameter, torch.distributed.tensor.DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
                 place = " ".join(f"{name}:{how}" for name, how in zip(names, parameter.placements, strict=True))
-            found.append((place, parameter.numel(), local(parameter).numel()))
-        return found
+            parts.append((place, parameter.numel(), local(parameter).numel()))
+        return parts
 
     def check_gradients(self) -> list[float]:
         """Return every rank's norm of its own gradients; raises RuntimeError unless ranks that hold the same parameters
-        have the same: a wrapper that leaves one out trains several models without a word. Collective."""
+        have the same: a wrapper that leaves one out trains several models without a warning. Collective."""
         if self.plan.world == 1:
             return []
         mine = torch.zeros(2, dtype=torch.float64)  # all, and those that tensor parallel ranks have in common
@@ -184,11 +196,11 @@ class Strategy:
         for rank, (norm, common) in enumerate(norms):
             stage, part = plan.stage_rank(rank), rank // plan.tensor % plan.parts
             for key, value in (((stage, part, rank % plan.tensor), norm), ((stage, part), common)):
-                first, found = whole.setdefault(key, (rank, value))
-                if math.isfinite(found) and not abs(found - value) <= 1e-3 * max(found, value):
+                first, reference = whole.setdefault(key, (rank, value))
+                if math.isfinite(reference) and not abs(reference - value) <= 1e-3 * max(reference, value):
                     raise RuntimeError(
                         f"ranks {first} and {rank} hold the same parameters, but their gradients differ "
-                        f"(norms {found:.6g} and {value:.6g}): strategy {plan.described} is not what runs"
+                        f"(norms {reference:.6g} and {value:.6g}): strategy {plan.described} is not what runs"
                     )
         return [norm for norm, _ in norms]
 

@@ -1,4 +1,4 @@
-"""ZeRO 1, 2 and 3: DeepSpeed's engine around the model, through Accelerate."""
+"""DeepSpeed ZeRO 1, 2 and 3, through Accelerate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
-    """Return what Accelerate is told; raises Unsupported without DeepSpeed."""
+    """Return Accelerate's options; raises Unsupported without DeepSpeed."""
     if find_spec("deepspeed") is None:
         raise Unsupported(f"strategy {plan.strategy} needs DeepSpeed (pip install 'cloudtrain[deepspeed]')")
     from accelerate.utils import DeepSpeedPlugin

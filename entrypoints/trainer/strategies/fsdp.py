@@ -1,4 +1,4 @@
-"""Parameters in parts: FSDP2 over data-parallel ranks, tensor parallelism by transformers' plans, and both together."""
+"""Sharded parameters: FSDP2, tensor parallelism by transformers' plans, and both together."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class ShardedStrategy(Strategy):
         pass
 
     def check(self) -> str:
-        found = self.placements()
+        placements = self.placements()
         for axis, length in (("shard", self.plan.parts), ("tensor", self.plan.tensor)):
-            parts = sum(count for place, count in found.items() if f"{axis}:S" in place or f"{axis}:_S" in place)
+            parts = sum(count for place, count in placements.items() if f"{axis}:S" in place or f"{axis}:_S" in place)
             if length > 1 and parts == 0:
                 raise Unsupported(f"{self.plan.described}: no parameter lies in parts on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):
             raise Unsupported(
                 f"{self.plan.described}: FSDP should carry the model, it is a {type(self.model).__name__}"
             )
-        if self.plan.parts > 1 and "whole" in found:
-            raise Unsupported(f"{self.plan.described}: {found['whole']:,} parameters lie whole on every rank")
+        if self.plan.parts > 1 and "whole" in placements:
+            raise Unsupported(f"{self.plan.described}: {placements['whole']:,} parameters lie whole on every rank")
         return "FSDP2" if self._fully else "DTensor"
 
     def whole(self) -> Any:

@@ -1,4 +1,4 @@
-"""Who does what: one table from the job's `parallelism` to the ranks' places, and what cannot be, in one sentence.
+"""ParallelismPlan: from the job's `parallelism` to a mesh of ranks; rejects combinations that do not exist.
 
 Ranks are numbered as a mesh of five axes, the last one the fastest: neighbours share the most.
 

@@ -1,4 +1,4 @@
-"""Layers in stages on several ranks, micro-batches flowing through them; each stage may itself be shared out."""
+"""Pipeline parallelism: layers in stages, micro-batches in a schedule; stages may themselves be sharded."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class PipelineStrategy(ShardedStrategy):
                 target = batch["labels"] if self._is_last else None
                 logits = schedule.step(*first, target=target, losses=losses, return_outputs=False, **given)
         share = torch.zeros((), device=self.device)
-        if losses:  # known to the last stage alone, which speaks for all
+        if losses:  # known to the last stage alone, which decides for all
             share = torch.stack(losses).sum().detach() / self.plan.data_ranks * self.plan.pipeline
         return share, logits
 
@@ -147,11 +147,11 @@ class PipelineStrategy(ShardedStrategy):
             copies = self.plan.world // self.plan.pipeline // parts(gradient) * (2 if parameter is tied else 1)
             squares += local(gradient).double().square().sum() / copies
         dist.all_reduce(squares)
-        found = squares.sqrt()
-        scale = (norm / (found + 1e-6)).clamp(max=1.0)
+        total_norm = squares.sqrt()
+        scale = (norm / (total_norm + 1e-6)).clamp(max=1.0)
         for _, gradient in gradients:
             local(gradient).mul_(scale.to(gradient.dtype))
-        return found
+        return total_norm
 
     def scores(self, batch: Batch) -> torch.Tensor:
         _, logits = self._pass(batch, False)
@@ -163,12 +163,12 @@ class PipelineStrategy(ShardedStrategy):
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     def check(self) -> str:
-        found = self.placements()
+        placements = self.placements()
         for stage in self.stages.values():
             if self._fully and not isinstance(stage, FSDPModule):
                 raise Unsupported(f"{self.plan.described}: FSDP should carry every stage")
-        if self.plan.shard > 1 and "whole" in found:
-            raise Unsupported(f"{self.plan.described}: {found['whole']:,} parameters lie whole on every rank")
+        if self.plan.shard > 1 and "whole" in placements:
+            raise Unsupported(f"{self.plan.described}: {placements['whole']:,} parameters lie whole on every rank")
         return "PipelineStage(FSDP2)" if self._fully else "PipelineStage"
 
     def describe(self) -> dict[str, Any]:

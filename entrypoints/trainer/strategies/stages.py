@@ -1,4 +1,4 @@
-"""Pieces of a model for a pipeline: its own forward pass, over some of its layers."""
+"""Split a model into pipeline stages, each with the model's own forward pass over some layers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def plan_of(model: Any) -> LayerPlan:
         return OWN[config.model_type]
     names = list(config.base_model_pp_plan or ())
     if "layers" not in names:
-        known = ", ".join(["llama", "qwen2", "qwen3", "mistral", *OWN])
+        families = ", ".join(["llama", "qwen2", "qwen3", "mistral", *OWN])
         raise Unsupported(
-            f"there is no pipeline plan for {config.model_type}; there are plans for {known} and their kin"
+            f"there is no pipeline plan for {config.model_type}; there are plans for {families} and their kin"
         )
     at = names.index("layers")
     return LayerPlan(tuple(names[:at]), "layers", tuple(names[at + 1 :]))

@@ -17,6 +17,15 @@ MANIFEST = Manifest(
 )
 
 
+# As version 53b05dd wrote it: bundles are stored with the launcher of their time, and this one reads what others wrote.
+STORED = (
+    "eNpVUMluwjAQ_Zc5OyQs4pBb_4FbiyLXGcAiXjozRkSIf-84VFV78mx-2wMsnW_Qv4OQ9XGVZzDQNBPps8VmB0cDVgRDFui3BtwF3TUnH7V9AN6Q"
+    "5oF103UGrohZy6cBjLe6foMePkrXjSfQ4TkXHjLSENOI0K91Qtbh67sBH3MRrt8WJbUIyyG4tKgq5LXhbd-2n-0dngoZ7H2gEsWHF8y-ygg-LhS8"
+    "cPxUGwOpiDL8QhR3RWkvKaBiZ0t2mnDyHCoxqwTB86zHJx5zVZ8pOWTGvxZ2Bgi_iicMGKv2f-1K7qLQqm_wo-7Ex7mZQrPZ65TREb7sHmr6mlh_"
+    "gKMSsaiS6mYxowGzT5rG-vkNVEOLOg=="
+)
+
+
 def packed(**fields: object) -> list[str]:
     return [base64.urlsafe_b64encode(zlib.compress(json.dumps(fields).encode())).decode()]
 
@@ -62,3 +71,13 @@ def test_pieces_come_as_hyperparameters_too():
 def test_what_is_damaged_is_refused(pieces: list[str], reason: str):
     with pytest.raises(Refused, match=reason):
         manifest.decode(pieces)
+
+
+def test_a_stored_manifest_of_an_older_version_is_read():
+    found = manifest.decode([STORED])
+    assert (found.attempt_id, found.argv, found.world_size) == ("tiny-lm-26-a3", ["train.py", "--lr", "3e-4"], 8)
+    assert (found.fewest_nodes, found.parallelism, found.stall_s) == (1, {"strategy": "fsdp"}, 600.0)
+    assert found.checkpoint == {"every_s": 300, "keep": 3} and found.inputs["train"] == {
+        "uri": "s3://b/x",
+        "mode": "copy",
+    }

@@ -151,8 +151,8 @@ input()
         found = usage.sample()
         assert found["processes"] >= 1 and found["rss_bytes"] > 50_000_000 and 0 < found["cpu_percent"] < 10000
         assert "gpus" not in found
-        usage.hear(b"1, 87, 40211, 81559\n0, 3, 10, 815")
-        usage.hear(b"59\n[N/A], x\n")
+        usage.parse(b"1, 87, 40211, 81559\n0, 3, 10, 815")
+        usage.parse(b"59\n[N/A], x\n")
         assert usage.sample()["gpus"] == [
             {"index": 0, "percent": 3.0, "memory_bytes": 10 << 20, "memory_total_bytes": 81559 << 20},
             {"index": 1, "percent": 87.0, "memory_bytes": 40211 << 20, "memory_total_bytes": 81559 << 20},

@@ -18,7 +18,7 @@ def heard(values: list[float], **more) -> tuple[list[bool], list[bool]]:
     best = BestEvaluation(Arguments(eval_strategy="steps", **more))
     better, enough = [], []
     for value in values:
-        better.append(best.hear({best.name: value}))
+        better.append(best.update({best.name: value}))
         enough.append(best.enough)
         again = BestEvaluation(Arguments(eval_strategy="steps", **more))
         again.set_state(best.state())

@@ -37,7 +37,7 @@ def test_what_is_written_is_of_the_moment_of_the_save(tmp_path: Path, monkeypatc
     keep.save(3, one, place, {"meter": {"steps": 2}})
     place["list"].append(2)
     expected = steps(one, 4)
-    keep.look()
+    keep.report_results()
     assert keep.busy and not keep.due(0.0) and (events, said, keep.saved_step) == ([], [], -1)
     assert files.newest(tmp_path, lambda _: None) is None, "nobody may choose it yet"
     gate.set()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickletools
 import random
 import resource
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,42 @@ def manager(folder: Path, attempt: int = 1, keep: int = 3) -> tuple[CheckpointMa
     events, said = [], []
     made = CheckpointManager(folder, attempt, keep, lambda kind, **data: events.append((kind, data)), said.append)
     return made, events, said
+
+
+def pickled_names(data: bytes) -> set[str]:
+    """Return the modules of all classes and functions that a pickle names."""
+    pushed, memo, found = [], {}, set()
+    for code, argument, _ in pickletools.genops(data):
+        if code.name == "GLOBAL":
+            found.add(argument.split(" ")[0])
+        elif code.name == "STACK_GLOBAL":
+            found.add(pushed[-2])
+        elif code.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if argument is None else argument] = pushed[-1] if pushed else None
+        elif code.name in ("BINGET", "LONG_BINGET"):
+            pushed.append(memo[argument])
+        else:
+            pushed.append(argument if isinstance(argument, str) else None)
+    return found
+
+
+def test_no_checkpoint_names_a_module_of_ours(tmp_path: Path):
+    """Modules are moved and renamed; a checkpoint is read by later versions."""
+    run, (keep, _, _) = training(1), manager(tmp_path)
+    steps(run, 3)
+    keep.save(3, run, {"step": 3, "epoch": 0, "best": {"value": None}}, {"meter": {"sums": torch.zeros(3), "steps": 2}})
+    keep.wait()
+    names = set()
+    for path in files.folder_of(tmp_path, 3, 1).rglob("*"):
+        if path.name == ".metadata":
+            names |= pickled_names(path.read_bytes())
+        elif path.suffix == ".pt":
+            with zipfile.ZipFile(path) as archive:
+                names |= set().union(
+                    *(pickled_names(archive.read(name)) for name in archive.namelist() if name.endswith(".pkl"))
+                )
+    assert "torch.distributed.checkpoint.metadata" in names and "torch._utils" in names
+    assert {name.partition(".")[0] for name in names} <= {"torch", "collections", "builtins", "_codecs", "pathlib"}
 
 
 def test_out_and_back_is_exact(tmp_path: Path):

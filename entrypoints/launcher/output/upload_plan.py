@@ -1,0 +1,64 @@
+"""Plan an upload of the run's folders: two listings in, an ordered list of actions out; no I/O.
+
+The order holds an invariant at every point at which the node may be lost: the files below a COMPLETE in the store are
+all there, as they were when it was written.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Collection, Mapping
+
+MARKER = "COMPLETE"
+CHECKPOINTS = "checkpoints/"  # names below it are removed from the store when they are removed here
+# Kinds of actions, in the order in which they are done.
+WITHDRAW = "withdraw"  # delete a mark in the store before files below it change
+UPLOAD = "upload"  # upload a file
+COMPLETE = "complete"  # upload a mark, where the store has all that it covers and names by then
+RETIRE = (
+    "retire"  # delete the mark of a checkpoint that was removed here, where newer ones are whole in the store by then
+)
+REMOVE = "remove"  # delete a file that was removed here, unless a mark in the store stands over it still
+
+Action = namedtuple("Action", "kind name")
+Action.__doc__ = "One step of an upload: one of the kinds above, and the name of an object."
+
+
+def plan_upload(
+    stored: Mapping[str, object], listed: Mapping[str, object], withdrawn: Collection[str] = ()
+) -> list[Action]:
+    """Return what brings the store up to date.
+
+    `stored` is name -> state of what the store has from here, `listed` of what is here: None for a file that has gone
+    since it was listed, which is no change to it. `withdrawn` are marks that were listed and have gone since: who
+    removes a checkpoint begins with its mark.
+    """
+    changed = {name for name, state in listed.items() if state and stored.get(name) != state}
+    gone = {name for name in stored if name.startswith(CHECKPOINTS) and name not in listed}
+    gone |= {name for name in withdrawn if name in stored}
+    here = [name for name in listed if name not in withdrawn]
+    marks = [name for name in stored if is_mark(name)]
+    broken = {name for name in marks if covers_any(name, changed) or (name in here and covers_any(name, gone))}
+    complete = [name for name in here if is_mark(name) and (name in changed or name in broken)]
+    return [
+        *(Action(WITHDRAW, name) for name in marks if name in broken),
+        *(Action(UPLOAD, name) for name in sorted(changed) if not is_mark(name)),
+        # The deepest first: a mark covers those below its folder.
+        *(Action(COMPLETE, name) for name in sorted(complete, key=lambda name: -name.count("/"))),
+        *(Action(RETIRE, name) for name in marks if name in gone and name not in broken),
+        *(Action(REMOVE, name) for name in sorted(gone) if not is_mark(name)),
+    ]
+
+
+def is_mark(name: str) -> bool:
+    """Return whether an object says that all in and below its folder is complete."""
+    return name.rpartition("/")[2] == MARKER
+
+
+def covers(mark: str, name: str) -> bool:
+    """Return whether an object lies in or below a mark's folder."""
+    return name.startswith(mark[: -len(MARKER)])
+
+
+def covers_any(mark: str, names: Collection[str]) -> bool:
+    return any(covers(mark, name) for name in names if name != mark)
