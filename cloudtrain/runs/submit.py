@@ -135,8 +135,9 @@ class Submitter(Planner):
             if not free and not attempt.unanswered_since:
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
-            if mine is None and run.key is None and keys.same(attempt.plan, plan):
-                mine = attempt
+            if run.key is None and keys.same(attempt.plan, plan):
+                if mine is None and not run.cancel_requested:
+                    mine = attempt
             elif free and attempt.handle is None and not self._look_for(attempt, plan):
                 unasked.append(f"{attempt.run_id} ({run.target})")
         if unasked:
@@ -196,7 +197,8 @@ class Submitter(Planner):
     def _finish(self, attempt: AttemptRecord) -> Run:
         """Return the run of an attempt that is stored, its submission finished if nobody else does that."""
         outcome: Outcome | None = None
-        if attempt.handle is None and not attempt.status.state.final and send.is_free(attempt):
+        unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
+        if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
             outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
         return self._begun(attempt.run_id, outcome, adopted=True)
 

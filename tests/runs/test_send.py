@@ -174,6 +174,47 @@ def test_cancel_of_what_the_platform_never_got(submitter, job, platform, cli):
     assert platform.attempts == {} and submitter.submit(job).run_id != run.run_id
 
 
+def test_a_cancelled_run_is_not_adopted(submitter, job, platform, cli):
+    """Nobody knows whether the platform has the cancelled run: the same submit is another run, and sends nothing of it."""
+    platform.fails = {"submit": [LOST], "find": [LOST] * 9}
+    run = submitter.submit(job)
+    assert cli("cancel", run.run_id)[0] == 5
+    again = submitter.submit(job)
+    assert again.run_id != run.run_id and not again.adopted
+    assert list(platform.attempts) == [again.attempts[0].attempt_id]
+    platform.fails = {}
+    look(run, 2)
+    assert run.state is State.CANCELLED and len(platform.attempts) == 1
+
+
+def test_a_cancelled_run_of_a_key_is_not_sent_again(submitter, job, platform, cli):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job, key="k")
+    platform.fails = {"find": [LOST] * 9}
+    assert cli("cancel", run.run_id)[0] == 5
+    assert submitter.submit(job, key="k").run_id == run.run_id and platform.attempts == {}
+
+
+def test_an_unknown_outcome_is_never_acknowledged(submitter, job, platform, monkeypatch, tmp_path, cli):
+    """A watcher that accepts the run while the command prints it does not make the command's answer known."""
+    from cloudtrain.cli.view import summary
+
+    printed = summary.print_submitted
+
+    def accepted_meanwhile(run, how):
+        printed(run, how)
+        look(run)
+
+    monkeypatch.setattr(summary, "print_submitted", accepted_meanwhile)
+    platform.after_commit = True
+    platform.fails = {"submit": [LOST]}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job.to_dict(given=True)))
+    code, _, _ = cli("submit", str(file), "-t", "platform")
+    (attempt,) = submitter.store.unsettled()
+    assert code == 5 and attempt.handle, "it was accepted, and is not acknowledged"
+
+
 def test_readers_never_submit(submitter, job, platform, monkeypatch, cli):
     platform.fails = {"submit": [LOST]}
     run = submitter.submit(job)

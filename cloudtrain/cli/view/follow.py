@@ -44,6 +44,8 @@ def begin(
             run, action, after = start()
             unknown = bool(run.attempts[-1].unanswered_since)
             _print_started(run, "was sent to" if unknown else action, follow=follow, wait=wait, as_json=as_json)
+            if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown
+                run.acknowledge()  # behind the flush: from here on the person knows the id
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
             if follow or wait:
@@ -66,7 +68,6 @@ def _print_started(run: Run, action: str, *, follow: bool, wait: bool, as_json: 
     else:
         terminal.note(f"{run.run_id}  {action} {run.record.backend}")
     sys.stdout.flush()
-    run.acknowledge()  # behind the flush: from here on the person knows the id
 
 
 def _unprinted_run(store: Store) -> Run | None:
