@@ -3,9 +3,9 @@
     python benchmarks/path.py [--list] [--target local|sagemaker]
 
 `sys.setprofile` sees every call of the thread that submits; what other packages, the launcher and the watcher do is not
-counted. A module's body counts as a function, an import that leads into another file as a move. A package's __init__.py
-counts as a file even when it is empty; how many hold no code stands in a column of its own. SageMaker is our simulator. With
---list the files are printed in the order in which they are entered, and no result is kept.
+counted. A module's body counts as a function, an import that leads into another file as a move. Only files with code
+count: an __init__.py with a docstring alone does not. SageMaker is our simulator. With --list the files are printed
+in the order in which they are entered, and no result is kept.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def main() -> int:
     found = {target: measured(target) for target in chosen.target or TARGETS}
     if chosen.list:
         for target, path in found.items():
-            print(f"{target}: {len(path['files'])} files")
+            print(f"{target}: {len(path['files'])} files with code")
             for number, (name, lines) in enumerate(path["files"], 1):
-                print(f"{number:4} {name} ({lines} lines)" if lines else f"{number:4} {name} (no code)")
+                print(f"{number:4} {name} ({lines} lines)")
         return 0
     rows = [
-        (target, len(counts), counts.count(0), sum(counts), path["functions"], path["moves"])
+        (target, len(counts), sum(counts), path["functions"], path["moves"])
         for target, path in found.items()
         for counts in [[lines for _, lines in path["files"]]]
     ]
-    body = table(rows, ["a submit on", "files", "without code", "their lines", "functions", "moves between files"])
+    body = table(rows, ["a submit on", "files with code", "their lines", "functions", "moves between files"])
     gates = [("files, local", len(found["local"]["files"]), AIM)] if "local" in found else []
     return report("path", "The files that one submit enters", body, gates)
 
@@ -126,7 +126,7 @@ def submit(target: str) -> dict[str, Any]:
     if target == "local":
         run.wait()
     lines = [(name.removeprefix(top), length(Path(name).read_text())) for name in files]
-    return {"files": lines, "functions": len(functions), "moves": moves}
+    return {"files": [(name, count) for name, count in lines if count], "functions": len(functions), "moves": moves}
 
 
 def length(text: str) -> int:

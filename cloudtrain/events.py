@@ -204,11 +204,13 @@ _NOTHING = Usage(None, None, ())
 
 def read_usage(data: Mapping[str, Any]) -> Usage:
     """Return what a usage event's data say: finite numbers that are not negative, and GPUs that tell any of theirs."""
-    told = data.get("gpus")
-    rows = [row for row in told if isinstance(row, Mapping)] if isinstance(told, list) else []
+    gpu_rows = data.get("gpus")
+    rows = [row for row in gpu_rows if isinstance(row, Mapping)] if isinstance(gpu_rows, list) else []
     gpus = [_gpu(at, row) for at, row in enumerate(rows[:MOST_GPUS])]
-    known = tuple(gpu for gpu in gpus if (gpu.percent, gpu.memory_bytes, gpu.memory_total_bytes) != (None, None, None))
-    return Usage(_amount(data, "cpu_percent"), _amount(data, "rss_bytes"), known)
+    measured_gpus = tuple(
+        gpu for gpu in gpus if (gpu.percent, gpu.memory_bytes, gpu.memory_total_bytes) != (None, None, None)
+    )
+    return Usage(_amount(data, "cpu_percent"), _amount(data, "rss_bytes"), measured_gpus)
 
 
 def _gpu(at: int, row: Mapping[str, Any]) -> Gpu:

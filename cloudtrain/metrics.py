@@ -82,9 +82,9 @@ class MetricParser:
             if named and value is not None and self._heard(name, rank):
                 yield self._step(name, step), name, value
 
-    def _bar(self, done: int, total: int, told: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
+    def _bar(self, done: int, total: int, fields: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
         """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
-        for name, raw in told:
+        for name, raw in fields:
             value = None if name in self._patterns else _number(raw)
             if value is None or not self._heard(name, rank):
                 continue
@@ -99,8 +99,8 @@ class MetricParser:
     def _heard(self, name: str, rank: int) -> bool:
         return self._speaker.setdefault(name, rank) == rank
 
-    def _step(self, name: str, said: Any) -> int:
-        number = _number(said)
+    def _step(self, name: str, value: Any) -> int:
+        number = _number(value)
         if number is not None and abs(number) < STEPS:
             self._seen[name] = int(number)
         else:
@@ -114,16 +114,16 @@ def _count(text: str, speed: str) -> tuple[int, int] | None:
     What tqdm has rounded (`unit_scale`) is a rounded step; the letters are powers of 1000, which is tqdm's own choice.
     """
     text = text[-80:].rstrip()
-    found = _COUNT.search(text)
-    if not found or "/" not in found[0]:  # no size: the unit stands behind, the one that the speed is in
+    match = _COUNT.search(text)
+    if not match or "/" not in match[0]:  # no size: the unit stands behind, the one that the speed is in
         scaled = _SCALED.match(speed)
         unit = scaled[1] if scaled else speed.lstrip("?. 0123456789").removesuffix("/s").removeprefix("s/")
-        found = _COUNT.search(text.removesuffix(unit).rstrip()) if unit and text.endswith(unit) else None
-    if not found:
+        match = _COUNT.search(text.removesuffix(unit).rstrip()) if unit and text.endswith(unit) else None
+    if not match:
         return None
     try:
-        done = round(float(found[1]) * _SCALES.get(found[2], 1.0))
-        total = round(float(found[3] or 0) * _SCALES.get(found[4] or "", 1.0))
+        done = round(float(match[1]) * _SCALES.get(match[2], 1.0))
+        total = round(float(match[3] or 0) * _SCALES.get(match[4] or "", 1.0))
     except (ValueError, OverflowError):
         return None
     return (done, total) if max(done, total) < STEPS else None
@@ -131,11 +131,11 @@ def _count(text: str, speed: str) -> tuple[int, int] | None:
 
 def _told(text: str, at: int) -> list[tuple[str, str]]:
     """Return the names and values in a bar from behind its speed to its closing bracket; none where that is not there."""
-    told = []
-    while found := _TOLD.match(text, at):
-        at = found.end()
-        told.append((found[1], found[2] or ""))
-    return told if text[at : at + 1] == "]" else []
+    fields = []
+    while match := _TOLD.match(text, at):
+        at = match.end()
+        fields.append((match[1], match[2] or ""))
+    return fields if text[at : at + 1] == "]" else []
 
 
 def _literal(text: str) -> dict[Any, Any] | None:
@@ -152,8 +152,8 @@ def _readable(text: str) -> dict[Any, Any]:
     for piece in _PIECE.findall(text):
         depth += (piece in ("(", "[", "{")) - (piece in (")", "]", "}"))
         if depth == 0 or (depth == 1 and piece == ","):
-            if found := _ENTRY.fullmatch("".join(parts)):
-                row[found[1]] = found[2].strip().strip("'\"")
+            if match := _ENTRY.fullmatch("".join(parts)):
+                row[match[1]] = match[2].strip().strip("'\"")
             parts = []
             if depth == 0:
                 break

@@ -65,9 +65,9 @@ def read(path: Path) -> Document:
         raise BadRequest(f"{path} is not UTF-8 text", "write it again with a text editor") from None
     except tomllib.TOMLDecodeError as error:
         last = len(text.splitlines()) or 1
-        said = str(error).replace("at end of document", f"at line {last}, the end of the file")
-        hint = 'text stands in quotes: key = "value"' if "Invalid value" in said else "see https://toml.io"
-        raise BadRequest(f"{path} is no TOML: {said[:1].lower()}{said[1:]}", hint) from None
+        message = str(error).replace("at end of document", f"at line {last}, the end of the file")
+        hint = 'text stands in quotes: key = "value"' if "Invalid value" in message else "see https://toml.io"
+        raise BadRequest(f"{path} is no TOML: {message[:1].lower()}{message[1:]}", hint) from None
     document = Document.of(_texts(data), str(path), _lines(text))
     problems = list(_problems(document))
     if problems:
@@ -90,7 +90,7 @@ def targets(documents: list[Document]) -> dict[str, Target]:
     merged = Document.of({}, "")
     for document in documents:
         merged.overlay(part(document, ("targets",)))
-    found = {}
+    by_name = {}
     problems = []
     for name, entry in merged.value.items():
         mark = merged.mark((name,))
@@ -102,18 +102,18 @@ def targets(documents: list[Document]) -> dict[str, Target]:
         options = part(merged, (name,))
         options.value = {key: value for key, value in entry.items() if key != "backend"}
         options.marks.pop(("backend",), None)
-        found[name] = Target(name, entry["backend"], options)
+        by_name[name] = Target(name, entry["backend"], options)
     if problems:
         raise BadJob(problems)
-    return found
+    return by_name
 
 
 def _problems(document: Document) -> list[Problem]:
-    found = []
+    problems = []
 
     def add(message: str, path: tuple[str, ...], hint: str) -> None:
         mark = document.mark(path)
-        found.append(Problem(message, ".".join(path), hint, mark.file, mark.line))
+        problems.append(Problem(message, ".".join(path), hint, mark.file, mark.line))
 
     for table, entries in document.value.items():
         if table not in _TABLES:
@@ -131,7 +131,7 @@ def _problems(document: Document) -> list[Problem]:
                     add("must be a table", (table, name), f'write [targets.{name}] and backend = "..." in it')
                 elif not isinstance(entry.get("backend", ""), str):
                     add("must be the name of a backend", (table, name, "backend"), 'as in backend = "ssh"')
-    return found
+    return problems
 
 
 def _root_paths(defaults: dict[str, Any], folder: Path) -> None:
@@ -166,15 +166,15 @@ def _texts(value: Any) -> Any:
 
 def _lines(text: str) -> Mapping[tuple[str | int, ...], int]:
     """Return the lines of tables and keys, as far as they begin a line (multi-line texts may add wrong ones)."""
-    found: dict[tuple[str | int, ...], int] = {}
+    lines_by_path: dict[tuple[str | int, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.fullmatch(line):
             table = _keys(header[1])
-            found.setdefault(table, number)
+            lines_by_path.setdefault(table, number)
         elif entry := _ENTRY.match(line):
-            found.setdefault((*table, *_keys(entry[1])), number)
-    return found
+            lines_by_path.setdefault((*table, *_keys(entry[1])), number)
+    return lines_by_path
 
 
 def _keys(text: str) -> tuple[str, ...]:

@@ -49,13 +49,13 @@ def explain(
     error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
 ) -> list[Problem]:
     """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
-    found = []
+    problems = []
     for item in error.errors(include_url=False):
         loc = tuple(part for part in item["loc"] if part != "[key]")
         path = (*prefix, *loc)
         message, hint = _said(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
-        found.append(located(Problem(message, dotted(path), hint), document, path))
-    return sorted(found, key=lambda problem: problem.line or 0)
+        problems.append(located(Problem(message, dotted(path), hint), document, path))
+    return sorted(problems, key=lambda problem: problem.line or 0)
 
 
 def located(problem: Problem, document: Document | None, path: Sequence[str | int] | None = None) -> Problem:
@@ -63,7 +63,7 @@ def located(problem: Problem, document: Document | None, path: Sequence[str | in
     if document is None or problem.line is not None:
         return problem
     if path is None:
-        names = {dotted(known): known for known in document.marks}
+        names = {dotted(marked_path): marked_path for marked_path in document.marks}
         name = problem.path
         while name and name not in names:
             name = re.sub(r"(^|\.)[^.]*$|\[\d+\]$", "", name)
@@ -136,25 +136,25 @@ def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: boo
     return message[:1].lower() + message[1:], ""
 
 
-def nearest(word: str, known: Collection[str]) -> str:
+def nearest(word: str, names: Collection[str]) -> str:
     """Return the known word that is most like another, or the empty text."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word, known, 1)), "")
+    return next(iter(get_close_matches(word, names, 1)), "")
 
 
 def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     here: type[BaseModel] | None = model
     for part in loc[:-1]:
         here = _inner(here, part) if here is not None else None
-    known = {field.alias or name for name, field in here.model_fields.items()} if here else set()
+    keys = {field.alias or name for name, field in here.model_fields.items()} if here else set()
     key = str(loc[-1])
-    if near := nearest(key, known):
+    if near := nearest(key, keys):
         return "is not a known key", f"did you mean {near}?"
     elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return "is not a known key here", f"did you mean {elsewhere[0]}?"
-    return "is not a known key", f"known are {', '.join(sorted(known))}" if known else ""
+    return "is not a known key", f"known are {', '.join(sorted(keys))}" if keys else ""
 
 
 def _inner(model: type[BaseModel], part: Any) -> type[BaseModel] | None:

@@ -67,28 +67,30 @@ def resolve(
     from cloudtrain.job.job import Job
 
     own, folder = _document(job)
-    found = [configfile.read(path) for path in configfile.paths(folder)]
-    known = configfile.targets(found)
+    documents = [configfile.read(path) for path in configfile.paths(folder)]
+    named = configfile.targets(documents)
     place: Target | None = None
     while True:
-        layers = [configfile.part(document, ("defaults",)) for document in found]
+        layers = [configfile.part(document, ("defaults",)) for document in documents]
         if place:
             options = Document.of({}, "")
             options.put(("options", place.backend), place.options)
             layers.append(options)
         whole = _stack([*layers, own], sets, target)
         wanted = str(whole.value.get("target") or "local")
-        if place or wanted not in known:
+        if place or wanted not in named:
             break
-        place = known[wanted]  # now with its options below those of the job file
+        place = named[wanted]  # now with its options below those of the job file
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:
-        told = {problem.path for problem in error.problems}
-        raise BadJob([*error.problems, *(one for one in _absent(whole, folder) if one.path not in told)]) from None
+        reported_paths = {problem.path for problem in error.problems}
+        raise BadJob(
+            [*error.problems, *(one for one in _absent(whole, folder) if one.path not in reported_paths)]
+        ) from None
     backend = place.backend if place else made.target
     if backends and backend not in backends:
-        raise _unknown(made.target, backend, sorted(backends), known)
+        raise _unknown(made.target, backend, sorted(backends), named)
     return Resolved(made, made.target, backend, made.options.get(backend, {}), _origins(made, whole))
 
 
@@ -140,16 +142,16 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
     return []
 
 
-def _unknown(target: str, backend: str, backends: Sequence[str], known: Mapping[str, Target]) -> UnknownBackend:
+def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[str, Target]) -> UnknownBackend:
     from cloudtrain.job.problems import nearest
 
     message = (
         f"there is no target {target}" if target == backend else f"the target {target} names no backend: {backend}"
     )
-    near = nearest(backend, [*backends, *known])
+    near = nearest(backend, [*backends, *named])
     hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"
-    hint += f"; targets are {', '.join(sorted(known))}" if known else f"; targets stand in {_file()} as [targets.NAME]"
+    hint += f"; targets are {', '.join(sorted(named))}" if named else f"; targets stand in {_file()} as [targets.NAME]"
     return UnknownBackend(message, hint)
 
 

@@ -29,11 +29,11 @@ def duration_s(text: str) -> int:
 
 def size_bytes(text: str) -> int:
     """Return the bytes of a text such as `64GB`, `64GiB` or `500 MB`; raises ValueError with what would be right."""
-    found = _SIZE.fullmatch(text)
-    if not found:
+    match = _SIZE.fullmatch(text)
+    if not match:
         raise ValueError("write a number and a unit: 500MB, 64GB, 64GiB or 1TB")
-    power = "kmgt".index(found[2].lower()) + 1
-    size = round(float(found[1]) * float(1024 if found[3] else 1000) ** power)
+    power = "kmgt".index(match[2].lower()) + 1
+    size = round(float(match[1]) * float(1024 if match[3] else 1000) ** power)
     if size < 1:
         raise ValueError("it must be more than nothing")
     return size

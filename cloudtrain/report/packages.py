@@ -10,14 +10,14 @@ from cloudtrain.events import Event
 _LINE = re.compile(r"[a-z0-9][a-z0-9.-]*==[\w.+!]+", re.ASCII)
 
 
-def requirements(told: Iterable[Event]) -> list[str]:
+def requirements(events: Iterable[Event]) -> list[str]:
     """Return NAME==VERSION of the newest start that told of its packages, sorted; `told` are its run's events in order."""
-    found: list[str] = []
-    for event in told:
+    lines: list[str] = []
+    for event in events:
         if event.kind != "requirements":
             continue
         packages = event.data.get("packages")
         if event.data.get("part") == 0:
-            found = []  # another attempt, or another start of one
-        found += [line for line in packages if isinstance(line, str)] if isinstance(packages, list) else []
-    return sorted({line for line in found if len(line) < 200 and _LINE.fullmatch(line)})
+            lines = []  # another attempt, or another start of one
+        lines += [line for line in packages if isinstance(line, str)] if isinstance(packages, list) else []
+    return sorted({line for line in lines if len(line) < 200 and _LINE.fullmatch(line)})

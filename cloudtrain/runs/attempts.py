@@ -1,5 +1,4 @@
-"""What submitter, watcher and readers do alike with an attempt: find its backend, bundle and secrets, plan the next one,
-wait before the next look."""
+"""An attempt's backend, bundle and secrets, the plan of the next attempt, and the pause before the next look."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def missing_secrets(plan: Plan) -> list[str]:
 def secret_sources(plan: Plan) -> set[str]:
     """Return the variables of the submitting process from which secrets of a job come."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return {source[4:] for found in secrets.values() for source in found if source.startswith("env:")}
+    return {source[4:] for secret in secrets.values() for source in secret if source.startswith("env:")}
 
 
 def secret_names(plan: Plan) -> set[str]:

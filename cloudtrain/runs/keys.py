@@ -1,4 +1,4 @@
-"""What makes two submissions the same one: the identity of a plan, and the run that a `--key` names."""
+"""Decide whether two submissions are of the same job: by the identity of their plans, or by `--key`."""
 
 from __future__ import annotations
 

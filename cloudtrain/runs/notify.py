@@ -62,7 +62,7 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     from cloudtrain.source import secrets
 
     record = store.find(run_id)
-    attempt = next(found for found in store.attempts(run_id) if found.attempt_id == attempt_id)
+    attempt = next(candidate for candidate in store.attempts(run_id) if candidate.attempt_id == attempt_id)
     status = attempt.status if event == "preemption" else record.status
     reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
@@ -88,10 +88,10 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
 
 def settings(files: Sequence[Path]) -> dict[str, Any]:
     """Return the `[notify]` tables of some configuration files, of which the later ones win key by key."""
-    found: dict[str, Any] = {}
+    notify: dict[str, Any] = {}
     for path in files:
-        found.update(configfile.read(path).value.get("notify") or {})
-    return found
+        notify.update(configfile.read(path).value.get("notify") or {})
+    return notify
 
 
 def send(given: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
@@ -105,8 +105,8 @@ def send(given: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
 
     ways = [(kind, way) for kind, way in (("command", _run), ("webhook", _post)) if given.get(kind)]
     with ThreadPoolExecutor(len(ways) or 1) as pool:  # none waits for another, which may fail for minutes
-        told = [pool.submit(_tried, kind, way, str(given[kind]), data) for kind, way in ways]
-    return [problem for one in told if (problem := one.result())]
+        deliveries = [pool.submit(_tried, kind, way, str(given[kind]), data) for kind, way in ways]
+    return [problem for one in deliveries if (problem := one.result())]
 
 
 def _tried(kind: str, way: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
@@ -122,10 +122,10 @@ def _tried(kind: str, way: Callable[[str, Mapping[str, Any]], str], where: str, 
 
 def _run(command: str, data: Mapping[str, Any]) -> str:
     """Run a shell command with the message on its standard input and in its environment; return what went wrong."""
-    told = {f"CLOUDTRAIN_{name.upper()}": "" if value is None else str(value) for name, value in data.items()}
+    variables = {f"CLOUDTRAIN_{name.upper()}": "" if value is None else str(value) for name, value in data.items()}
     try:
         done = subprocess.run(
-            ["/bin/sh", "-c", command], input=json.dumps(data).encode(), env={**os.environ, **told}, timeout=TIMEOUT_S,
+            ["/bin/sh", "-c", command], input=json.dumps(data).encode(), env={**os.environ, **variables}, timeout=TIMEOUT_S,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -155,9 +155,9 @@ def _post(address: str, data: Mapping[str, Any]) -> str:
 def _files(store: Store, run_id: str) -> list[Path]:
     """Return the configuration files in force when the run was submitted that ask for notifications."""
     named = store.provenance(run_id).get("configuration")
-    found = [Path(path) for path in named] if isinstance(named, list) else configfile.paths(Path("/"))
+    paths = [Path(path) for path in named] if isinstance(named, list) else configfile.paths(Path("/"))
     wanted = []
-    for path in found:
+    for path in paths:
         try:
             # Most files hold no such word, and need not be parsed: TOML has many ways to write a table.
             if b"notify" in path.read_bytes() and configfile.read(path).value.get("notify"):

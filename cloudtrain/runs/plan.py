@@ -1,4 +1,4 @@
-"""Planner: from a job to the plan of a run, on any backend. It packages; it stores no intent and sends nothing."""
+"""Plan a run: resolve the job, package its source, make its backend's request. Stores no intent and sends nothing."""
 
 from __future__ import annotations
 
@@ -60,14 +60,19 @@ class Planner:
         else:
             self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
         with Quickly():
-            found = targets.resolve(job, sets, target=self.target, backends=registry.Names())
-            kind = registry.backend_class(found.backend)
-            options = {**found.options, **self.overrides}
-            problems = [*_unsupported(found.job, kind), *_invalid(options, kind, found.backend, found.target)]
+            resolution = targets.resolve(job, sets, target=self.target, backends=registry.Names())
+            kind = registry.backend_class(resolution.backend)
+            options = {**resolution.options, **self.overrides}
+            problems = [
+                *_unsupported(resolution.job, kind),
+                *_invalid(options, kind, resolution.backend, resolution.target),
+            ]
         if problems:
-            raise BadJob(found.job.located(problems))
-        ready = found.job.model_copy(update={"options": {found.backend: options}, "target": found.target})
-        return Resolved(ready, found.target, found.backend)
+            raise BadJob(resolution.job.located(problems))
+        ready = resolution.job.model_copy(
+            update={"options": {resolution.backend: options}, "target": resolution.target}
+        )
+        return Resolved(ready, resolution.target, resolution.backend)
 
     def package(self, resolved: Resolved) -> Bundle:
         """Return the bundle of a job's source, made or found below the home."""
@@ -82,7 +87,7 @@ class Planner:
         if bundle.commit and bundle.dirty:
             from cloudtrain.source import provenance
 
-            sources = [source[4:] for found in job.secrets.values() for source in found if source.startswith("env:")]
+            sources = [source[4:] for secret in job.secrets.values() for source in secret if source.startswith("env:")]
             provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
         return bundle
 
@@ -105,8 +110,8 @@ class Planner:
         if job.retry.max_attempts > 1 and job.entrypoint is not None:  # the shared trainer resumes
             from cloudtrain.runs import resume_check
 
-            if told := resume_check.note(job, bundle):
-                plan = replace(plan, notes=(*plan.notes, told))
+            if warning := resume_check.note(job, bundle):
+                plan = replace(plan, notes=(*plan.notes, warning))
         return plan
 
     def backend(self, resolved: Resolved) -> Backend:
@@ -147,7 +152,7 @@ def label(text: str) -> str:
 
 def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
     """Return what the job wants and the backend cannot do."""
-    sources = {source.partition(":")[0] for found in job.secrets.values() for source in found}
+    sources = {source.partition(":")[0] for secret in job.secrets.values() for source in secret}
     uris = {f"inputs.{name}": item.uri for name, item in job.inputs.items()} | (
         {"output": job.output} if job.output else {}
     )
@@ -192,9 +197,11 @@ def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target:
     try:
         model.model_validate(options)
     except ValidationError as error:
-        found = problems.explain(error, model, prefix=("options", name))
+        explained = problems.explain(error, model, prefix=("options", name))
         missing = "is missing"  # pydantic's word, as problems.explain puts it
-        return [replace(one, hint=_where(one.path, name, target)) if one.message == missing else one for one in found]
+        return [
+            replace(one, hint=_where(one.path, name, target)) if one.message == missing else one for one in explained
+        ]
     return []
 
 

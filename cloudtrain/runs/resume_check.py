@@ -29,9 +29,9 @@ def note(job: Job, bundle: Bundle) -> str:
 
     The source is read until the first sign, a megabyte of a file at most.
     """
-    said = " ".join([*job.args, *job.hyperparameters, *job.env]).encode("utf-8", "replace")
+    arguments = " ".join([*job.args, *job.hyperparameters, *job.env]).encode("utf-8", "replace")
     root = Path(bundle.source)
-    if _SIGN.search(said) or any(_shows(root / name) for name in _first([file.path for file in bundle.files])):
+    if _SIGN.search(arguments) or any(_shows(root / name) for name in _first([file.path for file in bundle.files])):
         return ""
     return (
         f"{job.retry.max_attempts} attempts, but nothing in the source looks like resuming: each would begin anew; save below "

@@ -1,4 +1,4 @@
-"""Run: what a person holds after submitting."""
+"""A submitted run: status, logs, metrics, cancel, fetch, resume and rerun."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Run:
         number = int(first)
         cursor: str | None = inner or None
         while True:
-            attempt = next((found for found in self.attempts if found.number == number), None)
+            attempt = next((candidate for candidate in self.attempts if candidate.number == number), None)
             if attempt is not None and attempt.handle is not None:
                 backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
                 for line in backend.logs(attempt.handle, follow=follow, after=cursor):
@@ -152,8 +152,8 @@ class Run:
         from cloudtrain.diagnosis import record
         from cloudtrain.diagnosis.tail import Tail
 
-        if found := record.load_verdict(self.store, newest):
-            return found
+        if stored := record.load_verdict(self.store, newest):
+            return stored
         tail = Tail()
         if newest.handle is not None:
             for line in self.logs(after=f"{newest.number}/", raw=True):

@@ -1,9 +1,9 @@
-"""Sends attempts to their platforms: the only place that calls `Backend.submit`.
+"""Submit attempts to their platforms: the only module that calls `Backend.submit`.
 
-Each submission has one of three outcomes, and the history has it before anybody hears of it:
+Each submission has one of three outcomes, which is stored before it is returned:
 
 - `Accepted`: the platform gave a handle.
-- `Refused`: the platform said no. The attempt is FAILED; only a lack of machines may be followed by another attempt.
+- `Refused`: the platform said no. The attempt is FAILED; only insufficient capacity may be followed by another attempt.
 - `Unknown`: the answer was lost. The attempt stays open, and nothing is sent again before `Backend.find` has answered.
 """
 
@@ -40,7 +40,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """The platform does not take the attempt; `waiting` where another one follows when there are machines."""
+    """The platform does not take the attempt; `waiting` where another one follows when there is capacity."""
 
     error: CloudtrainError
     waiting: bool = False
@@ -105,7 +105,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
     The platform is asked first. What it has is accepted. What it does not have is ended where the run was cancelled,
     and sent again where `may_send` and that is still wanted: a retry or resume always, a first submission only where
-    its sender heard no answer, and not for longer than ADOPTABLE_S. One whose sender was killed is left to the next
+    its sender got no answer, and not for longer than ADOPTABLE_S. One whose sender was killed is left to the next
     `submit` of the same job. So is one that was accepted here, until somebody acknowledges it: it keeps no owner.
     """
     if not is_free(attempt):
@@ -197,13 +197,13 @@ def _refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
     if reason:
         store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
     else:
-        said = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
-        store.set_status(plan.run_id, replace(status, reason=said))
+        reason_shown = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
+        store.set_status(plan.run_id, replace(status, reason=reason_shown))
     return Refused(error, waiting=bool(reason))
 
 
 def _unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
-    attempt = next(found for found in store.attempts(plan.run_id) if found.number == plan.attempt)
+    attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
     store.record_unanswered(plan.attempt_id, _not_known(plan.backend, attempt, error))
     return Unknown(error)
 

@@ -1,4 +1,4 @@
-"""Submitter: from a job to a run, on any backend, exactly once."""
+"""Submit a job exactly once, on any backend; adopt an interrupted submission of the same job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loop that brings a run's log, metrics and state into the store, and starts the next attempt when one is due.
+"""The watcher of a run: collects its log, metrics and status into the store, and starts the next attempt when one is due.
 
-`submit` starts it detached, one process for one run, under a lease in the store. When it dies any reader takes over. It
-never holds what cannot be found again: the job does not depend on it.
+`submit` starts it detached, one process for each run, with a lease in the store. When it dies, any reader takes over: all
+that it needs is in the store, and the job does not depend on it.
 """
 
 from __future__ import annotations
@@ -128,18 +128,18 @@ class Watcher:
                 self._ask_images(attempt, backend)  # again where the platform has started it anew
         return False
 
-    def catch_up(self, told: Mapping[str, Status], files: Callable[[], None]) -> None:
-        """Bring the store up to date with the attempts of an attached run, once; nothing is started or told to anybody.
+    def catch_up(self, statuses: Mapping[str, Status], files: Callable[[], None]) -> None:
+        """Store the logs and statuses of an attached run's attempts, once; starts nothing and notifies nobody.
 
-        Those that are gone from there stay as they are known. `files` brings what lies beside the logs, which it follows.
+        Attempts that are gone from the output stay as they are stored. `files` stores the event files, after the logs.
         """
-        known = [attempt for attempt in self.store.attempts(self.run_id) if attempt.attempt_id in told]
-        backends = [backend_of(attempt.plan, self.store.home, attempt.handle) for attempt in known]
-        for attempt, backend in zip(known, backends, strict=True):
+        attempts = [attempt for attempt in self.store.attempts(self.run_id) if attempt.attempt_id in statuses]
+        backends = [backend_of(attempt.plan, self.store.home, attempt.handle) for attempt in attempts]
+        for attempt, backend in zip(attempts, backends, strict=True):
             self._read_log(attempt, backend)
         files()
-        for attempt, backend in zip(known, backends, strict=True):
-            status = told[attempt.attempt_id]
+        for attempt, backend in zip(attempts, backends, strict=True):
+            status = statuses[attempt.attempt_id]
             if status.state.final:
                 self._judge(attempt, status, backend)
             if status != attempt.status:
@@ -152,21 +152,21 @@ class Watcher:
         tail = self._tails.get(attempt.attempt_id)
         lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
         while batch := list(islice(lines, BATCH)):
-            found = [event for line in batch if (event := self._event(attempt, line))]
-            points = [row for e in found if e.kind == "metric" for row in events.rows(e, _points(e))]
+            batch_events = [event for line in batch if (event := self._event(attempt, line))]
+            points = [row for e in batch_events if e.kind == "metric" for row in events.rows(e, _points(e))]
             for line in batch:
                 if not line.text.startswith(events.MARK):
                     if tail:
                         tail.add(line)
                     plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
                     points += events.rows(plain, self._parser(attempt).metrics(line.text, line.rank))
-            others = [event for event in found if event.kind != "metric"]
+            others = [event for event in batch_events if event.kind != "metric"]
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
 
     def _read_files(self, attempt: AttemptRecord, *, at_once: bool) -> None:
-        """Bring in what other tools wrote below the run's outputs, where these lie on this machine; what the log has
-        told already is not taken from them."""
+        """Store the points of TensorBoard's and W&B's files in the run's outputs, where these are on this machine, except
+        metrics that the log has already."""
         if not at_once and time.monotonic() - self._files_at < FILES_S:
             return
         self._files_at = time.monotonic()
@@ -177,24 +177,24 @@ class Watcher:
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
             names = {path.relative_to(outputs).as_posix(): path for path in event_files.list_files(outputs, since)}
 
-            def told(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
+            def prefix_before(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
                 kept = self.store.curves.first(attempt.attempt_id, seq, seq + event_files.MOST_RECORDS)
                 return event_files.former_prefix(names[name], seq, kept) if kept else None
 
-            for name, place in places.assign(names, told).items():
+            for name, place in places.assign(names, prefix_before).items():
                 path = names[name]
                 reader = self._readers.setdefault((attempt.attempt_id, path), event_files.Reader(path, place))
                 while points := reader.read():
-                    heard = self.store.curves.metric_names(attempt.attempt_id, event_files.FIRST_SEQ)
+                    logged_names = self.store.curves.metric_names(attempt.attempt_id, event_files.FIRST_SEQ)
                     rows = []
                     for point in points:
                         event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")
                         rows += events.rows(event, [(point.step, point.name, point.value)])
-                    self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in heard])
+                    self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in logged_names])
                     self._lease()
 
     def _parser(self, attempt: AttemptRecord) -> MetricParser:
-        """Return what listens to an attempt's ordinary lines; a new watcher goes on counting where the last one was."""
+        """Return the parser of metrics in an attempt's plain lines; it counts on from the steps that are stored."""
         if attempt.attempt_id not in self._parsers:
             seen = {row.name: row.step for row in self.store.curves.of_attempt(attempt.attempt_id)}
             self._parsers[attempt.attempt_id] = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen)
@@ -205,7 +205,7 @@ class Watcher:
         return Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed) if parsed else None
 
     def _follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
-        """Write an attempt's end, unless the next one waits for machines, or is to be started by somebody else."""
+        """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
         if not run.cancel_requested and retry.allowed(attempt.plan, status):
             if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
                 if (run.status.state, run.status.reason) != (State.QUEUED, reason):
@@ -217,7 +217,7 @@ class Watcher:
         return self._end(run, attempt, status, backend)
 
     def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
-        """Write an attempt's end, and the run's, unless another attempt is due."""
+        """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
         if run.cancel_requested and attempt.handle is None:
             status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
         if status.ended_at is None:
@@ -249,22 +249,22 @@ class Watcher:
         return True
 
     def _ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
-        """Keep which container images an attempt's nodes run, where its platform tells; it is in nobody's way."""
+        """Store which container images an attempt's nodes run, where its platform reports them; an error is only logged."""
         if attempt.handle is None or not isinstance(backend, HasImages):
             return
         self._lease()  # it may take seconds
         try:
-            if found := {
-                node: text for node, said in backend.images(attempt.handle).items() if (text := pinned_image(said))
+            if images := {
+                node: text for node, image in backend.images(attempt.handle).items() if (text := pinned_image(image))
             }:
-                self.store.keep_images(attempt.attempt_id, found)
+                self.store.keep_images(attempt.attempt_id, images)
         except BackendError as error:
             self._write(error)
         except Exception as error:
             print(f"{now()} no images: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
-        """Keep why the run failed, before its end is known: who waits for that finds it there. It is in nobody's way."""
+        """Store why the run failed, before its end: whoever waits for the end finds the verdict. An error is only logged."""
         if not status.failed:
             return  # not even the rules are imported: who waits for a good end need not wait for them
         from cloudtrain.diagnosis import record
@@ -280,7 +280,7 @@ class Watcher:
             print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
     def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
-        """Let people know, as cloudtrain.toml asks for it; nothing that goes wrong there is in the way."""
+        """Send the notifications that cloudtrain.toml asks for; an error is only logged."""
         from cloudtrain.runs import notify
 
         try:

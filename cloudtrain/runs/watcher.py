@@ -1,4 +1,4 @@
-"""The watcher of a run as a detached process: started once, and again only where the one before it has died."""
+"""Start the watcher of a run as a detached process; start another one only after the first has died."""
 
 from __future__ import annotations
 

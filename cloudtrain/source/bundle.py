@@ -70,25 +70,25 @@ class Bundle:
         """
         cache = None
         for _ in range(3):
-            found = Source.of(source)
-            _require(found, must_have)
-            limits.check(found.files, allow_large)
-            members = _members(found)
-            cache = cache or StatCache(into, found.root, secrets.rules())
+            source_files = Source.of(source)
+            _require(source_files, must_have)
+            limits.check(source_files.files, allow_large)
+            members = _members(source_files)
+            cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
                 seen = digests.take(members, cache)
                 secrets.refuse(seen.findings, allow_secrets, allow_pointers)
-                known = _known(into, seen.key, seen.source_sha256)
-                sha256, size = (known.sha256, known.size_bytes) if known else _pack(members, seen.digests, into)
+                stored = _known(into, seen.key, seen.source_sha256)
+                sha256, size = (stored.sha256, stored.size_bytes) if stored else _pack(members, seen.digests, into)
             except Changed as change:
                 cache.drop(change.path)
                 changed = change.path
                 continue
-            bundle = cls(into / f"{sha256}.tar.gz", sha256, seen.source_sha256, size, found.files, found.commit,
-                         found.dirty, str(found.root))  # fmt: skip
-            if known != bundle:
+            bundle = cls(into / f"{sha256}.tar.gz", sha256, seen.source_sha256, size, source_files.files, source_files.commit,
+                         source_files.dirty, str(source_files.root))  # fmt: skip
+            if stored != bundle:
                 bundle._remember()
-            if not known:
+            if not stored:
                 with new_file(into / FOLDER / seen.key) as stream:
                     stream.write(sha256.encode())
             cache.save()
@@ -180,25 +180,25 @@ def runtime_files() -> list[tuple[str, Path]]:
     folder = next((f for f in (package / "_entrypoints", package.parent / "entrypoints") if f.is_dir()), None)
     if folder is None:
         raise StoreError("this installation of cloudtrain lacks its entrypoints", "install it again")
-    found = []
+    files = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in ("tests", "__pycache__")]
         inner = os.path.relpath(at, folder)
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
-        found += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
+        files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
-    return found + [(f"{RESERVED}/path/cloudtrain_runtime.py", at) for path, at in found if path == _RUNTIME]
+    return files + [(f"{RESERVED}/path/cloudtrain_runtime.py", at) for path, at in files if path == _RUNTIME]
 
 
 def _members(source: Source) -> list[Member]:
     root = str(source.root)
     members = [
-        Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", found)
-        for file, found in zip(source.files, source.found, strict=True)
+        Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", file_stat)
+        for file, file_stat in zip(source.files, source.found, strict=True)
     ]
     for path, file in runtime_files():
-        found = file.stat()
-        members.append(Member(Entry(path, found.st_size, 0o644), str(file), found))
+        file_stat = file.stat()
+        members.append(Member(Entry(path, file_stat.st_size, 0o644), str(file), file_stat))
     return sorted(members, key=lambda member: member.entry.path)
 
 

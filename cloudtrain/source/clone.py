@@ -96,9 +96,9 @@ def _ask(remote: Remote, into: Path) -> str | None:
     rev = remote.rev or "HEAD"
     output = _git(["ls-remote", "--", remote.address, rev, f"{rev}^{{}}"], into, remote)
     lines = [line.split("\t", 1) for line in output.splitlines() if "\t" in line]
-    found = {name: commit for commit, name in lines}
+    commits = {name: commit for commit, name in lines}
     names = (f"refs/tags/{rev}^{{}}", f"refs/tags/{rev}", f"refs/heads/{rev}", rev)
-    return next((found[name] for name in names if name in found), None)
+    return next((commits[name] for name in names if name in commits), None)
 
 
 def _check_out(remote: Remote, commit: str | None, folder: Path) -> str:
@@ -134,10 +134,10 @@ def _fetch(remote: Remote, commit: str | None, fresh: Path) -> str:
     _git(["fetch", "--quiet", "origin", "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"], fresh,
          remote)  # fmt: skip
     wanted = commit or remote.rev
-    found = git.run(["git", "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}"], fresh)
-    if found.returncode:
+    process = git.run(["git", "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}"], fresh)
+    if process.returncode:
         raise BadSource(f"{remote.address} has no branch, tag or commit {wanted}", "the rev stands behind the last @")
-    return found.stdout.decode().strip()
+    return process.stdout.decode().strip()
 
 
 def _git(arguments: Sequence[str], cwd: Path, remote: Remote) -> str:

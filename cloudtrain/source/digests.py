@@ -70,15 +70,15 @@ def take(members: Sequence[Member], cache: StatCache) -> Survey:
 
 def _facts(member: Member, cache: StatCache) -> tuple[str, Findings]:
     """Return a member's digest and findings: known, or read now."""
-    entry, _, found = member
+    entry, _, file_stat = member
     if entry.mode == LINK:
         return hashlib.sha256(entry.target.encode()).hexdigest(), []
-    if known := cache.get(entry.path, found):
-        return known
+    if cached := cache.get(entry.path, file_stat):
+        return cached
     began = stat_cache.clock_ns()
     own, seen, after = _read(member)
-    if signature(after) == signature(found):
-        cache.put(entry.path, found, began, own, seen)
+    if signature(after) == signature(file_stat):
+        cache.put(entry.path, file_stat, began, own, seen)
     return own, seen
 
 

@@ -57,13 +57,13 @@ class Source:
         query = git.HeadQuery(root) if git.is_near(root) else None
         try:
             chosen = _Choice.of(root)
-            files, links, found = chosen.check()
+            files, links, stats = chosen.check()
             head = query.answer() if query and chosen.from_git else git.Head(None, False)
         finally:
             if query:
                 query.close()
         dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
-        return cls(root, tuple(files), links, head.commit, dirty, found)
+        return cls(root, tuple(files), links, head.commit, dirty, stats)
 
 
 def list_files(root: Path) -> tuple[File, ...]:
@@ -133,18 +133,18 @@ class _Choice:
         return chosen
 
     def _take(self, listing: git.Listing) -> None:
-        found = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
-        for path in found:
+        tracked_paths = {**dict.fromkeys(listing.tracked, True), **dict.fromkeys(listing.untracked, False)}
+        for path in tracked_paths:
             if path.endswith("/" + IGNORE_FILE):
                 self.rules.read(path[: -len(IGNORE_FILE) - 1])
         again: Iterable[str] = git.ignored(self.root, listing.submodules) if self.rules.reincludes else ()
         if self.rules:
-            found = {path: tracked for path, tracked in found.items() if not self.rules.excludes(path)}
+            tracked_paths = {path: tracked for path, tracked in tracked_paths.items() if not self.rules.excludes(path)}
             again = [path for path in again if self.rules.excludes(path) is False]
         self.nested = [path for path in listing.nested if not self.rules.excludes(path + "/")]
         self.nested += [path.rstrip("/") for path in again if path.endswith("/")]
         self.absent_submodules = [path for path in listing.absent_submodules if not self.rules.excludes(path + "/")]
-        self.tracked = {**found, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
+        self.tracked = {**tracked_paths, **dict.fromkeys((path for path in again if not path.endswith("/")), False)}
 
     def _walk(self) -> None:
         git_rules = Rules(self.root, ".gitignore", like_git=True)
@@ -195,22 +195,22 @@ class _Choice:
         folders = _Folders(self.root)
         for path in sorted(self.tracked):
             try:
-                found = folders.lstat(path)
-                if found is None or stat.S_ISDIR(found.st_mode):  # a folder in its place: the file is gone
+                file_stat = folders.lstat(path)
+                if file_stat is None or stat.S_ISDIR(file_stat.st_mode):  # a folder in its place: the file is gone
                     continue
                 path.encode()
                 if path == RESERVED or path.startswith(RESERVED + "/"):
                     problems.append(f"{shown(path)} has a name that bundles keep for their own files; rename it")
-                elif stat.S_ISREG(found.st_mode):
-                    files.append(File(path, found.st_size, 0o755 if found.st_mode & stat.S_IXUSR else 0o644))
-                elif stat.S_ISLNK(found.st_mode):
+                elif stat.S_ISREG(file_stat.st_mode):
+                    files.append(File(path, file_stat.st_size, 0o755 if file_stat.st_mode & stat.S_IXUSR else 0o644))
+                elif stat.S_ISLNK(file_stat.st_mode):
                     links[path] = os.readlink(_fs(self.root, path)).decode()  # noqa: PTH115
                     files.append(File(path, len(links[path].encode()), LINK))
                 else:
-                    kind = _kind(found.st_mode)
+                    kind = _kind(file_stat.st_mode)
                     problems.append(f"{shown(path)} is a {kind}; remove it, or name it in {IGNORE_FILE}")
                 if len(files) > len(stats):
-                    stats.append(found)
+                    stats.append(file_stat)
             except UnicodeError:
                 problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
             except OSError as error:
@@ -243,8 +243,8 @@ class _Folders:
 
     def _is_real(self, folder: str) -> bool:
         if folder not in self._real:
-            found = self.lstat(folder)
-            self._real[folder] = found is not None and stat.S_ISDIR(found.st_mode)
+            folder_stat = self.lstat(folder)
+            self._real[folder] = folder_stat is not None and stat.S_ISDIR(folder_stat.st_mode)
         return self._real[folder]
 
 

@@ -66,8 +66,8 @@ class HeadQuery:
         """Wait for git, and return what it said; a tree that it does not trust counts as dirty."""
         output, _ = self._process.communicate()
         if self._process.returncode:
-            found = run([*_LIST, "rev-parse", "--verify", "--quiet", "HEAD"], self._root, _LIST_ENV)
-            return Head(found.stdout.decode().strip() or None, True)
+            process = run([*_LIST, "rev-parse", "--verify", "--quiet", "HEAD"], self._root, _LIST_ENV)
+            return Head(process.stdout.decode().strip() or None, True)
         commit, dirty = None, False
         for record in output.split(b"\0"):
             if record.startswith(b"# branch.oid "):
@@ -96,13 +96,13 @@ def listing(root: Path) -> Listing | None:
     """
     if not is_near(root):
         return None
-    found = run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
-    if found.returncode:
-        text = found.stderr.decode(errors="replace")
+    process = run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
+    if process.returncode:
+        text = process.stderr.decode(errors="replace")
         if "not a git repository (or any" in text and not os.path.lexists(root / ".git"):
             return None
         raise BadSource(f"git cannot list {root}: {last_line(text)}", f"git -C '{root}' status shows more")
-    return _collect(root, found.stdout)
+    return _collect(root, process.stdout)
 
 
 def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
@@ -110,15 +110,15 @@ def ignored(root: Path, submodules: Sequence[str]) -> list[str]:
     paths = []
     for prefix in ("", *(f"{name}/" for name in submodules)):
         folder = root / prefix if prefix else root
-        found = run([*_LIST, "ls-files", "-o", "-i", "--exclude-standard", "-z"], folder, _LIST_ENV)
-        paths += [prefix + path for path in _text(found.stdout).split("\0") if path]
+        process = run([*_LIST, "ls-files", "-o", "-i", "--exclude-standard", "-z"], folder, _LIST_ENV)
+        paths += [prefix + path for path in _text(process.stdout).split("\0") if path]
     return paths
 
 
 def rule(root: Path, path: str) -> str:
     """Return the rule that ignores a file, as `.gitignore:3: *.log`, or an empty string."""
-    found = run([*_LIST, "check-ignore", "-v", "--no-index", "--", path], root, _LIST_ENV)
-    match = re.match(r"(.*?):(\d+):(.*)\t", _text(found.stdout))
+    process = run([*_LIST, "check-ignore", "-v", "--no-index", "--", path], root, _LIST_ENV)
+    match = re.match(r"(.*?):(\d+):(.*)\t", _text(process.stdout))
     return "{}:{}: {}".format(*match.groups()) if match else ""
 
 

@@ -104,7 +104,7 @@ def changes(root: Path, packaged: Collection[str], secrets: Collection[str] = ()
         if len(chosen := [name for name in names if name in packaged]) > MAX_FILES:
             return Patch("", (f"{len(chosen)} files are changed: the patch of {MAX_FILES} at most is kept",))
         clean, left_out = _searched(root, chosen, secrets)
-        left_out += _bounded([said for name in names if (said := _elsewhere(root, name, packaged))], "changes")
+        left_out += _bounded([sentence for name in names if (sentence := _elsewhere(root, name, packaged))], "changes")
         patch = _fitting(clean, _pieces(root, clean, "-U3"), left_out) if clean else Patch("", tuple(left_out))
         listing = git.listing(root)
         untracked = sorted(set(packaged) - set(listing.tracked)) if listing else []
@@ -123,10 +123,10 @@ def _elsewhere(root: Path, name: str, packaged: Collection[str]) -> str:
     return f"{name}: what a submodule has changed" if inside else ""
 
 
-def _bounded(said: list[str], what: str, more: int = 0) -> list[str]:
+def _bounded(sentences: list[str], what: str, more: int = 0) -> list[str]:
     """Return the first MAX_NAMED sentences, and how many others there are."""
-    more += len(said[MAX_NAMED:])
-    return [*said[:MAX_NAMED], *([f"and {more} more {what}"] if more else [])]
+    more += len(sentences[MAX_NAMED:])
+    return [*sentences[:MAX_NAMED], *([f"and {more} more {what}"] if more else [])]
 
 
 class _NoPatch(Exception):
@@ -149,8 +149,8 @@ def _problem(name: str, data: bytes, plain: bytes, secrets: Collection[str]) -> 
     """Return why a file is left out, given its patch and the same without its margin, or an empty string."""
     if kind := secret_guard.suspicious_name(name):
         return f"a file of this name holds a credential ({kind})"
-    if found := secret_guard.search(plain):
-        return f"it holds what looks like a credential ({found[0][1]})"
+    if matches := secret_guard.search(plain):
+        return f"it holds what looks like a credential ({matches[0][1]})"
     if any(line in plain for value in secrets for line in os.fsencode(value).splitlines() if len(line) >= 4):
         return "it holds the value of a secret"
     return "it is no text" if b"\0" in data else ""
@@ -252,13 +252,13 @@ def _git(root: Path, arguments: Sequence[str]) -> bytes:
         raise _NoPatch(str(error.strerror)) from None
     with process:
         assert process.stdout is not None
-        said = process.stdout.read(_WHOLE + 1)
-        if len(said) > _WHOLE:
+        output = process.stdout.read(_WHOLE + 1)
+        if len(output) > _WHOLE:
             process.kill()
             raise _NoPatch(f"the changed files have more than {_WHOLE >> 20} MiB")
     if process.returncode:
         raise _NoPatch(f"git diff ended with {process.returncode}")
-    return said
+    return output
 
 
 def _kept(bundle: Bundle) -> Patch:

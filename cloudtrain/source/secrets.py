@@ -149,16 +149,16 @@ def _any_name() -> re.Pattern[str]:
 
 def search(data: bytes) -> list[tuple[int, str]]:
     """Return line and kind of whatever looks like a credential in a whole file."""
-    found: dict[int, str] = {}
+    kinds_by_line: dict[int, str] = {}
     if b"\0" in data[:_BINARY]:
         return []
     for kind, at in _matches(HEADS, data):
-        found.setdefault(data.count(b"\n", 0, at) + 1, kind)
+        kinds_by_line.setdefault(data.count(b"\n", 0, at) + 1, kind)
     text, starts = _with_runs(data)
     for kind, at in _matches(PATTERNS, text):
         index = bisect_right(starts, (at, len(data))) - 1
-        found.setdefault(data.count(b"\n", 0, starts[index][1]) + 1, kind)
-    return sorted(found.items())
+        kinds_by_line.setdefault(data.count(b"\n", 0, starts[index][1]) + 1, kind)
+    return sorted(kinds_by_line.items())
 
 
 def _matches(patterns: Iterable[Pattern], data: bytes) -> Iterator[tuple[str, int]]:
