@@ -142,7 +142,7 @@ def test_cut_off_node_ends_itself_and_the_others_with_it(lab, prepare, home):
 
 def _reached(backend: SshBackend) -> bool:
     try:
-        return bool([machine.there.ask("facts", root="/root") for machine in backend.machines])
+        return bool([machine.agent.ask("facts", root="/root") for machine in backend.machines])
     except Unreachable:
         return False
 
