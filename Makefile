@@ -28,7 +28,7 @@ test: $(STAMP) ## the quick tests: what protects a user of this machine
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not docker" tests
 
 test-all: $(STAMP) ## all tests but the long forms
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not docker" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 400 --durations-min 2 -m "not long and not docker" tests
 
 test-long: $(STAMP) ## the long forms too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
