@@ -104,13 +104,13 @@ _GONE = "cloudtrain.requests"  # a package that is no more; its modules are list
 
 @cache
 def _modules() -> dict[str, str]:
-    found = {}
+    new_names = {}
     for line in _MODULES.split("\n"):
         package, _, names = line.partition(":")
         for name in names.split():
             new, _, old = name.partition("<")
-            found[f"cloudtrain.{old or new}"] = ".".join(filter(None, ("cloudtrain", package, new)))
-    return found
+            new_names[f"cloudtrain.{old or new}"] = ".".join(filter(None, ("cloudtrain", package, new)))
+    return new_names
 
 
 @cache
@@ -120,12 +120,12 @@ def _symbols() -> dict[str, str]:
 
 @cache
 def _members() -> dict[str, tuple[str, set[str]]]:
-    found: dict[str, tuple[str, set[str]]] = {}
+    members: dict[str, tuple[str, set[str]]] = {}
     for line in _MEMBERS.strip().split("\n"):
         head, _, names = line.partition(":")
         package, main = head.split()
-        found.setdefault(f"cloudtrain.{package}", (f"cloudtrain.{main}", set()))[1].update(names.split())
-    return found
+        members.setdefault(f"cloudtrain.{package}", (f"cloudtrain.{main}", set()))[1].update(names.split())
+    return members
 
 
 def find_spec(name: str) -> ModuleSpec | None:
@@ -171,13 +171,13 @@ class _Old:
             sys.modules[name] = target
             return
 
-        def found(attribute: str) -> Any:
+        def find_attribute(attribute: str) -> Any:
             if attribute not in apart:
                 return getattr(target, attribute)
             home, _, new = apart[attribute].rpartition(".")
             return getattr(import_module(home), new)
 
-        module.__dict__["__getattr__"] = found
+        module.__dict__["__getattr__"] = find_attribute
         module.__doc__ = target.__doc__
 
     def get_code(self, name: str) -> CodeType | None:

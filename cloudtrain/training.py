@@ -376,18 +376,18 @@ def _load(run: Run, model: Any) -> None:
 def _world(run: Run) -> dict[str, Any]:
     """Return where the run really was trained, as its launchers and its rank 0 said."""
     newest = run.attempts[-1].attempt_id
-    said = [event for event in run.store.events(run.run_id, "world") if event.attempt == newest]
-    supervisors = {event.node: event.data for event in said if "pid" in event.data}
-    [ranks] = [event.data for event in said if "device" in event.data]
+    events = [event for event in run.store.events(run.run_id, "world") if event.attempt == newest]
+    supervisors = {event.node: event.data for event in events if "pid" in event.data}
+    [ranks] = [event.data for event in events if "device" in event.data]
     return {"nodes_used": len(supervisors), "world_size": ranks["world_size"], "device": ranks["device"]}
 
 
 def _failed_rank(run: Run) -> int | None:
     """Return the rank that failed first in the newest attempt, as its launcher has it."""
     newest = run.attempts[-1].attempt_id
-    found: Sequence[Any] = [
+    failed_ranks: Sequence[Any] = [
         event.data.get("failed_rank", event.data.get("rank"))
         for event in run.store.events(run.run_id, "result")
         if event.attempt == newest
     ]
-    return next((rank for rank in reversed(found) if isinstance(rank, int)), None)
+    return next((rank for rank in reversed(failed_ranks) if isinstance(rank, int)), None)

@@ -20,7 +20,7 @@ from pydantic import (
 
 from cloudtrain.errors import BadJob
 from cloudtrain.job import arguments, units
-from cloudtrain.job.problems import explain, said, wrong
+from cloudtrain.job.problems import explain, quote, wrong
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
@@ -72,7 +72,7 @@ def inside(value: str) -> str:
     path = os.path.normpath(value) if value else value
     if not path or path == "." or path.startswith(("/", "~")) or path.split("/")[0] == "..":
         raise wrong(
-            f"must be a path inside the source, not {said(value)}",
+            f"must be a path inside the source, not {quote(value)}",
             "write it relative to the source, as in src/train.py",
         )
     return path
@@ -114,7 +114,9 @@ def _files(value: list[str]) -> list[str]:
         except ValueError:
             spec = GitIgnoreSpec([])
         if "\n" in line or not any(pattern.include is not None for pattern in spec.patterns):
-            raise wrong(f"has a line that names no files: {said(line)}", "write patterns as in .gitignore: tests/keys/")
+            raise wrong(
+                f"has a line that names no files: {quote(line)}", "write patterns as in .gitignore: tests/keys/"
+            )
     return value
 
 

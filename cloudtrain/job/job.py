@@ -38,7 +38,7 @@ from cloudtrain.job.fields import (
     none_yet,
     place,
 )
-from cloudtrain.job.problems import located, said, wrong
+from cloudtrain.job.problems import located, quote, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
 
 __all__ = [
@@ -247,7 +247,7 @@ class Job(Spec):
     def _name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
             raise wrong(
-                f"is no name of a job: {said(value)}",
+                f"is no name of a job: {quote(value)}",
                 f"small letters, digits and -, from a letter on, at most 30: {fit_name(value)}",
             )
         return value
@@ -259,7 +259,7 @@ class Job(Spec):
             return value
         if "://" in value or re.match(r"[\w.-]+@[\w.-]+:", value) or value.startswith("git+"):
             raise wrong(
-                f"is neither a folder nor a git address: {said(value)}",
+                f"is neither a folder nor a git address: {quote(value)}",
                 "write git+https://host/repo@rev or git+ssh://...",
             )
         return place(value, info).rstrip("/") or "/"
@@ -272,12 +272,12 @@ class Job(Spec):
         if value == "-m" or value.startswith("-m "):
             module = value[2:].strip()
             if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
-                raise wrong(f"names no module: {said(value)}", "write -m package.module; arguments belong in args")
+                raise wrong(f"names no module: {quote(value)}", "write -m package.module; arguments belong in args")
             return f"-m {module}"
         if value.startswith("-"):
-            raise wrong(f"must be a script or -m package.module, not {said(value)}", "arguments belong in args")
+            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "arguments belong in args")
         if re.search(r"\.(py|sh)\s+-", value):
-            raise wrong(f"holds arguments: {said(value)}", "they belong in hyperparameters or args")
+            raise wrong(f"holds arguments: {quote(value)}", "they belong in hyperparameters or args")
         return inside(value)
 
     @field_validator("inputs")
@@ -287,7 +287,7 @@ class Job(Spec):
         for name in value:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,62}", name):
                 raise wrong(
-                    f"has a name that is no word: {said(name)}", "letters, digits, _ and -, beginning with a letter"
+                    f"has a name that is no word: {quote(name)}", "letters, digits, _ and -, beginning with a letter"
                 )
             variable = name.upper().replace("-", "_")
             if variable in seen:

@@ -53,7 +53,7 @@ def explain(
     for item in error.errors(include_url=False):
         loc = tuple(part for part in item["loc"] if part != "[key]")
         path = (*prefix, *loc)
-        message, hint = _said(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
+        message, hint = _describe(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
         problems.append(located(Problem(message, dotted(path), hint), document, path))
     return sorted(problems, key=lambda problem: problem.line or 0)
 
@@ -78,7 +78,7 @@ def dotted(path: Sequence[str | int]) -> str:
     return text.removeprefix(".")
 
 
-def said(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return how a wrong value is called in a message."""
     if value is None:
         return "nothing"
@@ -108,9 +108,9 @@ def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()
         yield located(Problem(f"holds {what}", shown), document, path)
 
 
-def _said(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: bool) -> tuple[str, str]:
+def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: bool) -> tuple[str, str]:
     kind, value, context = str(item["type"]), item["input"], item.get("ctx", {})
-    got = "what is written there" if quiet and isinstance(value, str | int | float) else said(value)
+    got = "what is written there" if quiet and isinstance(value, str | int | float) else quote(value)
     if kind == "cloudtrain":
         return context["message"], context["hint"]
     if kind == "extra_forbidden":

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cloudtrain.job import units
 from cloudtrain.job.fields import Count, Duration, Flag, Inside, Place, Size, Spec
-from cloudtrain.job.problems import said, wrong
+from cloudtrain.job.problems import quote, wrong
 
 
 class Environment(Spec):
@@ -51,7 +51,7 @@ class Resources(Spec):
             return value
         number = re.fullmatch(r"(\d+)\s*[x:* ]\s*([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*)\s*[x* ]\s*(\d+)", value)
         right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
-        raise wrong(f"must be a name and a count, not {said(value)}", f"write {right}")
+        raise wrong(f"must be a name and a count, not {quote(value)}", f"write {right}")
 
     @property
     def accelerator(self) -> str | None:
@@ -130,7 +130,7 @@ class Checkpoint(Spec):
                 units.duration_s(value)
             except ValueError:
                 raise wrong(
-                    f"is neither a duration nor a number of steps: {said(value)}", 'write 15m or "500 steps"'
+                    f"is neither a duration nor a number of steps: {quote(value)}", 'write 15m or "500 steps"'
                 ) from None
         return value
 

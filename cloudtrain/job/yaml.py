@@ -96,9 +96,9 @@ class _Reader:
         self.left = MAX_VALUES
 
     def problem(self, message: str, line: int | None = None, hint: str = "") -> None:
-        found = Problem(message, hint=hint, file=self.file, line=line)
-        if found not in self.problems:  # an anchor's content is read once for every use
-            self.problems.append(found)
+        problem = Problem(message, hint=hint, file=self.file, line=line)
+        if problem not in self.problems:  # an anchor's content is read once for every use
+            self.problems.append(problem)
 
     def document(self, text: str) -> Any:
         import yaml
@@ -117,10 +117,10 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             opened = error.context_mark if re.search("flow|quoted", error.context or "") else None
             mark = opened or error.problem_mark or error.context_mark  # what is never closed is found at its beginning
-            said = f"{error.context or ''} {error.problem or ''}".strip()
-            hint = next((hint for key, hint in _HINTS.items() if key in said), "")
+            message = f"{error.context or ''} {error.problem or ''}".strip()
+            hint = next((hint for key, hint in _HINTS.items() if key in message), "")
             line = mark.line + 1 if mark else None
-            raise _Stop(f"this is no YAML: {said}", line, hint) from None
+            raise _Stop(f"this is no YAML: {message}", line, hint) from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
             at = next((i for i, c in enumerate(text) if c < " " and c not in "\t\n\r"), None)
@@ -142,10 +142,10 @@ class _Reader:
             if isinstance(event, yaml.AliasEvent):
                 if event.anchor not in anchors:
                     raise _Stop(f"no anchor &{event.anchor} stands above", line, "quote a value that begins with *")
-                found = anchors[event.anchor]
-                if found is None:
+                anchored = anchors[event.anchor]
+                if anchored is None:
                     raise _Stop(f"the anchor &{event.anchor} holds itself", line)
-                return found
+                return anchored
             if event.anchor is not None:
                 anchors[event.anchor] = None
             if isinstance(event, yaml.ScalarEvent):
@@ -209,7 +209,7 @@ class _Reader:
 
     def merged(self, node: _Node, taken: set[str]) -> Mapping[str, _Node]:
         """Return what `<<` brings into a mapping beside its own keys; of several sources the first wins."""
-        found: dict[str, _Node] = {}
+        entries: dict[str, _Node] = {}
         for key, value in node.value:
             if not _is_merge(key):
                 continue
@@ -223,8 +223,8 @@ class _Reader:
                 own = {k.value: v for k, v in self.pairs(source) if isinstance(k.value, str)}
                 for name, item in {**self.merged(source, set(own)), **own}.items():
                     if name not in taken:
-                        found.setdefault(name, item)
-        return found
+                        entries.setdefault(name, item)
+        return entries
 
     def scalar(self, node: _Node) -> Any:
         if node.plain:

@@ -188,16 +188,16 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 
 def _records(data: bytes) -> dict[bytes, bytes]:
-    found = {}
+    records = {}
     while data:
         digits, space, _ = data[:16].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
         key, equals, value = data[len(digits) + 1 : length].partition(b"=")
         if not space or not equals or value[-1:] != b"\n" or key not in (b"path", b"linkpath", b"size"):
             raise StoreError("the archive has a damaged header")
-        found[key] = value[:-1]
+        records[key] = value[:-1]
         data = data[length:]
-    return found
+    return records
 
 
 class _Inflate:

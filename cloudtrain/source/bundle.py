@@ -157,21 +157,23 @@ def why(
     allow_pointers: Sequence[str] = (),
 ) -> str:
     """Return one sentence on why a file (relative to the source) is packaged, left out or refused; raises BadSource."""
-    found = verdict(root, name)
-    origin = Path(os.path.abspath(root), found.path)  # noqa: PTH100
-    if not found.inside or not stat.S_ISREG((at := origin.lstat()).st_mode):
-        return found.said
+    decision = verdict(root, name)
+    origin = Path(os.path.abspath(root), decision.path)  # noqa: PTH100
+    if not decision.inside or not stat.S_ISREG((at := origin.lstat()).st_mode):
+        return decision.sentence
     reasons = []
-    if at.st_size > limits.MAX_FILE and not matches(allow_large, found.path):
-        reasons.append(f"it has {limits.said(at.st_size)}, and {limits.said(limits.MAX_FILE)} are the most")
+    if at.st_size > limits.MAX_FILE and not matches(allow_large, decision.path):
+        reasons.append(
+            f"it has {limits.format_size(at.st_size)}, and {limits.format_size(limits.MAX_FILE)} are the most"
+        )
     try:
-        seen = digests.look(Member(Entry(found.path, at.st_size, 0o644), str(origin), at))
+        seen = digests.look(Member(Entry(decision.path, at.st_size, 0o644), str(origin), at))
     except (OSError, Changed):
-        return f"{found.said}; but it cannot be read"
+        return f"{decision.sentence}; but it cannot be read"
     for finding in chain(*secrets.refused(seen, allow_secrets, allow_pointers)):
         place = f"line {finding.line}" if finding.line else "by its name"
         reasons.append("it is a Git-LFS pointer" if finding.kind == limits.POINTER else f"{place}: {finding.kind}")
-    return found.said + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
+    return decision.sentence + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
 
 
 def runtime_files() -> list[tuple[str, Path]]:
@@ -194,7 +196,7 @@ def _members(source: Source) -> list[Member]:
     root = str(source.root)
     members = [
         Member(Entry(*file, source.links.get(file.path, "")), f"{root}/{file.path}", file_stat)
-        for file, file_stat in zip(source.files, source.found, strict=True)
+        for file, file_stat in zip(source.files, source.stats, strict=True)
     ]
     for path, file in runtime_files():
         file_stat = file.stat()
@@ -210,7 +212,7 @@ def _require(source: Source, names: Sequence[str]) -> None:
         if path in paths or path.startswith(f"{RESERVED}/"):
             continue
         if (source.root / path).is_file():
-            problems.append(verdict(source.root, path).said)
+            problems.append(verdict(source.root, path).sentence)
             continue
         from difflib import get_close_matches
 

@@ -20,7 +20,7 @@ class Member(NamedTuple):
 
     entry: Entry
     origin: str
-    found: os.stat_result
+    file_stat: os.stat_result
 
     @property
     def ours(self) -> bool:

@@ -48,7 +48,7 @@ class Source:
     links: Mapping[str, str]  # path -> target
     commit: str | None
     dirty: bool  # some file is not as in the commit
-    found: Sequence[os.stat_result]  # how each file was, in the order of `files`
+    stats: Sequence[os.stat_result]  # how each file was, in the order of `files`
 
     @classmethod
     def of(cls, root: Path) -> Source:
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
 
     path: str
     inside: bool
-    said: str
+    sentence: str
 
 
 def why(root: Path, name: str) -> Verdict:

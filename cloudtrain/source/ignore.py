@@ -67,15 +67,15 @@ class Rules:
 
     def excludes(self, path: str) -> bool | None:
         """Return True for out, False for an explicit in, None when no line speaks of the path (`dir/` for a folder)."""
-        found = self._find(path)
-        return found[0] if found else None
+        match = self._find(path)
+        return match[0] if match else None
 
     def line(self, path: str) -> str:
         """Return the line that decides, as `sub/.gitignore:3: *.csv`, or an empty string."""
-        found = self._find(path)
-        if not found:
+        match = self._find(path)
+        if not match:
             return ""
-        _, folder, index = found
+        _, folder, index = match
         return f"{folder}{'/' if folder else ''}{self.name}:{index + 1}: {self._specs[folder][1][index]}"
 
     def _find(self, path: str) -> tuple[bool, str, int] | None:
@@ -85,15 +85,15 @@ class Rules:
         while folder:
             folder = folder.rpartition("/")[0]
             if folder in self._specs:
-                found = self._last(self._specs[folder][0], path[len(folder) + 1 if folder else 0 :])
-                if found:
-                    return found[0], folder, found[1]
+                match = self._last(self._specs[folder][0], path[len(folder) + 1 if folder else 0 :])
+                if match:
+                    return match[0], folder, match[1]
         return None
 
     def _last(self, spec: GitIgnoreSpec, path: str) -> tuple[bool, int] | None:
         if not self._like_git:
-            found = spec.check_file(path)
-            return None if found.include is None or found.index is None else (found.include, found.index)
+            result = spec.check_file(path)
+            return None if result.include is None or result.index is None else (result.include, result.index)
         for index in range(len(spec.patterns) - 1, -1, -1):
             pattern = spec.patterns[index]
             if pattern.include is not None and pattern.regex and _is_meant(pattern.regex, path):

@@ -33,14 +33,15 @@ def check(files: Sequence[File], allowed: Sequence[str] = ()) -> None:
     total = sum(file.size for file in counted)
     hint = f"leave them out in {IGNORE_FILE} and use inputs: in the job; allow_large: lists the files that are meant"
     if over := [file for file in counted if file.size > MAX_FILE]:
-        head = f"the source has {_count(len(over))} over {said(MAX_FILE)}"
+        head = f"the source has {_count(len(over))} over {format_size(MAX_FILE)}"
         raise refusal(head, _lines(over), hint, SHOWN)
     if total > MAX_TREE:
-        head = f"the source has {said(total)} in {_count(len(counted))}, which is over {said(MAX_TREE)}; the biggest"
+        head = f"the source has {format_size(total)} in {_count(len(counted))}"
+        head += f", which is over {format_size(MAX_TREE)}; the biggest"
         raise BadSource("\n  ".join([f"{head}:", *_lines(counted)[:SHOWN]]), hint)
 
 
-def said(size: int) -> str:
+def format_size(size: int) -> str:
     """Return bytes in the unit that people use."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
@@ -49,7 +50,7 @@ def said(size: int) -> str:
 
 
 def _lines(files: Sequence[File]) -> list[str]:
-    return [f"{said(file.size):>9}  {shown(file.path)}" for file in sorted(files, key=lambda file: -file.size)]
+    return [f"{format_size(file.size):>9}  {shown(file.path)}" for file in sorted(files, key=lambda file: -file.size)]
 
 
 def _count(number: int) -> str:

@@ -38,18 +38,18 @@ class StatCache:
         self._old = self._read()
         self._new: dict[str, Entry] = {}
 
-    def get(self, path: str, found: os.stat_result) -> tuple[str, Findings] | None:
+    def get(self, path: str, file_stat: os.stat_result) -> tuple[str, Findings] | None:
         """Return digest and findings of a file that is as it was when it was read, else None."""
         entry = self._old.get(path)
-        if entry is None or entry[:5] != signature(found):
+        if entry is None or entry[:5] != signature(file_stat):
             return None
         self._new[path] = entry
         return entry[5], entry[6]
 
-    def put(self, path: str, found: os.stat_result, began_ns: int, sha256: str, findings: Findings) -> None:
+    def put(self, path: str, file_stat: os.stat_result, began_ns: int, sha256: str, findings: Findings) -> None:
         """Keep what was read of a file from that moment on, unless it had only just changed."""
-        if max(found.st_mtime_ns, found.st_ctime_ns) + RACY_NS < began_ns:
-            self._new[path] = [*signature(found), sha256, findings]
+        if max(file_stat.st_mtime_ns, file_stat.st_ctime_ns) + RACY_NS < began_ns:
+            self._new[path] = [*signature(file_stat), sha256, findings]
 
     def drop(self, path: str) -> None:
         """Forget a file: it has turned out to be another."""
@@ -76,9 +76,9 @@ class StatCache:
         return entries if rules == self._rules else {}
 
 
-def signature(found: os.stat_result) -> Entry:
+def signature(file_stat: os.stat_result) -> Entry:
     """Return what says whether a file is still the same."""
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode]
+    return [file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns, file_stat.st_ino, file_stat.st_mode]
 
 
 def clock_ns() -> int:

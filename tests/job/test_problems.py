@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job
-from cloudtrain.job.problems import dotted, explain, located, said
+from cloudtrain.job.problems import dotted, explain, located, quote
 from cloudtrain.job.yaml import read
 
 # a job file (behind `name: x`) and all that is said about it
@@ -243,7 +243,7 @@ def test_places():
 
 def test_how_values_are_called():
     values = [None, True, 1, 0.5, "x", ["x"], {"x": 1}, object()]
-    assert [said(value) for value in values] == [
+    assert [quote(value) for value in values] == [
         "nothing",
         "true",
         "the number 1",

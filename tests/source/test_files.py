@@ -515,7 +515,7 @@ def test_why_in_a_repository(tmp_path):
     repository(root / "nested", {"q": ""})
     os.mkfifo(root / "pipe")
     asked = ["a.py", "./new.py", str(root / "d/x.log"), "d/y.log", "big.csv", "d", "nested/q", "gone", "../x", "pipe"]
-    said = {name: why(root, name).said for name in asked}
+    said = {name: why(root, name).sentence for name in asked}
     assert [name for name in said if why(root, name).inside] == ["a.py", "./new.py", "d/y.log"]
     assert said == {
         "a.py": "a.py is in: git tracks it",
@@ -534,10 +534,10 @@ def test_why_in_a_repository(tmp_path):
 def test_why_outside_of_git(tmp_path):
     root = write(tmp_path / "s", {"a.py": "", "__pycache__/a.pyc": "", ".gitignore": "/out\n", "out/x/y": "", "b.csv": "",
                                   ".cloudtrainignore": "*.csv\n"})  # fmt: skip
-    assert why(root, "a.py").said == "a.py is in: no rule leaves it out"
-    assert why(root, "out/x/y").said == "out/x/y is out: .gitignore:1: /out leaves it out"
-    assert why(root, "b.csv").said == "b.csv is out: .cloudtrainignore:1: *.csv leaves it out"
-    assert "never packaged outside of git" in why(root, "__pycache__/a.pyc").said
+    assert why(root, "a.py").sentence == "a.py is in: no rule leaves it out"
+    assert why(root, "out/x/y").sentence == "out/x/y is out: .gitignore:1: /out leaves it out"
+    assert why(root, "b.csv").sentence == "b.csv is out: .cloudtrainignore:1: *.csv leaves it out"
+    assert "never packaged outside of git" in why(root, "__pycache__/a.pyc").sentence
 
 
 def test_shown_quotes_only_what_is_unusual():

@@ -86,7 +86,7 @@ def test_files_that_are_allowed_do_not_count():
     ],
 )
 def test_sizes_as_people_say_them(size, text):
-    assert limits.said(size) == text
+    assert limits.format_size(size) == text
 
 
 def test_a_large_file_is_refused_before_anything_is_read(tmp_path):

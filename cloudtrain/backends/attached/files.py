@@ -58,13 +58,13 @@ class _Folder:
         self._path, self.uri = path, str(path)
 
     def sizes(self, below: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for path, about in self._walk(self._path / below):
             name = path.relative_to(self._path / below).as_posix()
             if _NAME.fullmatch(name) and not path.is_symlink():
-                found[name] = about.st_size
-            _bounded(len(found), self.uri)
-        return found
+                sizes[name] = about.st_size
+            _bounded(len(sizes), self.uri)
+        return sizes
 
     def _walk(self, top: Path) -> Iterator[tuple[Path, os.stat_result]]:
         for place, _, names in os.walk(top):  # it goes into no links
@@ -94,9 +94,9 @@ class _Folder:
         top = self._path / folder
         if top.is_symlink():
             return
-        found = [path for path, _ in self._walk(top)]
-        links = {path.relative_to(top).as_posix(): str(path.readlink()) for path in found if path.is_symlink()}
-        for path in found:
+        paths = [path for path, _ in self._walk(top)]
+        links = {path.relative_to(top).as_posix(): str(path.readlink()) for path in paths if path.is_symlink()}
+        for path in paths:
             name = path.relative_to(top).as_posix()
             place = into / name
             if name in links:
@@ -117,7 +117,7 @@ class _S3:
         self.aws = Aws("sagemaker", region, None, endpoint)
 
     def sizes(self, below: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         folder, token = f"{self._prefix}/{below}/", dict[str, str]()
         while True:
             page: Mapping[str, Any] = self.aws.call(
@@ -125,10 +125,10 @@ class _S3:
             )
             for item in page.get("Contents", ()):
                 if _NAME.fullmatch(name := str(item["Key"])[len(folder) :]):
-                    found[name] = int(item["Size"])
-            _bounded(len(found), self.uri)
+                    sizes[name] = int(item["Size"])
+            _bounded(len(sizes), self.uri)
             if not page.get("IsTruncated"):
-                return found
+                return sizes
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -152,9 +152,9 @@ class _Google:
 
     def sizes(self, below: str) -> dict[str, int]:
         folder = f"{self._prefix}/{below}/"
-        found = {name[len(folder) :]: size for name, (size, _) in self._bucket.list_objects(folder).items()}
-        _bounded(len(found), self.uri)
-        return {name: size for name, size in found.items() if _NAME.fullmatch(name)}
+        sizes = {name[len(folder) :]: size for name, (size, _) in self._bucket.list_objects(folder).items()}
+        _bounded(len(sizes), self.uri)
+        return {name: size for name, size in sizes.items() if _NAME.fullmatch(name)}
 
     def read(self, name: str, most: int) -> bytes | None:
         data = _Bounded(most)

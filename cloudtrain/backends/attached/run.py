@@ -60,11 +60,11 @@ class AttachedRun:
         run_ids = set()
         for base in ("", "checkpoints/"):
             for name in self.files.sizes(f"{base}history"):
-                if found := _RECORD.fullmatch(name):
-                    run_ids.add(found[1])
-                    number = int(found[2])
-                    newest[number] = max(newest.get(number, ("", "")), (found[3], name))
-                    first[number] = min(first.get(number, found[3]), found[3])
+                if match := _RECORD.fullmatch(name):
+                    run_ids.add(match[1])
+                    number = int(match[2])
+                    newest[number] = max(newest.get(number, ("", "")), (match[3], name))
+                    first[number] = min(first.get(number, match[3]), match[3])
             if newest:
                 self._base = base
                 break
@@ -76,16 +76,16 @@ class AttachedRun:
         if len(run_ids) > 1:
             raise BadRequest(f"{self.uri} holds the history of more than one run: {', '.join(sorted(run_ids)[:3])}")
         (run_id,) = run_ids
-        found_attempts = []
+        attempts = []
         for number in sorted(newest):
             data = self.files.read(f"{self._base}history/{newest[number][1]}", MOST_RECORD)
             record = _record(data, run_id, number)
             if record is not None:
                 superseded = number < max(newest)
-                found_attempts.append(_attempt(record, run_id, number, first[number], self.uri, superseded))
-        if not found_attempts:
+                attempts.append(_attempt(record, run_id, number, first[number], self.uri, superseded))
+        if not attempts:
             raise BadRequest(f"what lies at {self.uri} is no history of a run that this cloudtrain can read")
-        return found_attempts
+        return attempts
 
     def lines(self, attempt_id: str, after: str | None = None) -> Iterator[LogLine]:
         """Yield the lines of all nodes behind a cursor, by time, in order on each node."""
@@ -120,16 +120,16 @@ class AttachedRun:
 
     def _streams(self, attempt_id: str) -> dict[int, list[_Stream]]:
         """Return the starts of every node, each with its pieces, up to MOST_LOG bytes."""
-        found: dict[tuple[int, str], _Stream] = {}
+        streams: dict[tuple[int, str], _Stream] = {}
         whole = 0
         for name, size in sorted(self.files.sizes(f"{self._base}logs/{attempt_id}").items()):
             piece = _PIECE.fullmatch(name)
             whole += size
             if piece and size <= MOST_PIECE and whole <= MOST_LOG:
-                stream = found.setdefault((int(piece[1]), piece[2]), _Stream(piece[2]))
+                stream = streams.setdefault((int(piece[1]), piece[2]), _Stream(piece[2]))
                 stream.sizes[int(piece[3])] = size
         nodes: dict[int, list[_Stream]] = {}
-        for (node, _), stream in sorted(found.items()):
+        for (node, _), stream in sorted(streams.items()):
             nodes.setdefault(node, []).append(stream)
         return nodes
 
@@ -152,22 +152,22 @@ class AttachedRun:
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         begin += len(line) + 1
-                        found = _LINE.fullmatch(line.decode("utf-8", "backslashreplace")[: 2 * MOST_TEXT])
-                        if found:
-                            seq = index * STARTS + int(found[1]) % STARTS
-                            yield found[3], node, int(found[2]), seq, found[4], stream.start, begin
+                        match = _LINE.fullmatch(line.decode("utf-8", "backslashreplace")[: 2 * MOST_TEXT])
+                        if match:
+                            seq = index * STARTS + int(match[1]) % STARTS
+                            yield match[3], node, int(match[2]), seq, match[4], stream.start, begin
                 at, number = at + size, number + 1
 
 
 def _places(after: str | None) -> dict[int, tuple[str, int]]:
     """Return node -> (start, offset) of a cursor; raises BadRequest."""
-    found = {}
+    offsets = {}
     for word in after.split(",") if after else ():
         place = re.fullmatch(rf"(\d{{1,5}})/({_START})@(\d{{1,15}})", word)
         if place is None:
             raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them")
-        found[int(place[1])] = (place[2], int(place[3]))
-    return found
+        offsets[int(place[1])] = (place[2], int(place[3]))
+    return offsets
 
 
 def _record(data: bytes | None, run_id: str, number: int) -> dict[str, Any] | None:
@@ -238,22 +238,24 @@ def _status(record: Mapping[str, Any], uri: str, superseded: bool) -> Status:
     state = State(word) if isinstance(word, str) and word in State.__members__ else State.STARTING
     code, reason = record.get("exit_code"), record.get("reason")
     started, ended = _moment(record.get("started_at")), _moment(record.get("ended_at"))
-    told = Status(
+    reported = Status(
         state,
         code if isinstance(code, int) and not isinstance(code, bool) and -1 < code < 256 else None,
         reason[:1000] if isinstance(reason, str) else "",
         started,
         ended if state.final else None,
     )
-    heard = _moment(record.get("updated_at"))
+    last_report = _moment(record.get("updated_at"))
     if state.final:
-        return told
+        return reported
     if superseded:
-        return Status(State.LOST, None, "another attempt has begun since", started, heard)
-    since = (datetime.now(UTC) - datetime.fromisoformat(heard)).total_seconds() if heard else 0.0
+        return Status(State.LOST, None, "another attempt has begun since", started, last_report)
+    since = (datetime.now(UTC) - datetime.fromisoformat(last_report)).total_seconds() if last_report else 0.0
     if since > SILENT_S:
-        return Status(State.LOST, None, f"its launcher wrote to {uri} for the last time at {heard}", started, heard)
-    return told
+        return Status(
+            State.LOST, None, f"its launcher wrote to {uri} for the last time at {last_report}", started, last_report
+        )
+    return reported
 
 
 def _job(data: object, run_id: str) -> dict[str, Any]:
@@ -278,8 +280,8 @@ def _is_simple(pattern: str) -> bool:
 
 def _created(run_id: str, number: int, start: str) -> str:
     """Return when an attempt was made: the first one's moment is in the run's id, a start's in its own name."""
-    found = _ID.search(run_id) if number == 1 else None
-    text, form = (f"{found[1]}{found[2]}", "%y%m%d%H%M%S") if found else (start[:22], "%Y%m%dT%H%M%S.%f")
+    match = _ID.search(run_id) if number == 1 else None
+    text, form = (f"{match[1]}{match[2]}", "%y%m%d%H%M%S") if match else (start[:22], "%Y%m%dT%H%M%S.%f")
     try:
         return datetime.strptime(text, form).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     except ValueError:
