@@ -127,11 +127,11 @@ class Store(History):
                  ATTACHED),
             )  # fmt: skip
 
-    def claim(self, attempt_id: str, *, of: str, by: Process | str) -> bool:
-        """Change the owner of an intent from `of` to `by`; False when another process was first."""
+    def change_owner(self, attempt_id: str, *, old: str, new: Process | str) -> bool:
+        """Change which process may finish a submission; `new=""` lets any. False when the owner is no longer `old`."""
         with self.database.write() as db:
             changed = db.execute(
-                "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(by), attempt_id, of)
+                "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(new), attempt_id, old)
             )
             return bool(changed.rowcount)
 

@@ -132,7 +132,7 @@ class Job(Spec):
         from cloudtrain.job import load
 
         document, folder = load.read(source)
-        return cls.from_document(load.with_sets(document, sets), folder)
+        return cls.from_document(load.apply_sets(document, sets), folder)
 
     @classmethod
     def from_document(cls, document: Document, folder: Path) -> Self:

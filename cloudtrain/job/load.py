@@ -44,8 +44,11 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     return _mapping(yaml.read(raw, str(path)), str(path)), Path(os.path.abspath(path)).parent  # noqa: PTH100
 
 
-def with_sets(document: Document, sets: Sequence[str]) -> Document:
-    """Return the document with `key=value` settings laid over it; what cannot be is among its problems."""
+def apply_sets(document: Document, sets: Sequence[str]) -> Document:
+    """Apply `--set key=value` settings to the document, in place, and return it.
+
+    Invalid settings are added to `document.problems`.
+    """
     for setting in sets:
         key, equals, text = setting.partition("=")
         key = key.strip()

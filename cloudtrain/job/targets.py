@@ -115,7 +115,7 @@ def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) 
     whole = Document.of({}, "")
     for layer in layers:
         whole.overlay(layer)
-    load.with_sets(whole, sets)
+    load.apply_sets(whole, sets)
     if target is not None:
         whole.put(("target",), Document.of(target, "--target"))
     return whole

@@ -79,34 +79,40 @@ def send_attempt(
             try:
                 handle = backend.find(plan.attempt_id)
             except BackendError as error:
-                return _unknown(store, plan, error)
+                return _record_unknown(store, plan, error)
             if handle is not None:
-                return _accepted(store, plan, handle)
+                return _record_accepted(store, plan, handle)
         try:
             handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
         except Unreachable as error:
-            return _unknown(store, plan, error)
+            return _record_unknown(store, plan, error)
         except CloudtrainError as error:
-            return _refused(store, plan, error)
-        return _accepted(store, plan, handle)
+            return _record_refused(store, plan, error)
+        return _record_accepted(store, plan, handle)
 
 
 def send_again(store: Store, attempt: AttemptRecord, backend: Backend) -> Outcome | None:
     """Finish the submission of an attempt whose sender is gone; blocking. None where another process was first."""
 
     def claim() -> bool:
-        return store.claim(attempt.attempt_id, of=attempt.owner, by=Process.here())
+        return store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here())
 
     return send_attempt(store, attempt.plan, backend, None, claim, again=True)
 
 
 def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backend, *, may_send: bool) -> bool:
-    """Bring an intent without a handle further; True when the attempt moved on. Blocking; raises BackendError.
+    """Ask the platform whether it has an attempt without a handle; True when the attempt moved on. Blocking.
 
-    The platform is asked first. What it has is accepted. What it does not have is ended where the run was cancelled,
-    and sent again where `may_send` and that is still wanted: a retry or resume always, a first submission only where
-    its sender got no answer, and not for longer than ADOPTABLE_S. One whose sender was killed is left to the next
-    `submit` of the same job. So is one that was accepted here, until somebody acknowledges it: it keeps no owner.
+    If the platform has it, its handle is stored. If not:
+
+    - the run was cancelled: the attempt ends CANCELLED;
+    - a retry or resume: it is submitted again;
+    - a first submission that got no answer, younger than ADOPTABLE_S: it is submitted again;
+    - a younger first submission whose sender was killed: it is left to the next `submit` of the same job;
+    - an older first submission: the run ends FAILED.
+
+    With `may_send=False` nothing is submitted. An attempt that is accepted here keeps no owner, so that the next
+    `submit` of the same job adopts it until somebody has seen the run's id. Raises BackendError without an answer.
     """
     if not is_free(attempt):
         return False
@@ -119,24 +125,26 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         if isinstance(outcome, Unknown):
             raise outcome.error
         if isinstance(outcome, Accepted):
-            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
+            store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         return outcome is not None
     with _marked(attempt.attempt_id):
-        if not store.claim(attempt.attempt_id, of=attempt.owner, by=Process.here()):
+        if not store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here()):
             return False
         try:
             handle = backend.find(attempt.attempt_id)
             if handle is None and (run.cancel_requested or (first and old)) and isinstance(backend, HasRemains):
                 backend.discard(attempt.attempt_id)
         except BackendError as error:
-            store.record_unanswered(attempt.attempt_id, _not_known(backend.name, attempt, error), owner=attempt.owner)
+            store.record_unanswered(
+                attempt.attempt_id, _unanswered_reason(backend.name, attempt, error), owner=attempt.owner
+            )
             raise
         except BaseException:
-            store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
+            store.change_owner(attempt.attempt_id, old=str(Process.here()), new=attempt.owner)
             raise
         if handle is not None:
             store.accept(attempt.attempt_id, handle)
-            store.claim(attempt.attempt_id, of=str(Process.here()), by="")
+            store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         elif run.cancel_requested:
             _end(store, attempt.plan, Status(State.CANCELLED, None, "cancelled before it started", ended_at=now()))
         elif first and old:
@@ -144,7 +152,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             _end(store, attempt.plan, Status(State.FAILED, None, reason, ended_at=now()))
             store.acknowledge(run.run_id)  # it never began: the next submit of the same job is a new run
         else:
-            store.claim(attempt.attempt_id, of=str(Process.here()), by=attempt.owner)
+            store.change_owner(attempt.attempt_id, old=str(Process.here()), new=attempt.owner)
             return False
     return True
 
@@ -184,12 +192,12 @@ def _marked(attempt_id: str) -> Iterator[None]:
         _SENDING.discard(attempt_id)
 
 
-def _accepted(store: Store, plan: Plan, handle: str) -> Accepted:
+def _record_accepted(store: Store, plan: Plan, handle: str) -> Accepted:
     store.accept(plan.attempt_id, handle)
     return Accepted(handle)
 
 
-def _refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
+def _record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
     event = "capacity" if isinstance(error, NoCapacity) else ""
     status = Status(State.FAILED, None, error.message, ended_at=now(), event=event)
     store.record(plan.attempt_id, status=status)
@@ -202,13 +210,13 @@ def _refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
     return Refused(error, waiting=bool(reason))
 
 
-def _unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
+def _record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:
     attempt = next(candidate for candidate in store.attempts(plan.run_id) if candidate.number == plan.attempt)
-    store.record_unanswered(plan.attempt_id, _not_known(plan.backend, attempt, error))
+    store.record_unanswered(plan.attempt_id, _unanswered_reason(plan.backend, attempt, error))
     return Unknown(error)
 
 
-def _not_known(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
+def _unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
     since = attempt.unanswered_since or now()
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     return f"not known since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"

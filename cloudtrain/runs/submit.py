@@ -39,7 +39,7 @@ class Submitter(Planner):
         super().__init__(target, home=home, **options)
         self.store = Store(self.home)
         self.watch = watch
-        self.notes: list[str] = []  # what the last submit left alone, one sentence each
+        self.notes: list[str] = []  # warnings of the last submit, one sentence each
 
     def submit(
         self,
@@ -88,12 +88,9 @@ class Submitter(Planner):
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
         """Store the intent, submit the plan, store the handle and start the watcher."""
         if missing := attempts.missing_secrets(plan):
-            sources = ", ".join(plan.manifest["secrets"][missing[0]])
-            raise BadRequest(
-                f"the secret {missing[0]} cannot be had: {sources} is not in the environment"
-                + (f" (nor are those of {', '.join(missing[1:])})" if missing[1:] else ""),
-                "export it and try again",
-            )
+            sources = {name: " or ".join(plan.manifest["secrets"][name]) for name in missing}
+            unset = "; ".join(f"secret {name}: {source} is not set" for name, source in sources.items())
+            raise BadRequest(unset, "export it, or use another source")
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
 
         def intent() -> bool:
@@ -105,9 +102,9 @@ class Submitter(Planner):
         outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
         if outcome is None:
             return self._existing(plan)
-        return self._begun(plan.run_id, outcome)
+        return self._finish_submit(plan.run_id, outcome)
 
-    def _begun(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Run:
+    def _finish_submit(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Run:
         """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""
         if isinstance(outcome, Refused) and not outcome.waiting:
             self.store.acknowledge(run_id)  # the person reads why: the next submit is another one
@@ -122,12 +119,13 @@ class Submitter(Planner):
     def _adopt(self, plan: Plan, key: str | None, *, adopt: bool) -> Run | None:
         """Return the run of an interrupted submit of this very job, its submission finished, or the run of a key.
 
-        Interrupted submissions of other jobs are looked for where this job goes; elsewhere they are only named.
+        For interrupted submissions of other jobs the platform is asked only if backend and target are this job's. The
+        others are listed in `notes`.
         """
         if key is not None:
             return self._existing(plan) if self.store.get(plan.run_id) else self._on_platform(plan, key)
         mine: AttemptRecord | None = None
-        unasked: list[str] = []
+        not_checked: list[str] = []
         for attempt in self.store.unsettled():
             free = send.is_free(attempt)
             if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
@@ -139,17 +137,17 @@ class Submitter(Planner):
                 if mine is None and not run.cancel_requested:
                     mine = attempt
             elif free and attempt.handle is None and not self._look_for(attempt, plan):
-                unasked.append(f"{attempt.run_id} ({run.target})")
-        if unasked:
+                not_checked.append(f"{attempt.run_id} ({run.target})")
+        if not_checked:
             self.notes.append(
-                f"interrupted submissions that were not asked about: {', '.join(unasked)}; "
-                "`cloudtrain show RUN` asks, `cloudtrain cancel RUN` ends them"
+                f"interrupted submissions that were not checked: {', '.join(not_checked)}; "
+                "`cloudtrain show RUN` checks one, `cloudtrain cancel RUN` ends them"
             )
         if mine is None:
             return None
         run = self.store.find(mine.run_id)
         if not adopt and (run.status.failed or send.age_s(mine) > send.ADOPTABLE_S):
-            _undecided(run, send.age_s(mine))
+            _raise_undecided(run, send.age_s(mine))
         return self._finish(mine)
 
     def _look_for(self, attempt: AttemptRecord, plan: Plan) -> bool:
@@ -200,7 +198,7 @@ class Submitter(Planner):
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
             outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
-        return self._begun(attempt.run_id, outcome, adopted=True)
+        return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
 
 def submit(
@@ -216,7 +214,7 @@ def submit(
     return run
 
 
-def _undecided(run: RunRecord, age_s: float) -> NoReturn:
+def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
     """Raise BadRequest: it is not clear whether an interrupted submit of the same job is still wanted."""
     since = f"{age_s / 60:.0f} min" if age_s < 2 * 3600 else f"{age_s / 3600:.0f} h"
     what = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"

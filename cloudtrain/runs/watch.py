@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LEASE_S = 30.0
-PATIENCE_S = 5.0  # how long it waits for a lease that a reader has for a look, or a former watcher on its way out
+TAKE_OVER_TIMEOUT_S = 5.0  # for a reader or the previous watcher to release the lease
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 
@@ -62,10 +62,10 @@ class Watcher:
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
         self._readers: dict[tuple[str, Path], event_files.Reader] = {}
-        self._places: dict[str, event_files.SlotTable] = {}  # of an attempt's files: a curve keeps its name
+        self._slots: dict[str, event_files.SlotTable] = {}  # of an attempt's files: a curve keeps its name
         self._files_at = 0.0
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
-        self._asked: tuple[str, Backend] | None = None  # a client that is kept costs a look next to nothing
+        self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
         """Watch until the run is final and return its status; None when another process holds the lease, or when the
@@ -80,7 +80,7 @@ class Watcher:
             try:
                 moved = self.step(run, attempt, backend)
             except BackendError as error:
-                moved, self._asked = False, None  # somebody may renew what it signs in with
+                moved, self._cached_backend = False, None  # a new client next time: credentials may be renewed
                 self._complain(error)
             if moved:
                 continue
@@ -96,14 +96,14 @@ class Watcher:
     def take_over(self) -> None:
         """Wait, for seconds at the most, until nobody else holds the lease; then readers start no watcher any more."""
         began = time.monotonic()
-        while not self._lease() and time.monotonic() - began < PATIENCE_S:
+        while not self._lease() and time.monotonic() - began < TAKE_OVER_TIMEOUT_S:
             time.sleep(0.05)
         (self.store.home / "runs" / self.run_id / STARTING).unlink(missing_ok=True)
 
     def _backend(self, attempt: AttemptRecord) -> Backend:
-        if self._asked is None or self._asked[0] != attempt.attempt_id:
-            self._asked = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
-        return self._asked[1]
+        if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
+            self._cached_backend = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
+        return self._cached_backend[1]
 
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
@@ -111,8 +111,9 @@ class Watcher:
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self._follow_up(run, attempt, attempt.status, backend)
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
-        unasked = run.cancel_requested and attempt.attempt_id not in self._cancelled
-        if unasked and _cancel(backend, attempt.handle):  # the one who asked may have died before it said so
+        # `cloudtrain cancel` may have died after storing the request and before calling the platform.
+        to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
+        if to_cancel and _cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
@@ -141,7 +142,7 @@ class Watcher:
         for attempt, backend in zip(attempts, backends, strict=True):
             status = statuses[attempt.attempt_id]
             if status.state.final:
-                self._judge(attempt, status, backend)
+                self._diagnose(attempt, status, backend)
             if status != attempt.status:
                 self.store.overwrite_status(attempt.attempt_id, status)
 
@@ -173,7 +174,7 @@ class Watcher:
         since = datetime.fromisoformat(attempt.created_at).timestamp()
         output = str(attempt.plan.job.get("output") or "")
         bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
-        places = self._places.setdefault(attempt.attempt_id, event_files.SlotTable())
+        places = self._slots.setdefault(attempt.attempt_id, event_files.SlotTable())
         for outputs in (base / attempt.run_id / "outputs" for base in bases):
             names = {path.relative_to(outputs).as_posix(): path for path in event_files.list_files(outputs, since)}
 
@@ -228,7 +229,7 @@ class Watcher:
         if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
             self._ask_images(attempt, backend)
         if status.state is State.PREEMPTED:
-            self._tell(attempt, status, final=False)
+            self._notify(attempt, status, final=False)
         if not run.cancel_requested and retry.allowed(attempt.plan, status):
             number = attempt.number
             reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
@@ -243,9 +244,9 @@ class Watcher:
                     self._retry(attempt, status, backend, plan, bundle)
                     return True
             status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
-        self._judge(attempt, status, backend)
+        self._diagnose(attempt, status, backend)
         self.store.set_status(self.run_id, status)
-        self._tell(attempt, status, final=True)
+        self._notify(attempt, status, final=True)
         return True
 
     def _ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
@@ -263,10 +264,10 @@ class Watcher:
         except Exception as error:
             print(f"{now()} no images: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
-    def _judge(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
+    def _diagnose(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Store why the run failed, before its end: whoever waits for the end finds the verdict. An error is only logged."""
         if not status.failed:
-            return  # not even the rules are imported: who waits for a good end need not wait for them
+            return  # a successful run needs no diagnosis, and importing the rules takes time
         from cloudtrain.diagnosis import record
 
         try:
@@ -279,7 +280,7 @@ class Watcher:
         except Exception as error:
             print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
-    def _tell(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
+    def _notify(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
         """Send the notifications that cloudtrain.toml asks for; an error is only logged."""
         from cloudtrain.runs import notify
 
@@ -291,8 +292,10 @@ class Watcher:
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
         """Start the next attempt."""
-        if status.state is State.LOST and status.event != "capacity":  # then it was never there to be lost
-            self._tell(attempt, status, final=False)
+        if (
+            status.state is State.LOST and status.event != "capacity"
+        ):  # with it nothing was started, so nothing was lost
+            self._notify(attempt, status, final=False)
         outcome = send.send_attempt(
             self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=self.me)
         )
@@ -300,8 +303,8 @@ class Watcher:
             self._complain(outcome.error)
         if isinstance(outcome, send.Refused) and not outcome.waiting:
             newest = self.store.attempts(self.run_id)[-1]
-            self._judge(newest, newest.status, backend)
-            self._tell(newest, newest.status, final=True)
+            self._diagnose(newest, newest.status, backend)
+            self._notify(newest, newest.status, final=True)
 
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]

@@ -1,8 +1,8 @@
-"""A bundle: a source directory as one deterministic archive, known by its digest.
+"""A bundle: a source directory as one deterministic archive, named by its digest.
 
     <folder>/<sha256>.tar.gz     the user's files, and under .cloudtrain/ the files that run them
-    <folder>/<sha256>.json       what is known about it
-    <folder>/.cache/             what need not be read or packed again: stat_cache.py, and digests by a survey's key
+    <folder>/<sha256>.json       its facts: digests, size, files, commit
+    <folder>/.cache/             digests of files from earlier runs (stat_cache.py); of each set of files its bundle
 
 The digest is that of the tar before compression, since compressors differ between machines. The same files give the
 same digest on any of them, so that unchanged source is neither packed nor uploaded again.
@@ -76,20 +76,20 @@ class Bundle:
             members = _members(source_files)
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:
-                seen = digests.take(members, cache)
-                secrets.refuse(seen.findings, allow_secrets, allow_pointers)
-                stored = _known(into, seen.key, seen.source_sha256)
-                sha256, size = (stored.sha256, stored.size_bytes) if stored else _pack(members, seen.digests, into)
+                survey = digests.take(members, cache)
+                secrets.refuse(survey.findings, allow_secrets, allow_pointers)
+                stored = _find_unchanged(into, survey.key, survey.source_sha256)
+                sha256, size = (stored.sha256, stored.size_bytes) if stored else _pack(members, survey.digests, into)
             except Changed as change:
                 cache.drop(change.path)
                 changed = change.path
                 continue
-            bundle = cls(into / f"{sha256}.tar.gz", sha256, seen.source_sha256, size, source_files.files, source_files.commit,
+            bundle = cls(into / f"{sha256}.tar.gz", sha256, survey.source_sha256, size, source_files.files, source_files.commit,
                          source_files.dirty, str(source_files.root))  # fmt: skip
             if stored != bundle:
                 bundle._remember()
             if not stored:
-                with new_file(into / FOLDER / seen.key) as stream:
+                with new_file(into / FOLDER / survey.key) as stream:
                     stream.write(sha256.encode())
             cache.save()
             return bundle
@@ -255,8 +255,8 @@ def _pack(members: Sequence[Member], digests: Sequence[str], into: Path) -> tupl
         return whole.hexdigest(), size
 
 
-def _known(into: Path, key: str, source_sha256: str) -> Bundle | None:
-    """Return the bundle that is stored under a survey's key, or None."""
+def _find_unchanged(into: Path, key: str, source_sha256: str) -> Bundle | None:
+    """Return the stored bundle of the same source files, or None."""
     try:
         made = Bundle.stored(into, (into / FOLDER / key).read_text("ascii"))
     except (OSError, ValueError):

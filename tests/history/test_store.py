@@ -60,8 +60,8 @@ def test_unsettled_until_accepted_and_acknowledged(store, run):
 
 def test_claim_is_a_compare_and_swap(store, run):
     other, third = replace(ME, pid=1, started="1"), replace(ME, pid=2, started="2")
-    assert store.claim("run-1-a1", of=str(ME), by=other)
-    assert not store.claim("run-1-a1", of=str(ME), by=third)
+    assert store.change_owner("run-1-a1", old=str(ME), new=other)
+    assert not store.change_owner("run-1-a1", old=str(ME), new=third)
 
 
 def test_next_attempt_is_a_compare_and_swap(store, run):

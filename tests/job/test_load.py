@@ -71,7 +71,7 @@ def test_a_folder_is_no_file_but_may_hold_one(tmp_path):
     ],
 )
 def test_where_a_setting_goes(setting, path):
-    made = load.with_sets(document({"hyperparameters": {"opt": {"lr": 1}}}), [setting])
+    made = load.apply_sets(document({"hyperparameters": {"opt": {"lr": 1}}}), [setting])
     at = made.value
     for key in path:
         at = at[key]
@@ -81,7 +81,7 @@ def test_where_a_setting_goes(setting, path):
 
 
 def test_later_settings_win():
-    made = load.with_sets(document({"a": {"b": 1, "c": 2}}), ["a.b=2", "a.b=3", "a={d: 1}", "a.e=0x1F"])
+    made = load.apply_sets(document({"a": {"b": 1, "c": 2}}), ["a.b=2", "a.b=3", "a={d: 1}", "a.e=0x1F"])
     assert made.value == {"a": {"d": 1, "e": 31}}
     assert made.mark(("a", "e")).text == "0x1F"
     assert ("a", "b") not in made.marks
@@ -98,7 +98,7 @@ def test_later_settings_win():
     ],
 )
 def test_settings_that_cannot_be(setting, message, hint):
-    made = load.with_sets(document({"name": "x"}), [setting, "num_nodes=2"])
+    made = load.apply_sets(document({"name": "x"}), [setting, "num_nodes=2"])
     assert [(problem.message.startswith(message), problem.hint, problem.file) for problem in made.problems] == [
         (True, hint, "--set")
     ]

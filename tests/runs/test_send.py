@@ -393,7 +393,7 @@ def test_two_processes_send_it_once(submitter, job, platform):
     run = submitter.submit(job)
     attempt = run.attempts[0]
     parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
-    assert submitter.store.claim(attempt.attempt_id, of=attempt.owner, by=parent)
+    assert submitter.store.change_owner(attempt.attempt_id, old=attempt.owner, new=parent)
     look(run, 3)
     assert platform.calls == ["submit"], "somebody else sends it just now"
     assert submitter.submit(job).run_id == run.run_id and platform.calls == ["submit"]

@@ -486,7 +486,7 @@ def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
 
 def test_a_secret_that_is_nowhere_is_told_before_anything_is_stored(submitter, job, monkeypatch):
     monkeypatch.delenv("MY_TOKEN", raising=False)
-    with pytest.raises(BadRequest, match="the secret T cannot be had: env:MY_TOKEN is not in the environment"):
+    with pytest.raises(BadRequest, match="secret T: env:MY_TOKEN is not set"):
         submitter.submit(job.replace(secrets={"T": "env:MY_TOKEN"}))
     assert submitter.store.runs() == [] and MemoryBackend.attempts == {}
 
