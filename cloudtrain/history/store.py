@@ -131,7 +131,8 @@ class Store(History):
         """Change which process may finish a submission; `new=""` lets any. False when the owner is no longer `old`."""
         with self.database.write() as db:
             changed = db.execute(
-                "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ?", (str(new), attempt_id, old)
+                "UPDATE attempts SET owner = ? WHERE attempt_id = ? AND owner = ? AND (handle IS NULL OR ? = '')",
+                (str(new), attempt_id, old, str(new)),
             )
             return bool(changed.rowcount)
 
@@ -148,13 +149,17 @@ class Store(History):
             )
 
     def record_unanswered(self, attempt_id: str, reason: str, *, owner: str = "") -> None:
-        """Record that the outcome of a submission is unknown; `owner` is the process that may continue it."""
+        """Record that the outcome of a submission is unknown, and since when.
+
+        `owner` stays the owner where its sender was killed: whether that one got an answer is not known at all.
+        """
         moment = now()
         with self.database.write() as db:
             db.execute(
-                "UPDATE attempts SET tries = tries + 1, tried_at = ?, unanswered_since = coalesce(unanswered_since, ?),"
-                " owner = ?, reason = ? WHERE attempt_id = ?",
-                (moment, moment, owner, reason, attempt_id),
+                "UPDATE attempts SET tries = tries + 1, tried_at = ?, owner = ?, reason = ?,"
+                " unanswered_since = CASE ? WHEN '' THEN coalesce(unanswered_since, ?) ELSE unanswered_since END"
+                " WHERE attempt_id = ?",
+                (moment, owner, reason, owner, moment, attempt_id),
             )
             db.execute(
                 f"UPDATE runs SET reason = ? WHERE {_OF_ATTEMPT} AND state NOT IN ({placeholders(_FINAL)})",

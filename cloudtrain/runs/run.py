@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE
-from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed
+from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
@@ -122,9 +122,19 @@ class Run:
             attempt = next((candidate for candidate in self.attempts if candidate.number == number), None)
             if attempt is not None and attempt.handle is not None:
                 backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
-                for line in backend.logs(attempt.handle, follow=follow, after=cursor):
-                    if raw or not line.text.startswith(MARK):
-                        yield line._replace(cursor=f"{number}/{line.cursor}")
+                try:
+                    for line in backend.logs(attempt.handle, follow=follow, after=cursor):
+                        cursor = line.cursor
+                        if raw or not line.text.startswith(MARK):
+                            yield line._replace(cursor=f"{number}/{line.cursor}")
+                except Unreachable:
+                    if not follow:
+                        raise
+                    time.sleep(LOOK_S)  # the job goes on without us
+                    continue
+                number, cursor = number + 1, None
+                continue
+            if attempt is not None and attempt.status.state.final:  # refused, or ended before it began: it has no log
                 number, cursor = number + 1, None
                 continue
             if not follow or (self.refresh(may_send=not self.watch).state.final and len(self.attempts) < number):

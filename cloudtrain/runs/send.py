@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasRemains
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 ADOPTABLE_S = 15 * 60.0  # for so long an interrupted or unanswered first submission may be sent again
 _SENDING: set[str] = set()  # attempts that a thread of this process is sending
+_LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ def send_attempt(
         intent: stores the intent, or claims one whose sender is gone; called before anything is sent.
         again: whether something may have been sent before: `find` is asked first.
     """
-    with _marked(plan.attempt_id):
-        if not intent():
+    with _marked(plan.attempt_id) as mine:
+        if not mine or not intent():
             return None
         if again:
             try:
@@ -82,12 +84,15 @@ def send_attempt(
                 return _record_unknown(store, plan, error)
             if handle is not None:
                 return _record_accepted(store, plan, handle)
+            if missing := attempts.missing_secrets(plan):
+                text = f"not sent again: {', '.join(missing)} is not in this process's environment"
+                return _record_not_sent(store, plan, backend, BackendError(text), again=again)
         try:
             handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
         except Unreachable as error:
             return _record_unknown(store, plan, error)
         except CloudtrainError as error:
-            return _record_refused(store, plan, error)
+            return _record_not_sent(store, plan, backend, error, again=again)
         return _record_accepted(store, plan, handle)
 
 
@@ -119,7 +124,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
         return False
     first, old = attempt.number == 1, age_s(attempt) > ADOPTABLE_S
-    wanted = not first or (attempt.owner == "" and not old)
+    wanted = not first or (attempt.unanswered_since is not None and not old)
     if may_send and wanted and not run.cancel_requested:
         outcome = send_again(store, attempt, backend)
         if isinstance(outcome, Unknown):
@@ -127,8 +132,8 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
         if isinstance(outcome, Accepted):
             store.change_owner(attempt.attempt_id, old=str(Process.here()), new="")
         return outcome is not None
-    with _marked(attempt.attempt_id):
-        if not store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here()):
+    with _marked(attempt.attempt_id) as mine:
+        if not mine or not store.change_owner(attempt.attempt_id, old=attempt.owner, new=Process.here()):
             return False
         try:
             handle = backend.find(attempt.attempt_id)
@@ -158,20 +163,27 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
 
 def is_free(attempt: AttemptRecord) -> bool:
-    """Return whether nobody is sending an attempt: its sender has died, or has ended without an answer."""
+    """Return whether nobody is sending an attempt: its sender has died, or has ended without an answer.
+
+    Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S.
+    """
     if attempt.attempt_id in _SENDING:
         return False
     if attempt.owner in ("", str(Process.here())):
         return True
     sender = Process.parse(attempt.owner)
-    return sender is not None and sender.alive is False
+    if sender is None or sender.alive is None:
+        return age_s(attempt) > ADOPTABLE_S
+    return not sender.alive
 
 
 def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
     """Return whether a watcher has anything to do for an attempt: not for a first submission that was killed."""
     if attempt.handle is not None or attempt.status.state.final:
         return True
-    return is_free(attempt) and (attempt.number > 1 or attempt.owner == "" or run.cancel_requested)
+    if run.cancel_requested:
+        return True
+    return is_free(attempt) and (attempt.number > 1 or attempt.unanswered_since is not None)
 
 
 def age_s(attempt: AttemptRecord) -> float:
@@ -180,21 +192,37 @@ def age_s(attempt: AttemptRecord) -> float:
 
 
 @contextmanager
-def _marked(attempt_id: str) -> Iterator[None]:
-    """Mark an attempt as being sent by a thread of this process, from before its intent is stored.
+def _marked(attempt_id: str) -> Iterator[bool]:
+    """Mark an attempt as being sent by this thread, from before its intent is stored; False where another one sends it.
 
     Without the mark another thread would take the attempt for one that this process left behind, and send it too.
     """
-    _SENDING.add(attempt_id)
+    with _LOCK:
+        mine = attempt_id not in _SENDING
+        _SENDING.add(attempt_id)
     try:
-        yield
+        yield mine
     finally:
-        _SENDING.discard(attempt_id)
+        if mine:
+            _SENDING.discard(attempt_id)
 
 
 def _record_accepted(store: Store, plan: Plan, handle: str) -> Accepted:
     store.accept(plan.attempt_id, handle)
     return Accepted(handle)
+
+
+def _record_not_sent(store: Store, plan: Plan, backend: Backend, error: CloudtrainError, *, again: bool) -> Outcome:
+    """Record a refusal. Where an earlier submission may have begun, the platform is asked for it once more first."""
+    if again:
+        try:
+            if (handle := backend.find(plan.attempt_id)) is not None:
+                return _record_accepted(store, plan, handle)
+            if isinstance(backend, HasRemains):
+                backend.discard(plan.attempt_id)
+        except BackendError as lookup_error:
+            return _record_unknown(store, plan, lookup_error)
+    return _record_refused(store, plan, error)
 
 
 def _record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused:
@@ -217,7 +245,7 @@ def _record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown
 
 
 def _unanswered_reason(name: str, attempt: AttemptRecord, error: CloudtrainError) -> str:
-    since = attempt.unanswered_since or now()
+    since = attempt.unanswered_since or attempt.created_at
     tries = f", tried {attempt.tries + 1} times" if attempt.tries else ""
     return f"not known since {since[:19]}Z whether {name} has accepted it{tries}: {error.message}"
 

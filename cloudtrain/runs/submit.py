@@ -87,10 +87,7 @@ class Submitter(Planner):
 
     def send(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Run:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        if missing := attempts.missing_secrets(plan):
-            sources = {name: " or ".join(plan.manifest["secrets"][name]) for name in missing}
-            unset = "; ".join(f"secret {name}: {source} is not set" for name, source in sources.items())
-            raise BadRequest(unset, "export it, or use another source")
+        _check_secrets(plan)
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
 
         def intent() -> bool:
@@ -187,6 +184,11 @@ class Submitter(Planner):
     def _existing(self, plan: Plan) -> Run:
         """Return the run of a plan's id that is in the history; raises BadRequest where it is of another job."""
         record = self.store.find(plan.run_id)
+        if record.attached:
+            raise BadRequest(
+                f"{record.run_id} was submitted elsewhere (attached from {record.attached})",
+                f"cloudtrain wait {record.run_id}",
+            )
         newest = self.store.attempts(plan.run_id)
         if record.key is not None and not keys.same(newest[0].plan, plan):
             keys.refuse(record, newest[0].plan, plan)
@@ -197,6 +199,7 @@ class Submitter(Planner):
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
+            _check_secrets(attempt.plan)
             outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
@@ -222,3 +225,11 @@ def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
         f"the same job was submitted {since} ago as {run.run_id}, and that {what}",
         f"--adopt takes {run.run_id}, --new starts another run",
     )
+
+
+def _check_secrets(plan: Plan) -> None:
+    """Raise BadRequest where this process does not have what the job's secrets come from."""
+    if missing := attempts.missing_secrets(plan):
+        sources = {name: " or ".join(plan.manifest["secrets"][name]) for name in missing}
+        unset = "; ".join(f"secret {name}: {source} is not set" for name, source in sources.items())
+        raise BadRequest(unset, "export it, or use another source")

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -22,6 +23,7 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter, identity
 from cloudtrain.runs.watch import Watcher
 from cloudtrain.testing.memory import MemoryBackend
+from tests.conftest import wait_for
 
 
 class Platform(MemoryBackend):
@@ -406,3 +408,147 @@ def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
     data = {name: value for name, value in plan.job.items() if name not in ("min_nodes", "image", "inputs")}
     assert keys.same(replace(plan, job=data), plan)
     assert not keys.same(replace(plan, job={**data, "args": ["other"]}), plan)
+
+
+# -- found by a review of the whole -----------------------------------------------------------------------------------
+
+
+def test_the_log_goes_on_behind_an_attempt_that_never_began(submitter, job, platform, monkeypatch):
+    monkeypatch.setattr(retry, "capacity_pause_s", lambda *_: 0.05)
+    platform.fails = {"submit": [NoCapacity("none free")]}
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    wait_for(lambda: (look(run), len(run.attempts) == 2)[1])
+    Platform.say(run.attempts[1].attempt_id, "hello")
+    Platform.finish(run.attempts[1].attempt_id, State.SUCCEEDED, 0)
+    assert [line.text for line in run.logs()] == ["hello"] == [line.text for line in run.logs(follow=True)]
+    refused = submitter.store.find(run.run_id)
+    assert refused.status.state is State.SUCCEEDED
+
+
+def test_the_log_of_a_run_that_was_refused_ends(submitter, job, platform):
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError):
+        submitter.submit(job)
+    assert list(Run.find().logs(follow=True)) == []
+
+
+def test_an_outage_does_not_end_a_followed_log(submitter, job, platform, monkeypatch):
+    monkeypatch.setattr("cloudtrain.runs.run.LOOK_S", 0.0)
+    run = submitter.submit(job)
+    Platform.say(run.attempts[0].attempt_id, "one", "two")
+    Platform.finish(run.attempts[0].attempt_id, State.SUCCEEDED, 0)
+    whole, cut = Platform.logs, []
+
+    def breaking(self, handle, *, follow=False, after=None):
+        for line in whole(self, handle, follow=follow, after=after):
+            yield line
+            if not cut:
+                cut.append(line)
+                raise Unreachable("no answer")
+
+    monkeypatch.setattr(Platform, "logs", breaking)
+    assert [line.text for line in run.logs(follow=True)] == ["one", "two"]
+    cut.clear()
+    with pytest.raises(Unreachable):
+        list(run.logs())
+
+
+def test_a_sender_on_another_machine_counts_as_gone_after_a_while(submitter, job, platform):
+    elsewhere = replace(Process.here(), host="login1")
+    for age, free in [(timedelta(minutes=14), False), (timedelta(minutes=16), True)]:
+        name = interrupted(submitter, job.replace(name=f"age{age.seconds}"), age=age)
+        with submitter.store.database.write() as db:
+            db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(elsewhere), name))
+        assert send.is_free(submitter.store.attempts(name)[0]) is free
+
+
+def test_nothing_is_sent_again_without_its_secrets(submitter, job, platform, monkeypatch):
+    monkeypatch.setenv("TOKEN", "geheim")
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job.replace(secrets={"TOKEN": "env:TOKEN"}))
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(BadRequest, match="secret TOKEN: env:TOKEN is not set"):
+        submitter.submit(job.replace(secrets={"TOKEN": "env:TOKEN"}))
+    assert run.record.status.state is State.QUEUED, "nothing was changed"
+    look(run)
+    assert run.record.status.state is State.FAILED and "not sent again: TOKEN is not in" in run.record.status.reason
+    assert platform.calls.count("submit") == 1
+
+
+def test_a_refusal_of_a_second_try_is_believed_after_another_look(submitter, job, platform):
+    """The first one may have begun: its job holds the quota that the second one lacks."""
+    run_ids = []
+
+    class Late(Platform):
+        def find(self, attempt_id):
+            handle = super().find(attempt_id)
+            run_ids.append(attempt_id)
+            return handle if len(run_ids) > 1 else None  # a list that shows it late
+
+    registry.BUILT_IN["platform"] = (f"{__name__}:Late", None)
+    globals()["Late"] = Late
+    platform.after_commit = True
+    platform.fails = {"submit": [LOST, NoCapacity("the quota is used up")]}
+    run = submitter.submit(job)
+    look(run, 2)
+    assert run.record.status.state is State.RUNNING and len(platform.attempts) == 1
+
+
+def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):
+    plan = submitter.plan(job, key="nightly")
+    submitter.store.attach(plan, "attached:x", "2026-11-23T00:00:00Z", "/shared/x", {})
+    with pytest.raises(BadRequest, match="was submitted elsewhere"):
+        submitter.submit(job, key="nightly")
+    assert platform.calls == []
+
+
+def test_an_asker_that_is_killed_leaves_the_submission_as_it_was(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    attempt = run.attempts[0]
+    assert submitter.store.change_owner(attempt.attempt_id, old=attempt.owner, new=dead())
+    assert send.needs_watcher(run.record, run.attempts[0])
+    look(run)
+    assert run.attempts[0].handle and platform.calls.count("submit") == 2
+
+
+def test_a_cancel_while_it_is_sent_has_somebody_to_carry_it_out(submitter, job, platform):
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    name = interrupted(submitter, job)
+    with submitter.store.database.write() as db:
+        db.execute("UPDATE attempts SET owner = ? WHERE run_id = ?", (str(parent), name))
+    run = Run(name, submitter.store)
+    assert not send.needs_watcher(run.record, run.attempts[0])
+    submitter.store.request_cancel(name)
+    assert send.needs_watcher(run.record, run.attempts[0])
+
+
+def test_an_accepted_attempt_is_claimed_by_nobody(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    stale = run.attempts[0]
+    look(run)
+    assert run.attempts[0].handle and run.attempts[0].owner == ""
+    assert send.send_again(submitter.store, stale, Platform({}, Path())) is None
+    assert platform.calls.count("submit") == 2
+
+
+def test_one_thread_of_a_process_sends(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    entered, go = Event(), Event()
+
+    class Slow(Platform):
+        def find(self, attempt_id):
+            entered.set()
+            assert go.wait(60)
+            return super().find(attempt_id)
+
+    first = Thread(target=send.send_again, args=(Store(submitter.home), run.attempts[0], Slow({}, Path())))
+    first.start()
+    assert entered.wait(60)
+    assert send.send_again(submitter.store, run.attempts[0], Platform({}, Path())) is None
+    assert not send.is_free(run.attempts[0]), "the second thread did not take the first one's mark away"
+    go.set()
+    first.join(60)
+    assert platform.calls.count("submit") == 2 and len(platform.attempts) == 1

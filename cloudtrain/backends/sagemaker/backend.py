@@ -133,6 +133,12 @@ class SagemakerBackend:
             message = f"the credentials are those of account {account}, the target is pinned to {pinned}"
             raise BackendError(message, "choose another profile, or change options.sagemaker.account")
 
+    def _check_account_is(self, accounts: list[str]) -> None:
+        """Raise BackendError where the credentials are those of another account than the job's; [] checks nothing."""
+        if accounts and (account := self.aws.account()) not in accounts:
+            message = f"the credentials are those of account {account}, the job is in {accounts[0]}"
+            raise BackendError(message, "choose the profile that it was submitted with")
+
     def _upload(self, plan: Plan, bundle: Bundle) -> None:
         """Upload the bundle to the S3 URI of the plan, unless it exists there; one request."""
         from cloudtrain.backends import s3
@@ -156,13 +162,16 @@ class SagemakerBackend:
 
     def find(self, attempt_id: str) -> str | None:
         job = self._describe(attempt_id)
-        if job is None:
-            self._check_account()  # in another account "not found" would mean nothing
+        if job is None:  # in another account "not found" would mean nothing
+            self._check_account()
+            self._check_account_is(str(self._options.get("role") or "").split(":")[4:5])
         return str(job["TrainingJobArn"]) if job else None
 
     def status(self, handle: str) -> Status:
         job = self._job(handle)
         if job is None:
+            arn = status.ARN.fullmatch(handle)
+            self._check_account_is([arn["account"]] if arn else [])
             return Status(State.LOST, None, f"SageMaker knows no training job {handle.rpartition('/')[2]}")
         return status.parse_status(job)
 

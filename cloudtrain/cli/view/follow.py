@@ -49,7 +49,9 @@ def begin(
             if reason := run.record.status.reason if run.attempts[-1].handle is None else "":
                 terminal.note(f"{run.run_id}: {reason}")
             if follow or wait:
-                return follow_to_end(run, follow=follow, as_json=as_json, after=after)
+                code = follow_to_end(run, follow=follow, as_json=as_json, after=after)
+                run.acknowledge()  # its end was printed, also where its begin was not known
+                return code
             return BackendError.exit_code if unknown else 0
         except KeyboardInterrupt as stop:
             run = run or _unprinted_run(store)
