@@ -391,6 +391,16 @@ def test_a_refused_cancel_says_that_it_is_still_billed(bench: Bench) -> None:
     assert bench.final(handle).state is State.CANCELLED
 
 
+def test_another_account_does_not_know_the_job_and_that_means_nothing(bench: Bench) -> None:
+    elsewhere = bench.connect(role=f"arn:aws:iam::{'9' * 12}:role/training")
+    with pytest.raises(BackendError, match="of account 123456789012, the job is in 999999999999"):
+        elsewhere.find("fault-a1")
+    handle = f"arn:aws:sagemaker:us-east-1:{'9' * 12}:training-job/fault-a1"
+    with pytest.raises(BackendError, match="the job is in 999999999999"):
+        bench.backend.status(handle)
+    assert bench.backend.status(handle.replace("9" * 12, "123456789012")).state is State.LOST
+
+
 def test_doctor_accepts_the_role_of_the_docs(bench: Bench) -> None:
     assert "options.sagemaker.role" in {problem.path for problem in bench.backend.check()}, "it is not there yet"
     page = (Path(__file__).parents[3] / "docs" / "sagemaker.md").read_text()
