@@ -466,7 +466,7 @@ def test_a_job_that_ran_is_found_when_slurm_has_forgotten_it(slurm, job, monkeyp
     handle = run.attempts[-1].handle
     wait_for(lambda: run.refresh().state.final, "the end")
     Path(handle, "job").unlink()
-    monkeypatch.setattr(client, "find", lambda run, name: None)
+    monkeypatch.setattr(client, "find_job", lambda run, name: None)
     backend = registry.backend_class("slurm")({"folder": str(slurm.shared)}, Path("unused"))
     assert backend.find(run.attempts[-1].attempt_id) == handle
     assert backend.status(handle).state is State.SUCCEEDED

@@ -116,8 +116,8 @@ class LocalBackend:
         folder = Path(requested[0]["folder"]).parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            request = {**plan.request, "labels": dict(plan.job["labels"])}
-            files.write(folder / "request.json", json.dumps(request).encode())
+            files.write(folder / "request.json", json.dumps(plan.request).encode())
+            files.write(folder / "labels.json", json.dumps(plan.job["labels"]).encode())
             for node in requested:
                 self._extract_bundle(bundle, Path(node["folder"]))
         except OSError as error:
@@ -186,10 +186,9 @@ class LocalBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         try:
-            request = json.loads((Path(handle) / "request.json").read_text())
+            return dict(json.loads((Path(handle) / "labels.json").read_text()))
         except (OSError, ValueError):
             return {}
-        return dict(request.get("labels") or {})
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)

@@ -194,11 +194,11 @@ def test_killed_between_the_starts_of_two_nodes(lab, tmp_path, home):
         "import json, os, signal, sys\n"
         "from cloudtrain.backends.ssh import backend as ssh\n"
         "from cloudtrain.runs.submit import Submitter\n"
-        "launch = ssh.SshBackend._launch\n"
+        "launch = ssh.SshBackend._launch_node\n"
         "def half(self, plan, machines, rank, control, given):\n"
         "    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return launch(self, plan, machines, rank, control, given)\n"
-        "ssh.SshBackend._launch = half\n"
+        "ssh.SshBackend._launch_node = half\n"
         "options, job = json.load(sys.stdin)\n"
         "Submitter('ssh', **options).submit(job)\n"
     )
