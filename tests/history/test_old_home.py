@@ -242,10 +242,11 @@ def test_an_interrupted_submit_is_finished_by_the_next_one(cli):
     assert cli.log("unsent") == FIRST + REST
 
 
-def test_an_interrupted_submit_of_another_machine_is_left_alone(tmp_path, home):
+def test_an_interrupted_submit_of_another_machine_ends_when_it_is_old(tmp_path, home):
+    """Nobody here can see whether its sender lives; after 15 minutes it counts as gone."""
     cli = Cli(unpack(ARCHIVE, tmp_path, host="another-machine"))
     shown = cli.show("unsent")
-    assert (shown["state"], shown["handle"]) == ("QUEUED", None)
+    assert (shown["state"], shown["handle"]) == ("FAILED", None) and "was interrupted" in shown["reason"]
     assert cli.log("unsent") == []
 
 
