@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from .errors import Unsupported
+from .errors import EXIT_REFUSED, Unsupported
 
 T = TypeVar("T")
+
+REFUSAL_WAIT_S = 15.0  # for the other ranks, which refuse as well or fail
 
 
 class Agreement:
@@ -125,10 +128,30 @@ def leave(code: int) -> int:
     """Return the exit code; where there are several ranks, end the process with it at once.
 
     Taking a process group down waits for its threads while it holds the interpreter's lock, for which such a thread may
-    be waiting to let go of a tensor: now and then a rank would stand there for ever.
+    be waiting to let go of a tensor: now and then a rank would stand there for ever. A refusal, which all ranks find by
+    themselves, waits for the others for up to 15 s: one that still connects its groups would lose the connection.
     """
     if "torch.distributed" in sys.modules and world_size() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
+        if code == EXIT_REFUSED:
+            wait_for_refusals(REFUSAL_WAIT_S)
         os._exit(code)
     return code
+
+
+def wait_for_refusals(timeout_s: float) -> bool:
+    """Wait until every rank has called this, at most `timeout_s` seconds; True when all have. Needs no process group."""
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_s)
+    deadline = time.monotonic() + timeout_s
+    try:
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout)
+        count = store.add("cloudtrain/refusals", 1)
+        while count < dist.get_world_size() and time.monotonic() < deadline:
+            time.sleep(0.05)
+            count = store.add("cloudtrain/refusals", 0)
+    except (KeyError, RuntimeError):  # rank 0, whose store it is, has left: it saw all of them, or it failed
+        return False
+    return count == dist.get_world_size()
