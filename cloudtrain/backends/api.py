@@ -8,7 +8,7 @@ touches the history, never prints, and never imports another backend. It must pa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -235,5 +235,30 @@ class HasRemains(Protocol):
         """Stop what is left of an abandoned attempt that `find` does not return; blocking, idempotent.
 
         Raises BackendError if that cannot be confirmed: the attempt stays open.
+        """
+        ...
+
+
+@runtime_checkable
+class HasStatuses(Protocol):
+    """A backend that can report many attempts in few calls of its platform.
+
+    Attributes:
+        group: attempts whose backends have the same group (account, region, project, cluster, namespace, host) may be asked
+            in one call. It comes from the options alone, so who has several credentials keeps these apart as well.
+        calls_per_s: what all clients of one home together may call of the platform, per group.
+    """
+
+    group: str
+    calls_per_s: float
+
+    def statuses(self, handles: Sequence[str]) -> Mapping[str, Status]:
+        """Return handle -> what `status` would return; blocking.
+
+        A handle that the platform's listing did not show is left out: the caller asks `status` for it. An object may keep
+        what it needs to ask for changes only, so a caller that asks again keeps it.
+
+        Raises:
+            BackendError: as `status`. Nothing is known of any handle then.
         """
         ...

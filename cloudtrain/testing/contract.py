@@ -27,7 +27,7 @@ import pytest
 
 from cloudtrain import events
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import Backend, Feature, HasImages, Plan
+from cloudtrain.backends.api import Backend, Feature, HasImages, HasStatuses, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.job.job import Job
@@ -85,6 +85,10 @@ class BackendContract:
     def leftovers(self, handle: str) -> list[str]:
         """Describe what an ended attempt left behind on any node, one line each; override it."""
         return []
+
+    def calls(self) -> int | None:
+        """Return how many calls the platform has received so far, None where nobody counts them; override it."""
+        return None
 
     def job_changes(self) -> dict[str, Any]:
         """Return job-file keys that every job needs on this backend, such as an image; override it."""
@@ -451,6 +455,37 @@ class BackendContract:
         assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
         results = sorted(line.text for line in self.script_lines(backend, handle) if line.text.startswith("result"))
         assert results == [f"result {rank} 4 1111.0" for rank in range(4)]
+
+    # -- many attempts at once ----------------------------------------------------------------------------------------
+
+    def test_statuses_are_those_of_status_in_fewer_calls(
+        self, backend: Backend, connect: Callable[[], Backend], start: Any
+    ) -> None:
+        if not isinstance(backend, HasStatuses):
+            return
+        wait = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
+        running, cancelled = [start(wait), start(wait)], start(wait)
+        finished, failed = start("print('done')"), start("raise SystemExit(3)")
+        for handle in (*running, cancelled):
+            self.until_line(backend, handle, "there")
+        backend.cancel(cancelled)
+        for handle in (cancelled, finished, failed):
+            self.until_final(backend, handle)
+        unknown = finished[:-1] + ("8" if finished[-1] != "8" else "9")
+        handles = [*running, cancelled, finished, failed, unknown]
+        for asked in (connect(), backend):  # one that knows nothing yet, and one that has asked before
+            assert isinstance(asked, HasStatuses) and asked.group == backend.group and asked.calls_per_s > 0
+            for _ in range(2):
+                before = self.calls()
+                statuses = asked.statuses(handles)
+                between = self.calls()
+                expected = {handle: backend.status(handle) for handle in handles}
+                after = self.calls()
+                assert dict(statuses) == {handle: expected[handle] for handle in handles if handle in statuses}
+                assert set(running) <= set(statuses), "running attempts must be in the answer"
+                if before is not None and between is not None and after is not None:
+                    assert between - before < after - between
+        assert dict(backend.statuses([])) == {}
 
     # -- lookups --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The contract suite itself: eight faults, seeded into the local backend one at a time, are all caught by it."""
+"""The contract suite itself: nine faults, seeded into the local backend one at a time, are all caught by it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ FAULTS = {
     "clock in the plan": (
         "def plan(self, *a):\n    return replace(super().plan(*a), notes=(datetime.now().isoformat(timespec='seconds'),))\n",
         "test_plan_is_pure",
+    ),
+    "one status for all": (
+        "group, calls_per_s = 'here', 1.0\n"
+        "def statuses(self, handles):\n    return {handle: self.status(handles[0]) for handle in handles}\n",
+        "test_statuses_are_those_of_status_in_fewer_calls",
     ),
 }
 SUITE = """
