@@ -27,6 +27,10 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool 
     HuggingFace, TrainingJob, Session = _import_sdk()
     bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
     session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"), default_bucket=bucket)
+    defaults = session.sagemaker_config
+    defaults.setdefault("SchemaVersion", "1.0")
+    modules = defaults.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
+    modules["TelemetryOptOut"] = True  # it would send requests without a timeout
     if send_planned:
         session.planned = (aws, dict(request))
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
@@ -100,7 +104,7 @@ def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _import_sdk() -> tuple[Any, Any, Any]:
-    """Import the SDK and turn off its notices and its telemetry, which sends requests without a timeout."""
+    """Import the SDK and turn off its notices."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     for name in ("sagemaker", "sagemaker.config"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are also raised as exceptions
@@ -108,9 +112,6 @@ def _import_sdk() -> tuple[Any, Any, Any]:
         import sagemaker
         from sagemaker.estimator import _TrainingJob
         from sagemaker.huggingface import HuggingFace
-        from sagemaker.telemetry import telemetry_logging
-
-    telemetry_logging._send_telemetry_request = lambda *_, **__: None
 
     class PlannedSession(sagemaker.Session):  # type: ignore[misc]
         """A session that sends the planned request instead of the one that the SDK has built."""

@@ -58,8 +58,9 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
     """Return Accelerate's frame; raises Unsupported for what this machine has not, or when the world is another one."""
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
+    handlers: list[Any] = []
     if not torch.cuda.is_available():
         # Without it every rank would train alone.
         if os.environ.setdefault("ACCELERATE_USE_CPU", "true").lower() not in ("1", "true", "yes", "on"):
@@ -70,6 +71,7 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if plan.carrier == "deepspeed":
             _deepspeed_on_cpu()
+            handlers.append(InitProcessGroupKwargs(backend="gloo"))  # else Accelerate sees one process only
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         raise Unsupported("this GPU has no bfloat16; there is --fp16")
     if plan.world == 1 and plan.carrier == "accelerate":
@@ -78,27 +80,23 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
             os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     # No model here has buffers that training changes; sending them before every forward pass would be for nothing.
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    options = {"kwargs_handlers": [ddp], **options}
+    handlers.append(DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True))
+    options = {"kwargs_handlers": handlers, **options}
     made = Accelerator(mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, **options)
     check_world(made.num_processes, plan.world)
     return made
 
 
 def _deepspeed_on_cpu() -> None:
-    """Let Accelerate and DeepSpeed find each other where there is no GPU; neither expects that.
+    """Let Accelerate and DeepSpeed work together where there is no GPU, which neither expects.
 
-    Accelerate sees one process only unless the backend is named, and DeepSpeed would compile a kernel for shared memory
-    when it begins, which takes minutes and a compiler: gloo does what it would do.
+    DeepSpeed would compile a kernel for shared memory when it begins, which takes minutes and a compiler; gloo does what
+    the kernel would do.
     """
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
     os.environ["ACCELERATE_USE_CPU"] = "false"
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_CPU)  # type: ignore[method-assign]
 
 
 def check_world(real: int, promised: int) -> None:

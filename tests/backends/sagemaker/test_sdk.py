@@ -88,6 +88,7 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
             assert submitted_job["kind"] == "HuggingFace" and submitted_job["model"].endswith(
                 f"/{plan.attempt_id}/output/model.tar.gz"
             )
+            assert submitted_job["reported"] == []  # the SDK's telemetry
             handle = submitted_job["handle"]
         else:
             handle = backend.submit(plan, bundle)

@@ -36,15 +36,19 @@ def requests(given: dict) -> dict:
 
 
 def submit(home: str, plan_file: str) -> dict:
+    from sagemaker.telemetry import telemetry_logging
+
     from cloudtrain.backends.api import Plan
     from cloudtrain.backends.sagemaker.backend import SagemakerBackend, estimator
     from cloudtrain.source.bundle import Bundle
 
+    reported: list[str] = []
+    telemetry_logging._requests_helper = lambda url, _timeout: reported.append(url)
     plan = Plan.from_json(Path(plan_file).read_text())
     bundle = Bundle.stored(Path(home) / "bundles", str(plan.bundle["sha256"]))
     handle = SagemakerBackend(plan.job["options"]["sagemaker"], Path(home) / "runs").submit(plan, bundle)
     made = estimator(plan)
-    return {"handle": handle, "kind": type(made).__name__, "model": made.model_data}
+    return {"handle": handle, "kind": type(made).__name__, "model": made.model_data, "reported": reported}
 
 
 def outcome(home: str, plan_file: str) -> dict:
