@@ -96,6 +96,8 @@ class LogLine(NamedTuple):
     cursor: str
 
 
+REASON_CHARS = 300  # of a reason that may change while a run waits
+PLATFORM = -1  # the node of an event that no node reported but the platform's status
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 MAX_DEPTH = 64  # so is one whose values lie deeper in one another
@@ -143,6 +145,13 @@ def parse(text: str) -> tuple[str, dict[str, Any]] | None:
         body = json.loads(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
     kind = body.pop("kind", None)
     return (kind, body) if isinstance(kind, str) and kind in KINDS else None
+
+
+def short_reason(text: str) -> str:
+    """Return a platform's reason on one line, without escape sequences and control characters, of limited length."""
+    words = " ".join(ESCAPE.sub("", text[: 4 * REASON_CHARS]).split())
+    line = words if words.isprintable() else "".join(letter for letter in words if letter.isprintable())
+    return line if len(line) <= REASON_CHARS else line[: REASON_CHARS - 1] + "…"
 
 
 def _is_shallow(body: Any) -> bool:

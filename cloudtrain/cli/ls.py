@@ -54,8 +54,9 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
             spare=("target", "backend", "took", "exit", "loss", "age"),
         )
         for record in records:
-            if not record.status.state.final and record.status.reason:
-                terminal.print_lines(f"  {record.run_id}: {record.status.reason}")
+            waits = not record.status.state.final and record.status.state is not State.RUNNING
+            if waits and record.status.reason:
+                terminal.print_lines(f"  {record.run_id}: {runs.describe_live(store, record)}")
     else:
         terminal.print_lines("there are no runs yet" if not (selected_states or name) else "no run is like that")
         terminal.print_pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])

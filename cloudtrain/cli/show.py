@@ -71,11 +71,11 @@ def _print_run(run: Run) -> None:
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
-    heading = f"{run.run_id}  {runs.describe_end(status) if status.state.final else status.state}"
-    terminal.print_lines(heading, style=f"bold {runs.STYLES.get(status.state.value, '')}")
+    described = runs.describe_end(status) if status.state.final else runs.describe_live(run.store, record)
+    terminal.print_lines(f"{run.run_id}  {described}", style=f"bold {runs.STYLES.get(status.state.value, '')}")
     terminal.print_pairs(
         [
-            ("reason", status.reason),
+            ("reason", status.reason if status.state.final else ""),
             *why.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import UnknownRun
-from cloudtrain.events import Event, State
+from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history.database import Database
 from cloudtrain.history.records import (
     ATTEMPTS,
@@ -152,6 +152,16 @@ class History:
         with self.database.read() as db:
             rows = db.execute(query, (run_id, kind) if kind else (run_id,))
             return [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
+
+    def reason_since(self, record: RunRecord) -> str | None:
+        """Return since when a run has its reason, as far as its newest attempt's platform gave that reason."""
+        query = (
+            "SELECT e.at, e.data FROM attempts a JOIN events e ON e.attempt_id = a.attempt_id AND e.node = ?"
+            " WHERE a.run_id = ? AND e.kind = 'status' ORDER BY a.number DESC, e.seq DESC LIMIT 1"
+        )
+        with self.database.read() as db:
+            row = db.execute(query, (PLATFORM, record.run_id)).fetchone()
+        return str(row[0]) if row and json.loads(row[1])["reason"] == record.status.reason else None
 
     def latest(self, attempt_id: str, node: int, kind: str) -> Event | None:
         """Return the newest event of a kind on one node, or None."""

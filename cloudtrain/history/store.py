@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.backends.api import ATTACHED, Plan
-from cloudtrain.events import FINAL, Event, State, Status
+from cloudtrain.events import FINAL, PLATFORM, Event, State, Status
 from cloudtrain.history.queries import History
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, placeholders
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
+MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
 
@@ -192,7 +193,10 @@ class Store(History):
         events: Iterable[Event] = (),
         metrics: Iterable[tuple[Event, int, str, float]] = (),
     ) -> None:
-        """Write status, log cursor, events and metrics of an attempt in one transaction; idempotent."""
+        """Write status, log cursor, events and metrics of an attempt in one transaction; idempotent.
+
+        A reason that differs from the stored one becomes an event `status` of the node PLATFORM.
+        """
         with self.database.write() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)",
@@ -205,6 +209,7 @@ class Store(History):
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))
             if status is not None:
+                _add_reason(db, attempt_id, status)
                 # A final state is never overwritten.
                 db.execute(
                     "UPDATE attempts SET state = ?, exit_code = ?, reason = ?, started_at = coalesce(?, started_at),"
@@ -267,6 +272,22 @@ class Store(History):
         with self.database.read() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
         return bool(row) and _lease_valid(row[0], row[1], datetime.now(UTC).timestamp())
+
+
+def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None:
+    """Add the event of a changed reason, unless the attempt has ended or ends with it; delete the oldest of too many."""
+    if status.state.final:
+        return
+    newest = db.execute("SELECT max(seq) FROM events WHERE attempt_id = ? AND node = ?", (attempt_id, PLATFORM))
+    seq = (newest.fetchone()[0] or 0) + 1
+    data = json.dumps({"state": status.state.value, "reason": status.reason})
+    db.execute(
+        "INSERT INTO events (attempt_id, node, seq, at, kind, data) SELECT attempt_id, ?, ?, ?, 'status', ? FROM attempts"
+        f" WHERE attempt_id = ? AND reason != ? AND state NOT IN ({placeholders(_FINAL)})",
+        (PLATFORM, seq, now(), data, attempt_id, status.reason, *_FINAL),
+    )
+    old = (attempt_id, PLATFORM, seq - MOST_REASONS)
+    db.execute("DELETE FROM events WHERE attempt_id = ? AND node = ? AND seq <= ? AND kind = 'status'", old)
 
 
 def _lease_valid(owner: str, expires_at: float, moment: float) -> bool:

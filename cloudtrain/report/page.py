@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.events import MARK, parse
+from cloudtrain.events import MARK, PLATFORM, parse
 from cloudtrain.report import plots
 from cloudtrain.report.packages import requirements
 
@@ -189,7 +189,8 @@ def _timeline(store: Store, run_id: str) -> Iterator[str]:
             fields = "  ".join(
                 f"{name}={value}" for name, value in event.data.items() if value not in (None, "", [], {})
             )
-            yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  node {event.node}  {event.kind}  {fields}"
+            where = "platform" if event.node == PLATFORM else f"node {event.node}"
+            yield f"{event.at[:19]}Z  {event.attempt.rpartition('-')[2]}  {where}  {event.kind}  {fields}"
 
 
 def _logs(log: Iterable[LogLine]) -> Iterator[str]:

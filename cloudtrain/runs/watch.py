@@ -122,11 +122,13 @@ class Watcher:
         self._read_files(attempt, at_once=status.state.final)
         if status.state.final:
             return self._follow_up(run, attempt, status, backend)
-        if (status.state, status.started_at) != (attempt.status.state, attempt.status.started_at):
+        status, stored = replace(status, reason=events.short_reason(status.reason)), attempt.status
+        moved = (status.state, status.started_at) != (stored.state, stored.started_at)
+        if moved or status.reason != stored.reason:
             self.store.record(attempt.attempt_id, status=status)
             self.store.set_status(self.run_id, status)
-            if status.state is State.RUNNING:
-                self._ask_images(attempt, backend)  # again where the platform has started it anew
+        if moved and status.state is State.RUNNING:
+            self._ask_images(attempt, backend)  # again where the platform has started it anew
         return False
 
     def catch_up(self, statuses: Mapping[str, Status], files: Callable[[], None]) -> None:

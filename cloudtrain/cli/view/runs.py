@@ -11,7 +11,7 @@ from cloudtrain.cli.view.terminal import note
 from cloudtrain.events import State, Status
 
 if TYPE_CHECKING:
-    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.records import AttemptRecord, RunRecord
     from cloudtrain.history.store import Store
     from cloudtrain.runs.run import Run
 
@@ -75,6 +75,7 @@ def shown_json(run: Run) -> dict[str, Any]:
     return {
         **submitted_json(run),
         **_status_json(record.status),
+        "reason_since": run.store.reason_since(record),
         "verdict": verdict_json(run),
         "name": record.name,
         "target": record.target,
@@ -87,7 +88,7 @@ def shown_json(run: Run) -> dict[str, Any]:
         "events": [
             {"attempt": event.attempt, "node": event.node, "at": event.at, "kind": event.kind, **event.data}
             for event in run.store.events(run.run_id)
-            if event.kind in ("state", "world", "checkpoint", "alarm", "result")
+            if event.kind in ("status", "state", "world", "checkpoint", "alarm", "result")
         ],
         "provenance": run.store.provenance(run.run_id),
         "requirements": requirements(run.store.events(run.run_id, "requirements")),
@@ -165,6 +166,15 @@ def format_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def describe_live(store: Store, record: RunRecord) -> str:
+    """Describe a run that has not ended, why, and for how long that has been the reason: `QUEUED (Slurm: Resources) for 3m`."""
+    status = record.status
+    if not status.reason:
+        return str(status.state)
+    lasted = elapsed(store.reason_since(record))
+    return f"{status.state} ({status.reason})" + (f" for {lasted}" if lasted else "")
 
 
 def describe_end(status: Status) -> str:

@@ -8,13 +8,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
+from cloudtrain.events import PLATFORM
 
 if TYPE_CHECKING:
     from cloudtrain.events import Event
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.runs.run import Run
 
-KINDS = ("state", "world", "checkpoint", "alarm", "result")
+KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
 _PROVENANCE_KEYS = ("hostname", "pid", "node_rank", "platform", "python", "versions")  # printed by provenance.py
@@ -75,6 +76,7 @@ def event_lines(run: Run, begin: datetime) -> Iterator[str]:
         offset = f"+{runs.format_duration((moment - begin).total_seconds())}" if moment else ""
         nodes = sorted({event.node for event in same_events})
         node_text = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        node_text = "platform" if nodes == [PLATFORM] else node_text
         yield f"  {offset:>8}  {first.attempt.rpartition('-')[2]} {node_text}  {first.kind} {_describe_event(first)}".rstrip()
 
 
@@ -85,5 +87,7 @@ def _describe_event(event: Event) -> str:
     }
     if event.kind == "state":
         return str(values.get("state", ""))
+    if event.kind == "status":
+        return f"{values['state']} ({values['reason']})" if "reason" in values else str(values["state"])
     text = "  ".join(f"{name}={value}" for name, value in values.items())
     return text if len(text) <= 200 else text[:197] + "..."

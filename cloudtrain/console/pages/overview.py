@@ -39,6 +39,7 @@ def read_details(run: Run) -> RunDetails:
     end = runs.parse_time(status.ended_at) or datetime.now(UTC)
     files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
+    since = "" if status.state.final else text.format_time(run.store.reason_since(record))
     facts = (
         ("job", record.name),
         ("backend", summary.describe_target(plan)),
@@ -59,7 +60,7 @@ def read_details(run: Run) -> RunDetails:
     return RunDetails(
         status,
         facts,
-        (("reason", status.reason), *why.verdict_rows(run.verdict())),
+        (("reason", status.reason), ("since", since), *why.verdict_rows(run.verdict())),
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
         tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
@@ -111,9 +112,10 @@ class Overview:
         self._area.clear()
         with self._area:
             if any(value for _, value in details.verdict):
-                name = "Why it failed" if details.verdict[1:] else "How it ended"
+                failed = len(details.verdict) > 2
+                name = "Why it failed" if failed else "How it ended" if details.status.state.final else "Status"
                 with widgets.card(name) as card:
-                    card.classes("ct-verdict" if details.verdict[1:] else "")
+                    card.classes("ct-verdict" if failed else "")
                     widgets.pairs((_VERDICT[label], value) for label, value in details.verdict)
             self._facts(details)
 
@@ -139,7 +141,14 @@ class Overview:
         self._opened = opened
 
 
-_VERDICT = {"reason": "reason", "why": "what happened", "said": "it said", "at": "raised at", "try": "try"}
+_VERDICT = {
+    "reason": "reason",
+    "since": "since",
+    "why": "what happened",
+    "said": "it said",
+    "at": "raised at",
+    "try": "try",
+}
 
 
 def _state(name: str) -> Callable[[], None]:
