@@ -82,6 +82,7 @@ backends.kubernetes.CLAIMS=backends.kubernetes.backend.VOLUME_PERMISSIONS
 backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
 backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
+attached.refresh=runs.attached_history.refresh
 backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
 events.MAX_ROW=metrics.MAX_ROW
 diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict

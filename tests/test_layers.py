@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from tests.imports import circle, files, graph
+
 ROOT = Path(__file__).parents[1]
 # A package imports its own layer and those before it.
 LAYERS = [
@@ -39,10 +43,6 @@ LAZY = {
     "rich",
     "platformdirs",
 }
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
 
 
 def module(path: Path) -> str:
@@ -118,14 +118,34 @@ def test_nobody_reaches_upwards():
     assert upwards == set()
 
 
-def test_no_circle_between_modules():
-    graph: dict[str, set[str]] = {name: set() for name in modules()}
-    for name, found in edges(top_only=True):
-        graph[name].add(found)
-    while free := [name for name, found in graph.items() if not found & graph.keys()]:
-        for name in free:
-            del graph[name]
-    assert graph == {}, "modules that import each other"
+def test_a_circle_is_noticed():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_imports_in_functions_and_of_packages_count_and_those_for_types_do_not(tmp_path):
+    sources = {
+        "p/__init__.py": "def f():\n    from p.a import g\n",
+        "p/a.py": "from . import b\nTYPE_CHECKING = False\nif TYPE_CHECKING:\n    from p.c import g\n",
+        "p/b.py": "def f():\n    import q.d\n",
+        "p/c.py": "import p.a as a\nfrom p import name\n",
+        "q/__init__.py": "",
+        "q/d.py": "if not TYPE_CHECKING:\n    from p.b import f\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    edges = {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"q", "q.d"}, "p.c": {"p", "p.a"}, "q": set(), "q.d": {"p", "p.b"}}
+    assert graph(tmp_path, tmp_path, types=False) == edges
+    assert graph(tmp_path, tmp_path)["p.a"] == {"p.b", "p.c"}
+
+
+@pytest.mark.parametrize(("folder", "root"), [("cloudtrain", "."), ("entrypoints", "entrypoints")])
+def test_no_circle_between_modules(folder, root):
+    """Imports inside functions count."""
+    edges = graph(ROOT / folder, ROOT / root, types=False)
+    assert len(edges) > 60
+    assert circle(edges) == [], "modules that import each other"
 
 
 def test_a_family_imports_no_other_family():

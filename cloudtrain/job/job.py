@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from cloudtrain.errors import Problem
-from cloudtrain.job import arguments
+from cloudtrain.job import arguments, load
 from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
     Count,
@@ -38,6 +38,7 @@ from cloudtrain.job.fields import (
     none_yet,
     place,
 )
+from cloudtrain.job.load import fit_name
 from cloudtrain.job.problems import located, quote, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
 
@@ -121,7 +122,7 @@ class Job(Spec):
 
     def __init__(self, **data: Any) -> None:
         data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in data.items()}
-        self._fill(data, None, Path.cwd())
+        load.fill_job(self, data, None, Path.cwd())
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], sets: Sequence[str] = ()) -> Self:
@@ -129,19 +130,12 @@ class Job(Spec):
 
         Blocking: reads one file. Raises BadRequest when it cannot be read, BadJob with all of its problems.
         """
-        from cloudtrain.job import load
-
-        document, folder = load.read(source)
-        return cls.from_document(load.apply_sets(document, sets), folder)
+        return load.load_job(cls, source, sets)
 
     @classmethod
     def from_document(cls, document: Document, folder: Path) -> Self:
         """Return the job of a parsed file; relative paths in it stand below the folder. Raises BadJob."""
-        from cloudtrain.job import load
-
-        job = cls.__new__(cls)
-        job._fill(load.values(document), document, folder)
-        return job
+        return load.make_job(cls, document, folder)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -222,16 +216,6 @@ class Job(Spec):
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.processes
-
-    def _fill(self, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
-        """Validate into this object; raises BadJob with the problems of single fields and of their combination."""
-        from cloudtrain.job import load
-
-        data = dict(data)
-        if data.get("name") is None:
-            data["name"] = fit_name(_first_name(data, document, folder))
-        load.validate(self, data, document, folder)
-        self._document = document
 
     @model_validator(mode="after")
     def _follow(self) -> Self:
@@ -314,23 +298,6 @@ def _with(part: Any, key: str, value: Any) -> Any:
     copy = part.model_copy()
     copy.__dict__[key] = value  # not by `update`, which would count it as given
     return copy
-
-
-def _first_name(data: Mapping[str, Any], document: Document | None, folder: Path) -> str:
-    entrypoint, source = data.get("entrypoint"), data.get("source")
-    if document is None and isinstance(entrypoint, str) and entrypoint:
-        return entrypoint.split(".")[-1] if entrypoint.startswith("-m") else Path(entrypoint).stem
-    if document is None and isinstance(source, str) and "://" not in source and "\0" not in source:
-        return Path(os.path.abspath(source)).name  # noqa: PTH100
-    return folder.name
-
-
-def fit_name(text: str) -> str:
-    """Return the nearest text that is fit for a job's name."""
-    fit = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if not fit[:1].isalpha():
-        fit = f"job-{fit}".rstrip("-")
-    return fit[:30].rstrip("-")
 
 
 def schema() -> dict[str, Any]:

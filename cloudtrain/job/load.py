@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import rules, yaml
@@ -16,8 +17,25 @@ from cloudtrain.job.problems import explain, located, unsendable
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
+J = TypeVar("J", bound="Job")
 _TEXTS = {"env", "labels", "args"}  # any scalar there is its written text
 _FLAT = {"env", "labels", "secrets", "metrics"}  # behind the first dot all is one key, dots included
+
+
+def load_job(kind: type[J], source: str | os.PathLike[str], sets: Sequence[str] = ()) -> J:
+    """Return the job of a file, or of a text that is no file's name, with `key=value` settings laid over it.
+
+    Blocking. Raises BadRequest, BadJob.
+    """
+    document, folder = read(source)
+    return make_job(kind, apply_sets(document, sets), folder)
+
+
+def make_job(kind: type[J], document: Document, folder: Path) -> J:
+    """Return the job of a parsed file; raises BadJob."""
+    job = kind.__new__(kind)
+    fill_job(job, values(document), document, folder)
+    return job
 
 
 def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
@@ -70,13 +88,15 @@ def values(document: Document) -> dict[str, Any]:
     return {key: _written(value, document, (key,)) for key, value in document.value.items()}
 
 
-def validate(job: Job, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
-    """Fill an empty job with values; relative paths among them are relative to the folder.
+def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
+    """Validate values into an empty job; relative paths among them are relative to the folder.
 
     Raises BadJob with every problem: of single fields, and of fields that are right by themselves and wrong together.
     """
     from pydantic import ValidationError
 
+    if data.get("name") is None:
+        data = {**data, "name": fit_name(_first_name(data, document, folder))}
     validator = type(job).__pydantic_validator__
     context = {"folder": folder}
     problems = [*(document.problems if document else ()), *unsendable(data, document)]
@@ -99,6 +119,24 @@ def validate(job: Job, data: Mapping[str, Any], document: Document | None, folde
         problems += [located(conflict.problem, document) for conflict in conflicts]
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
+    job._document = document
+
+
+def fit_name(text: str) -> str:
+    """Return the nearest text that is fit for a job's name."""
+    fit = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not fit[:1].isalpha():
+        fit = f"job-{fit}".rstrip("-")
+    return fit[:30].rstrip("-")
+
+
+def _first_name(data: Mapping[str, Any], document: Document | None, folder: Path) -> str:
+    entrypoint, source = data.get("entrypoint"), data.get("source")
+    if document is None and isinstance(entrypoint, str) and entrypoint:
+        return entrypoint.split(".")[-1] if entrypoint.startswith("-m") else Path(entrypoint).stem
+    if document is None and isinstance(source, str) and "://" not in source and "\0" not in source:
+        return Path(os.path.abspath(source)).name  # noqa: PTH100
+    return folder.name
 
 
 def _written(value: Any, document: Document, path: tuple[str | int, ...]) -> Any:

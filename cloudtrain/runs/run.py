@@ -67,9 +67,9 @@ class Run:
         if record.status.state.final or self.store.watched(self.run_id):
             return record.status
         if record.attached:
-            from cloudtrain.runs import attach
+            from cloudtrain.runs import attached_history
 
-            attach.refresh(self.store, self.run_id, record.attached)
+            attached_history.refresh(self.store, self.run_id, record.attached)
             return self.record.status
         from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
 
@@ -269,18 +269,19 @@ class Run:
     def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
         from cloudtrain.job.job import Job
-        from cloudtrain.runs.submit import Submitter
+        from cloudtrain.runs.exactly_once import ExactlyOnce
 
         self._own_only("run again")
         record = self.record
         options = (record.job.get("options") or {}).get(record.backend) or {}
-        submitter = Submitter(record.target, home=self.store.home, watch=self.watch, **options)
+        submitter = ExactlyOnce(record.target, home=self.store.home, watch=self.watch, **options)
         data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
         resolved = submitter.resolve(Job.from_dict(data), sets)
         bundle = (
             submitter.package(resolved) if source else attempts.stored_bundle(self.attempts[0].plan, self.store.home)
         )
-        return submitter.send(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
+        sent = submitter.send_once(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
+        return Run(sent.run_id, self.store, adopted=sent.adopted, watch=self.watch)
 
     def _own_only(self, what: str) -> None:
         """Raise BadRequest for an attached run: its job is somebody else's word, and is given to no platform from here."""

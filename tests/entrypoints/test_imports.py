@@ -4,96 +4,47 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.training import ENTRYPOINTS
+from tests.imports import Graph, circle, files, graph, imported, name_of
 
-FILES = sorted(path for path in ENTRYPOINTS.rglob("*.py") if "__pycache__" not in path.parts)
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ENTRYPOINTS).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+FILES = files(ENTRYPOINTS)
 
 
-MODULES = {name_of(path): path for path in FILES}
+MODULES = {name_of(path, ENTRYPOINTS): path for path in FILES}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, anywhere in it: in functions and for type checkers too."""
-    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            yield from (name if name in MODULES else base for name in names)
-
-
-def edges() -> dict[str, set[str]]:
-    return {name: set(imported(path)) & MODULES.keys() - {name} for name, path in MODULES.items()}
-
-
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return modules of which each imports the next and the last the first; empty where there are none."""
-    done: set[str] = set()
-
-    def walk(name: str, way: list[str]) -> list[str]:
-        if name in way:
-            return way[way.index(name) :]
-        if name in done:
-            return []
-        for other in sorted(graph[name]):
-            if found := walk(other, [*way, name]):
-                return found
-        done.add(name)
-        return []
-
-    return next((found for name in sorted(graph) if (found := walk(name, []))), [])
-
-
-def packages(graph: dict[str, set[str]], top: str) -> dict[str, set[str]]:
+def packages(edges: Graph, top: str) -> Graph:
     """Return the same between what lies directly below a package."""
 
     def below(name: str) -> str:
         return ".".join(name.split(".")[:2])
 
-    made: dict[str, set[str]] = {}
-    for name, others in graph.items():
+    made: Graph = {}
+    for name, others in edges.items():
         if name.startswith(f"{top}."):
             inner = {below(other) for other in others if other.startswith(f"{top}.")}
             made.setdefault(below(name), set()).update(inner - {below(name)})
     return made
 
 
-def test_a_circle_is_noticed():
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
 def test_relative_imports_are_understood():
-    graph = edges()
+    edges = graph(ENTRYPOINTS, ENTRYPOINTS)
     assert (
-        "launcher.manifest" in graph["launcher.supervisor"]
-        and "launcher.world.outcome" in graph["launcher.world.worker"]
+        "launcher.manifest" in edges["launcher.supervisor"]
+        and "launcher.world.outcome" in edges["launcher.world.worker"]
     )
-    assert "trainer.errors" in graph["trainer.strategies"] and "trainer.strategies" in graph["train"]
-    assert len(graph) > 60
-
-
-def test_no_module_imports_itself_by_way_of_others():
-    assert circle(edges()) == []
+    assert "trainer.errors" in edges["trainer.strategies"] and "trainer.strategies" in edges["train"]
+    assert len(edges) > 60
 
 
 @pytest.mark.parametrize("top", ["launcher", "trainer"])
 def test_no_package_imports_itself_by_way_of_others(top: str):
     """As above with each package as one: `output` does not import what imports `output`."""
-    made = packages(edges(), top)
+    made = packages(graph(ENTRYPOINTS, ENTRYPOINTS), top)
     assert len(made) > 8
     assert circle(made) == []
 
@@ -104,22 +55,30 @@ CLIENTS = {  # of stores and secrets: imported where a job names one
 }
 
 
-@pytest.mark.parametrize("path", LAUNCHER, ids=name_of)
+@pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: path.stem)
 def test_the_launcher_needs_the_standard_library_only(path: Path):
-    foreign = {name.partition(".")[0] for name in imported(path)} - sys.stdlib_module_names - {"launcher"}
-    assert foreign <= (CLIENTS if name_of(path) == "launcher.output.store" else set())
+    foreign = (
+        {name.partition(".")[0] for name, _ in imported(path, ENTRYPOINTS)} - sys.stdlib_module_names - {"launcher"}
+    )
+    assert foreign <= (CLIENTS if name_of(path, ENTRYPOINTS) == "launcher.output.store" else set())
 
 
-@pytest.mark.parametrize("path", [*LAUNCHER, ENTRYPOINTS / "runtime.py"], ids=name_of)
+@pytest.mark.parametrize("path", [*LAUNCHER, ENTRYPOINTS / "runtime.py"], ids=lambda path: path.stem)
 def test_the_launcher_and_the_runtime_are_python_3_9(path: Path):
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
 def test_the_runtime_stands_alone():
-    assert {name.partition(".")[0] for name in imported(ENTRYPOINTS / "runtime.py")} <= sys.stdlib_module_names
+    assert {
+        name.partition(".")[0] for name, _ in imported(ENTRYPOINTS / "runtime.py", ENTRYPOINTS)
+    } <= sys.stdlib_module_names
 
 
 def test_no_strategy_or_checkpoint_knows_the_script():
     """train.py and pickled.py are at the top: nobody imports them, but the one that trains with the other's loop."""
-    users = {name for name, others in edges().items() if {"train", "trainer.pickled", "launch"} & others}
+    users = {
+        name
+        for name, others in graph(ENTRYPOINTS, ENTRYPOINTS).items()
+        if {"train", "trainer.pickled", "launch"} & others
+    }
     assert users <= {"trainer.pickled", "shipped"}

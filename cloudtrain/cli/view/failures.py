@@ -53,7 +53,7 @@ def report(error: BaseException, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    message, hint, code, extra = _describe(error, own_arguments)
+    message, hint, code, extra = _describe(error)
     try:
         _print(message, hint, as_json, code, extra)
         sys.stdout.flush()
@@ -64,7 +64,7 @@ def report(error: BaseException, arguments: Sequence[str]) -> int:
     return code
 
 
-def _describe(error: BaseException, arguments: Sequence[str]) -> tuple[str, str, int, dict[str, Any]]:
+def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
     """Return message, hint, exit code and further keys for JSON."""
     if isinstance(error, BadJob):
         problems = [{**vars(problem)} for problem in error.problems]
@@ -74,10 +74,9 @@ def _describe(error: BaseException, arguments: Sequence[str]) -> tuple[str, str,
     if isinstance(error, CloudtrainError):
         return error.message, error.hint, error.exit_code, {}
     if isinstance(error, click.ClickException):
-        from cloudtrain.cli import COMMANDS
-
-        command = next((argument for argument in arguments if argument in COMMANDS), "")
-        return _as_clause(error.format_message()), " ".join(f"cloudtrain {command} --help".split()), error.exit_code, {}
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.command_path if context else "cloudtrain"
+        return _as_clause(error.format_message()), f"{command} --help", error.exit_code, {}
     if isinstance(error, OSError) and error.errno is not None:
         prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return f"{prefix}{_as_clause(error.strerror or str(error))}", SYSTEM_HINTS.get(error.errno, ""), 2, {}

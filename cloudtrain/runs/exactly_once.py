@@ -1,0 +1,174 @@
+"""Send a plan exactly once: adopt an interrupted submission of the same job, or the run of the same key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from cloudtrain.backends.api import HasLabels, Plan
+from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job import configfile
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import attempts, keys, send, watcher
+from cloudtrain.runs.keys import identity
+from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.send import Outcome, Refused
+from cloudtrain.source import provenance
+from cloudtrain.source.bundle import Bundle
+
+
+class Submitted(NamedTuple):
+    """A run whose first attempt was sent, or that an equal submit had started before."""
+
+    run_id: str
+    adopted: bool = False
+
+
+class ExactlyOnce(Planner):
+    """Plans jobs and sends each plan once; see `Submitter`."""
+
+    def __init__(
+        self, target: str | None = None, *, home: Path | None = None, watch: bool = True, **options: Any
+    ) -> None:
+        super().__init__(target, home=home, **options)
+        self.store = Store(self.home)
+        self.watch = watch
+        self.notes: list[str] = []  # warnings of the last submit, one sentence each
+
+    def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
+        """Store the intent, submit the plan, store the handle and start the watcher."""
+        _check_secrets(plan)
+        origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
+
+        def intent() -> bool:
+            return self.store.intend(
+                plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
+            )
+
+        backend = attempts.backend_of(plan, self.home)
+        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        if outcome is None:
+            return self.existing(plan)
+        return self._finish_submit(plan.run_id, outcome)
+
+    def _finish_submit(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Submitted:
+        """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""
+        if isinstance(outcome, Refused) and not outcome.waiting:
+            self.store.acknowledge(run_id)  # the person reads why: the next submit is another one
+            raise outcome.error
+        ended = adopted and self.store.find(run_id).status.state.final
+        if self.watch and not ended and not (adopted and self.store.watched(run_id)):
+            watcher.start(self.store, self.store.attempts(run_id)[-1].plan)
+        return Submitted(run_id, adopted)
+
+    # -- exactly once -------------------------------------------------------------------------------------------------
+
+    def adopt_interrupted(self, plan: Plan, key: str | None, *, adopt: bool) -> Submitted | None:
+        """Return the run of an interrupted submit of this very job, its submission finished, or the run of a key.
+
+        For interrupted submissions of other jobs the platform is asked only if backend and target are this job's. The
+        others are listed in `notes`.
+        """
+        if key is not None:
+            return self.existing(plan) if self.store.get(plan.run_id) else self._on_platform(plan, key)
+        mine: AttemptRecord | None = None
+        not_checked: list[str] = []
+        for attempt in self.store.unsettled():
+            free = send.is_free(attempt)
+            if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
+                continue  # accepted: whoever submitted it still lives, and knows its run
+            if not free and not attempt.unanswered_since:
+                continue  # somebody submits it just now
+            run = self.store.find(attempt.run_id)
+            if run.key is None and keys.same(attempt.plan, plan):
+                if mine is None and not run.cancel_requested:
+                    mine = attempt
+            elif free and attempt.handle is None and not self._look_for(attempt, plan):
+                not_checked.append(f"{attempt.run_id} ({run.target})")
+        if not_checked:
+            self.notes.append(
+                f"interrupted submissions that were not checked: {', '.join(not_checked)}; "
+                "`cloudtrain show RUN` checks one, `cloudtrain cancel RUN` ends them"
+            )
+        if mine is None:
+            return None
+        run = self.store.find(mine.run_id)
+        if not adopt and (run.status.failed or send.age_s(mine) > send.ADOPTABLE_S):
+            _raise_undecided(run, send.age_s(mine))
+        return self._finish(mine)
+
+    def _look_for(self, attempt: AttemptRecord, plan: Plan) -> bool:
+        """Accept an interrupted submission of another job if the platform has it; False where that was not asked."""
+        if (attempt.plan.backend, attempt.plan.target) != (plan.backend, plan.target):
+            return False
+        try:
+            handle = attempts.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
+        except CloudtrainError:
+            return False
+        if handle is not None:
+            self.store.accept(attempt.attempt_id, handle)
+        return True
+
+    def _on_platform(self, plan: Plan, key: str) -> Submitted | None:
+        """Return the run of a key that the platform knows and this history does not (another machine, CI)."""
+        backend = attempts.backend_of(plan, self.home)
+        handle = backend.find(plan.attempt_id)
+        if handle is None:
+            return None
+        if isinstance(backend, HasLabels):
+            keys.check_labels(key, plan, backend.labels(handle))
+        if not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
+            return self.existing(plan)
+        self.store.accept(plan.attempt_id, handle)
+        while later := backend.find(f"{plan.run_id}-a{plan.attempt + 1}"):
+            self.store.record(plan.attempt_id, status=backend.status(handle))
+            plan, _ = attempts.replan(plan, plan.attempt + 1, backend, self.home)
+            if not self.store.next_attempt(plan, owner=Process.here()):
+                break
+            self.store.accept(plan.attempt_id, later)
+            handle = later
+        if self.watch:
+            watcher.start(self.store, plan)
+        return Submitted(plan.run_id, adopted=True)
+
+    def existing(self, plan: Plan) -> Submitted:
+        """Return the run of a plan's id that is in the history; raises BadRequest where it is of another job."""
+        record = self.store.find(plan.run_id)
+        if record.attached:
+            raise BadRequest(
+                f"{record.run_id} was submitted elsewhere (attached from {record.attached})",
+                f"cloudtrain wait {record.run_id}",
+            )
+        newest = self.store.attempts(plan.run_id)
+        if record.key is not None and not keys.same(newest[0].plan, plan):
+            keys.refuse(record, newest[0].plan, plan)
+        return self._finish(newest[-1])
+
+    def _finish(self, attempt: AttemptRecord) -> Submitted:
+        """Return the run of an attempt that is stored, its submission finished if nobody else does that."""
+        outcome: Outcome | None = None
+        unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
+        if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
+            _check_secrets(attempt.plan)
+            outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
+        return self._finish_submit(attempt.run_id, outcome, adopted=True)
+
+
+def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
+    """Raise BadRequest: it is not clear whether an interrupted submit of the same job is still wanted."""
+    since = f"{age_s / 60:.0f} min" if age_s < 2 * 3600 else f"{age_s / 3600:.0f} h"
+    what = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"
+    raise BadRequest(
+        f"the same job was submitted {since} ago as {run.run_id}, and that {what}",
+        f"--adopt takes {run.run_id}, --new starts another run",
+    )
+
+
+def _check_secrets(plan: Plan) -> None:
+    """Raise BadRequest where this process does not have what the job's secrets come from."""
+    if missing := attempts.missing_secrets(plan):
+        sources = {name: " or ".join(plan.manifest["secrets"][name]) for name in missing}
+        unset = "; ".join(f"secret {name}: {source} is not set" for name, source in sources.items())
+        raise BadRequest(unset, "export it, or use another source")

@@ -1,0 +1,80 @@
+"""Who imports whom below a folder, read from its source: at the top of modules, in functions, absolute and relative."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+Graph = dict[str, set[str]]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def name_of(path: Path, root: Path) -> str:
+    """Return the dotted name of a module, as it is imported from root."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, root: Path, *, types: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each import of a file; the name is "" in `import module`.
+
+    `types=False` leaves out what only type checkers import.
+    """
+    package = name_of(path, root).split(".")[: None if path.name == "__init__.py" else -1]
+    for node in _statements(ast.parse(path.read_text()).body, types):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def _statements(nodes: Sequence[ast.AST], types: bool) -> Iterator[ast.AST]:
+    for node in nodes:
+        if isinstance(node, ast.If) and not types and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            negated = isinstance(node.test, ast.UnaryOp)
+            yield from _statements(node.body if negated else node.orelse, types)
+            continue
+        yield node
+        yield from _statements(list(ast.iter_child_nodes(node)), types)
+
+
+def graph(folder: Path, root: Path, *, types: bool = True) -> Graph:
+    """Return the modules below a folder, and which of them each imports.
+
+    Who imports a module imports the packages around it too, but for those that are around both: they are imported by then.
+    """
+    modules = {name_of(path, root): path for path in files(folder)}
+    edges: Graph = {}
+    for name, path in modules.items():
+        edges[name] = set()
+        for module, attribute in imported(path, root, types=types):
+            target = f"{module}.{attribute}" if f"{module}.{attribute}" in modules else module
+            parts = target.split(".")
+            packages = {".".join(parts[:end]) for end in range(1, len(parts))}
+            edges[name] |= {target} | {package for package in packages if not f"{name}.".startswith(f"{package}.")}
+        edges[name] &= modules.keys() - {name}
+    return edges
+
+
+def circle(edges: Graph) -> list[str]:
+    """Return modules of which each imports the next and the last the first; empty where there are none."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return []
+        for other in sorted(edges[name]):
+            if members := walk(other, [*path, name]):
+                return members
+        done.add(name)
+        return []
+
+    return next((members for name in sorted(edges) if (members := walk(name, []))), [])
