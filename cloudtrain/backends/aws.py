@@ -158,7 +158,9 @@ class Aws:
             text = f"there is no bucket {name}" if name else "there is no such bucket"
             hint = f"make it, or change {self._option('bucket')}"
         elif status >= 500:
-            kind, text = AwsUnreachable, f"{action} failed on AWS's side {tries} times ({code or status})"
+            kind, request_id = AwsUnreachable, metadata.get("RequestId")
+            text = f"{action} failed on AWS's side {tries} times ({code or status})"
+            text += f" (request {request_id})" if request_id else ""
             hint, code = "try again; health.aws.amazon.com", code or str(status)
         return kind(text, hint, code, resent=resent)
 

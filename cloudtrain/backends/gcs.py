@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from cloudtrain.backends import google
+from cloudtrain.backends import http
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, Unreachable
 
@@ -32,8 +32,8 @@ class Bucket:
             "GET", "storage", self._object_path(name), failure, query={"fields": "size"}, accept=(404,)
         )
         if answer.status == 404:
-            if "bucket" in answer.body.decode("utf-8", "replace").lower():
-                raise ApiError(404, f"the bucket {self.name} does not exist", "the source cannot be uploaded")
+            if "bucket" in answer.data.decode("utf-8", "replace").lower():
+                raise ApiError(answer, f"the bucket {self.name} does not exist", "the source cannot be uploaded")
             return False
         return size is None or int(answer.json["size"]) == size
 
@@ -87,9 +87,9 @@ class Bucket:
 
     def download(self, name: str, into: IO[bytes]) -> None:
         """Download an object into an open file."""
-        self._api.download(
-            "storage", f"{self._object_path(name)}?alt=media", f"gs://{self.name}/{name} cannot be read", into
-        )
+        failure = f"gs://{self.name}/{name} cannot be read"
+        for chunk in self._api.stream("storage", f"{self._object_path(name)}?alt=media", failure):
+            into.write(chunk)
 
     def download_prefix(self, prefix: str, into: Path) -> int:
         """Download all objects below a prefix into a folder, and return how many; equal files are not downloaded again.
@@ -140,7 +140,7 @@ class Bucket:
                     )
                 except Unreachable:
                     stalled_tries += 1
-                    if stalled_tries == google.TRIES:
+                    if stalled_tries == http.TRIES:
                         raise
                     status_query = {"Content-Range": f"bytes */{size}"}
                     answer = self._api.call(
@@ -153,7 +153,7 @@ class Bucket:
                 if offset > previous_offset:
                     stalled_tries = 0
                 else:
-                    time.sleep(google.PAUSE_S * 2**stalled_tries)
+                    time.sleep(http.PAUSE_S * 2**stalled_tries)
 
     def _object_path(self, name: str) -> str:
         return f"/storage/v1/b/{quote(self.name)}/o/{quote(name, safe='')}"

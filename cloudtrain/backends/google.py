@@ -5,36 +5,30 @@ A simulator has one address for all services and needs no credentials.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from cloudtrain.backends import http
+from cloudtrain.backends.http import RETRYABLE, TIMEOUT_S, Answer, HttpError
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-TIMEOUT_S = 60.0
-TRIES = 5
-PAUSE_S = 0.25  # before the second try; doubled after each
-RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
 _QUOTA_METRIC = re.compile(r"(?:aiplatform\.googleapis\.com/)?(custom_model_training[a-z0-9_]+)")
 _CALL_RATE = re.compile(
     r"per (minute|second|100 seconds|day)|rate.?limit|requests", re.IGNORECASE
 )  # a rate limit of calls, not a quota of machines
 
 
-class ApiError(BackendError):
+class ApiError(HttpError):
     """An API answered with an error; `status` is the HTTP status, `api_message` the API's own message."""
 
-    def __init__(self, status: int, api_message: str, failure: str) -> None:
-        message, hint = explain_error(status, api_message, failure)
-        super().__init__(message, hint)
-        self.status, self.api_message = status, api_message
+    def __init__(self, answer: Answer, api_message: str, failure: str) -> None:
+        super().__init__(*explain_error(answer.status, api_message, failure), answer)
+        self.api_message = api_message
 
 
 class ApiUnreachable(ApiError, Unreachable):
@@ -45,30 +39,13 @@ class ApiNoCapacity(ApiError, NoCapacity):
     """Insufficient capacity, or a quota for machines is used up."""
 
 
-def api_error(status: int, api_message: str, failure: str) -> ApiError:
+def api_error(answer: Answer, failure: str) -> ApiError:
     """Return the error for an API's answer: ApiNoCapacity, ApiUnreachable, or ApiError for a refusal."""
-    if is_capacity_error(status, api_message):
-        return ApiNoCapacity(status, api_message, failure)
-    return (ApiUnreachable if status in RETRYABLE or status >= 500 else ApiError)(status, api_message, failure)
-
-
-class Answer(NamedTuple):
-    """An HTTP response: status, headers with lowercase names, body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The body parsed as JSON; raises Unreachable where a proxy answered instead of the API."""
-        try:
-            return json.loads(self.body or b"null")
-        except ValueError:
-            body_start = " ".join(self.body[:100].decode("utf-8", "replace").split())
-            raise Unreachable(
-                f"Google was not reached: the answer is not JSON: {body_start}", "check proxies"
-            ) from None
+    api_message = _error_message(answer.data)
+    if is_capacity_error(answer.status, api_message):
+        return ApiNoCapacity(answer, api_message, failure)
+    unreachable = answer.status in RETRYABLE or answer.status >= 500
+    return (ApiUnreachable if unreachable else ApiError)(answer, api_message, failure)
 
 
 class GoogleApi:
@@ -77,8 +54,9 @@ class GoogleApi:
     def __init__(self, region: str, endpoint: Callable[[], str] | None = None) -> None:
         self._region, self._endpoint = region, endpoint
         self._credentials: Any = None
-        direct = [urllib.request.ProxyHandler({})] if endpoint else []
-        self._opener = urllib.request.build_opener(_Redirects, *direct)
+        direct = (urllib.request.ProxyHandler({}),) if endpoint else ()
+        hint = "the simulator does not answer" if endpoint else "check the network"
+        self._http = http.Http(self._address, api_error, lambda _: hint, lambda: direct)
 
     @property
     def endpoint(self) -> str | None:
@@ -106,7 +84,7 @@ class GoogleApi:
         body: Any = None,
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        tries: int = TRIES,
+        tries: int | None = None,
         timeout_s: float = TIMEOUT_S,
         accept: tuple[int, ...] = (),
     ) -> Answer:
@@ -116,58 +94,16 @@ class GoogleApi:
         """
         if body is not None:
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})}
-        for turn in range(tries):
-            if turn:
-                time.sleep(min(PAUSE_S * 2**turn, 8.0))
-            last = turn == tries - 1
-            try:
-                address = path if path.startswith("http") else self.url(service) + path
-                if query:
-                    address += ("&" if "?" in address else "?") + urllib.parse.urlencode(query)
-                request = urllib.request.Request(
-                    address, data, {**self._auth_header(), **(headers or {})}, method=method
-                )
-                with self._opener.open(request, timeout=timeout_s) as answer:
-                    return Answer(answer.status, _lowercase_names(answer.headers), answer.read())
-            except urllib.error.HTTPError as error:
-                with error:
-                    refusal = Answer(error.code, _lowercase_names(error.headers), _read_body(error))
-                if refusal.status in accept:
-                    return refusal
-                if last or refusal.status not in RETRYABLE:
-                    raise api_error(refusal.status, _error_message(refusal.body), failure) from None
-            except (OSError, http.client.HTTPException) as error:
-                if last:
-                    reason = getattr(error, "reason", None) or error
-                    hint = "check the network" if self._endpoint is None else "the simulator does not answer"
-                    raise Unreachable(
-                        f"{failure}: {urllib.parse.urlsplit(address).hostname} was not reached: {reason}", hint
-                    ) from None
-        raise AssertionError("the last try returns or raises")
+        path = path if path.startswith("http") else service + path
+        if query:
+            path += ("&" if "?" in path else "?") + urllib.parse.urlencode(query)
+        return self._http.call(
+            method, path, failure, data=data, headers=headers, tries=tries, timeout_s=timeout_s, accept=accept
+        )
 
-    def download(self, service: str, path: str, failure: str, into: IO[bytes], offset: int = 0) -> None:
-        """Download a large answer into a file, from byte `offset` on; blocking. Raises ApiError, Unreachable."""
-        for turn in range(TRIES):
-            try:
-                headers = {**self._auth_header(), **({"Range": f"bytes={offset}-"} if offset else {})}
-                request = urllib.request.Request(self.url(service) + path, headers=headers)
-                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                    while chunk := answer.read(1 << 20):
-                        into.write(chunk)
-                        offset += len(chunk)
-                    if answer.length in (None, 0):
-                        return
-            except urllib.error.HTTPError as error:
-                with error:
-                    api_message = _error_message(_read_body(error))
-                if error.code == 416:
-                    return  # the file was complete already
-                if error.code not in RETRYABLE or turn == TRIES - 1:
-                    raise api_error(error.code, api_message, failure) from None
-            except (OSError, http.client.HTTPException) as error:
-                if turn == TRIES - 1:
-                    raise Unreachable(f"{failure}: the transfer broke off: {error}") from None
-            time.sleep(PAUSE_S * 2**turn)
+    def stream(self, service: str, path: str, failure: str) -> Iterator[bytes]:
+        """Yield a large answer in chunks; an interrupted one continues where it was. Blocking. Raises ApiError, Unreachable."""
+        return self._http.stream(service + path, failure)
 
     def credentials(self) -> Any:
         """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""
@@ -191,23 +127,11 @@ class GoogleApi:
             raise BackendError(f"Google does not accept the credentials: {error}".split("\n")[0][:300], login) from None
         return self._credentials
 
-    def _auth_header(self) -> dict[str, str]:
-        return {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, without the access token when the host changes; urllib itself would send it there."""
-
-    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
-        redirected = super().redirect_request(req, *rest)
-        if redirected is not None and _origin(redirected.full_url) != _origin(req.full_url):
-            redirected.remove_header("Authorization")
-        return redirected
-
-
-def _origin(address: str) -> tuple[str, str]:
-    parts = urllib.parse.urlsplit(address)
-    return parts.scheme, parts.netloc
+    def _address(self, path: str) -> tuple[str, Mapping[str, str]]:
+        """Return the URL of SERVICE/PATH, or of a whole URL, and the access token's header."""
+        service, _, rest = path.partition("/")
+        url = path if path.startswith("http") else f"{self.url(service)}/{rest}"
+        return url, {} if self._endpoint else {"Authorization": f"Bearer {self.credentials().token}"}
 
 
 def is_capacity_error(status: int, api_message: str) -> bool:
@@ -263,16 +187,6 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
     return f"{failure}: {text or 'no reason was given'} ({status})", hint
 
 
-def _read_body(error: urllib.error.HTTPError) -> bytes:
-    """Return an error's body, or the part that arrived before the connection broke off."""
-    try:
-        return error.read()
-    except http.client.IncompleteRead as broken:
-        return broken.partial
-    except (OSError, http.client.HTTPException):
-        return b""
-
-
 def _error_message(body: bytes) -> str:
     """Return the message in an error's JSON body; a container registry answers with a list of errors."""
     text = body.decode("utf-8", "replace")
@@ -284,40 +198,21 @@ def _error_message(body: bytes) -> str:
         return text
 
 
-def _lowercase_names(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
 def _auth_transport() -> Any:
     """Return google-auth's transport, built on urllib so that no other HTTP package is needed."""
-    from google.auth import exceptions, transport
+    from google.auth import exceptions
 
-    class Response(transport.Response):
-        def __init__(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
-            self._status, self._headers, self._data = status, headers, data
+    def request(
+        url: str,
+        method: str = "GET",
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = TIMEOUT_S,
+        **_: Any,
+    ) -> Answer:
+        try:
+            return http.ask(method, url, body, headers or {}, timeout)
+        except OSError as error:
+            raise exceptions.TransportError(error) from None  # type: ignore[no-untyped-call]
 
-        status = property(lambda self: self._status)
-        headers = property(lambda self: self._headers)
-        data = property(lambda self: self._data)
-
-    class Request(transport.Request):
-        def __call__(
-            self,
-            url: str,
-            method: str = "GET",
-            body: bytes | None = None,
-            headers: Mapping[str, str] | None = None,
-            timeout: float | None = TIMEOUT_S,
-            **_: Any,
-        ) -> Response:
-            request = urllib.request.Request(url, body, dict(headers or {}), method=method)
-            try:
-                with urllib.request.urlopen(request, timeout=timeout) as answer:
-                    return Response(answer.status, _lowercase_names(answer.headers), answer.read())
-            except urllib.error.HTTPError as error:
-                with error:
-                    return Response(error.code, _lowercase_names(error.headers), _read_body(error))
-            except OSError as error:
-                raise exceptions.TransportError(error) from None  # type: ignore[no-untyped-call]
-
-    return Request()
+    return request

@@ -193,7 +193,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return clients[place]
 
     monkeypatch.setattr(aws.Aws, "client", kept)
-    monkeypatch.setattr(google, "PAUSE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.0)
     monkeypatch.setattr("cloudtrain.backends.vertex.backend.SIMULATED_S", 0.001)
     call = google.GoogleApi.call
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.kubernetes.client import TRIES, error_for_response
+from cloudtrain.backends.http import TRIES, Answer
+from cloudtrain.backends.kubernetes.client import error_for_answer
 from cloudtrain.backends.slurm import client
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
@@ -89,7 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.backends.kubernetes.client.PAUSE_S", 0.0005)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.0005)
     monkeypatch.setattr("cloudtrain.nodes.ssh.PAUSE_S", 0.0)
 
 
@@ -342,7 +343,7 @@ def test_ssh_loses_answers_for_long(machines, tmp_path, monkeypatch, figure):
     ],
 )
 def test_what_a_kubernetes_server_says(status, said, kind):
-    error = error_for_response(status, json.dumps({"message": said}).encode(), "the Job was not accepted")
+    error = error_for_answer(Answer(status, {}, json.dumps({"message": said}).encode()), "the Job was not accepted")
     assert _kind(error) is kind, error
 
 

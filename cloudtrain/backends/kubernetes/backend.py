@@ -6,7 +6,6 @@ request.py builds the manifests, jobs.py creates and watches the Jobs.
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -207,8 +206,8 @@ class KubernetesBackend:
             "spec": {"resourceAttributes": attributes},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        _, body = self._api.call("POST", path, "permissions cannot be asked for", body=review)
-        if json.loads(body)["status"].get("allowed"):
+        answer = self._api.call("POST", path, "permissions cannot be asked for", body=review)
+        if answer.json["status"].get("allowed"):
             return None
         hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; docs/kubernetes.md has a role"
         return Problem(f"you may not {verb} {resource} in {namespace}, which is needed {purpose}", "", hint)

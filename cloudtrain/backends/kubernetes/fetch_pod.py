@@ -50,11 +50,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if name not in (known for known, _ in files(name.split("/")[0])):
             return self.send_error(404)
         with open(os.path.join(base, name), "rb") as file:
-            left = os.fstat(file.fileno()).st_size - file.seek(int(asked.get("from", 0)))
-            self.give(None, left)
+            size = os.fstat(file.fileno()).st_size
+            start = file.seek(int(self.headers.get("Range", "bytes=0-")[6:-1]))
+            self.give(None, size - start, f"bytes {start}-{size - 1}/{size}")
             shutil.copyfileobj(file, self.wfile, 1 << 20)
-    def give(self, data, size=0):
-        self.send_response(200)
+    def give(self, data, size=0, part=None):
+        self.send_response(206 if part else 200)
+        if part:
+            self.send_header("Content-Range", part)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(size if data is None else len(data)))
         self.end_headers()

@@ -7,12 +7,11 @@ is not reported as lost when the context points to another cluster.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_response
+from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
 from cloudtrain.backends.kubernetes.request import ATTEMPT, CANCELLED, QUEUE, RUN, STARTED, UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
     condition,
@@ -94,12 +93,12 @@ class KubeJobs:
         """Create an object, or return the existing one with that name."""
         failure = f"the {manifest['kind']} was not accepted"
         collection = f"{_api_group_path(plural)}/namespaces/{namespace}/{plural}"
-        status, body = self._api.call("POST", collection, failure, body=manifest, accept=(409,))
-        if status != 409:
-            return dict(json.loads(body))
+        answer = self._api.call("POST", collection, failure, body=manifest, accept=(409,))
+        if answer.status != 409:
+            return dict(answer.json)
         existing = self._api.get(f"{collection}/{manifest['metadata']['name']}", failure)
         if existing is None:
-            raise error_for_response(409, b"it was removed while it was created", failure)
+            raise error_for_answer(answer._replace(data=b"it was removed while it was created"), failure)
         return existing
 
     def _patch(

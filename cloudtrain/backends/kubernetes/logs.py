@@ -114,10 +114,10 @@ class KubeLogs:
         query = {"container": name, **({"sinceTime": since} if since else {})}
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
-        status, body = self._api.call("GET", path, "the log cannot be read", query=query, accept=(400, 404))
-        if status != 200:
+        answer = self._api.call("GET", path, "the log cannot be read", query=query, accept=(400, 404))
+        if answer.status != 200:
             return ""
-        text = body.decode("utf-8", "replace")
+        text = answer.data.decode("utf-8", "replace")
         return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the last line may be incomplete
 
     def _saved_logs(self, job: Object, node: NodeLog, include_volumes: bool) -> dict[str, str]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,11 +35,7 @@ class KubeVolumes:
         with self._fetch_pod(job, base, hashlib.sha256(secret.encode()).hexdigest()) as proxy_path:
             headers = {fetch_pod.AUTH_HEADER: secret}
             for folder in folders:
-                with tempfile.TemporaryFile() as file:
-                    self._list_files(proxy_path, {"folder": folder}, headers, file)
-                    file.seek(0)
-                    entries = json.load(file)
-                for name, size, changed_ns in entries:
+                for name, size, changed_ns in self._list_files(proxy_path, {"folder": folder}, headers):
                     self._download_file(f"{proxy_path}/file", str(name), int(size), int(changed_ns), headers, into)
 
     def _download_file(
@@ -54,7 +49,8 @@ class KubeVolumes:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with open(partial, "wb") as file:
-            self._api.download(proxy_url, f"{name} cannot be read", {"name": name}, headers, file)
+            for chunk in self._api.stream(proxy_url, f"{name} cannot be read", {"name": name}, headers):
+                file.write(chunk)
         os.utime(partial, ns=(changed_ns, changed_ns))
         partial.replace(path)
 
@@ -87,12 +83,13 @@ class KubeVolumes:
                 raise BackendError(f"the pod that reads the claim does not start: {reason or 'nothing says why'}")
             time.sleep(self._pause_s)
 
-    def _list_files(self, proxy_path: str, query: dict[str, str], headers: dict[str, str], file: Any) -> None:
+    def _list_files(self, proxy_path: str, query: dict[str, str], headers: dict[str, str]) -> Any:
         """Download the file list, retrying until the pod's server listens."""
         deadline = time.monotonic() + START_S / 10
         while True:
             try:
-                return self._api.download(f"{proxy_path}/list", "the claim cannot be listed", query, headers, file)
+                chunks = self._api.stream(f"{proxy_path}/list", "the claim cannot be listed", query, headers)
+                return json.loads(b"".join(chunks))
             except KubeError as error:
                 if error.status not in (502, 503, 504) or time.monotonic() >= deadline:
                     raise

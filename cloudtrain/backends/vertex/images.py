@@ -61,5 +61,5 @@ def resolve_digest(api: GoogleApi, image: str) -> str:
     if answer.status == 404:
         return ""
     # The header is optional; without it the digest is the SHA-256 of the manifest's bytes.
-    digest = answer.headers.get("docker-content-digest") or f"sha256:{sha256(answer.body).hexdigest()}"
+    digest = answer.headers.get("docker-content-digest") or f"sha256:{sha256(answer.data).hexdigest()}"
     return images.with_digest(image, digest)

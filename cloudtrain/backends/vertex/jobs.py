@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi, api_error, explain_error, is_capacity_error
+from cloudtrain.backends.http import Answer
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import LogMerge, final_result, node_of, parse_time
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
@@ -161,7 +162,8 @@ class CustomJobs:
         try:
             created.submit(create_request_timeout=CREATE_S)
         except GoogleAPICallError as error:
-            raise api_error(int(error.code or 500), str(error.message), "the job was not accepted") from None
+            answer = Answer(int(error.code or 500), {}, str(error.message).encode())
+            raise api_error(answer, "the job was not accepted") from None
         except exceptions.RefreshError as error:
             message = f"the job was not accepted: Google does not accept the credentials: {error}".split("\n")[0][:300]
             raise BackendError(message, "gcloud auth application-default login") from None

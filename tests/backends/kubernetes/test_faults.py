@@ -26,8 +26,8 @@ JOBS = r"/jobs$"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    monkeypatch.setattr("cloudtrain.backends.kubernetes.client.PAUSE_S", 0.001)
-    monkeypatch.setattr("cloudtrain.backends.google.PAUSE_S", 0.001)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.001)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.001)
     with ground(tmp_path / "ground") as made:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.store.url)
         yield made

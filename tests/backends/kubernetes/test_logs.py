@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.http import Answer
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.request import ATTEMPT, CONTAINER, OUTPUT
@@ -84,10 +85,10 @@ class Place:
             "status": {"conditions": over},
         }
 
-    def call(self, method: str, path: str, what: str, **_: object) -> tuple[int, bytes]:
+    def call(self, method: str, path: str, what: str, **_: object) -> Answer:
         uid = path.split("/")[-2]
         (pod,) = [pod for pod in self.pods if pod.uid == uid and pod.there]
-        return 200, pod.log.encode()
+        return Answer(200, {}, pod.log.encode())
 
     def list_folders(self, base: str) -> list[str]:
         return [pod.folder for pod in self.pods if pod.kept and pod.phase not in ("Pending", "Running")]

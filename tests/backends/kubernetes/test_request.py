@@ -310,8 +310,9 @@ def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alo
     env = {"CLOUDTRAIN_BASE": str(tmp_path / "base"), "CLOUDTRAIN_POD_IP": "127.0.0.1", "CLOUDTRAIN_PORT": str(port)}
     env |= {"CLOUDTRAIN_WORD_SHA256": hashlib.sha256(b"word").hexdigest(), "PATH": os.environ["PATH"]}
 
-    def ask(path: str, word: str = "word") -> tuple[int, bytes]:
-        wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers={fetch_pod.AUTH_HEADER: word})
+    def ask(path: str, word: str = "word", **headers: str) -> tuple[int, bytes]:
+        headers[fetch_pod.AUTH_HEADER] = word
+        wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", headers=headers)
         try:
             with urllib.request.urlopen(wanted, timeout=60) as answer:
                 return answer.status, answer.read()
@@ -324,7 +325,7 @@ def test_the_pod_that_gives_out_a_claim_wants_its_word_and_leaves_its_folder_alo
         try:
             wait_for(lambda: ask("list?folder=model")[0] == 200, "its server")
             assert [name for name, *_ in json.loads(ask("list?folder=model")[1])] == ["model/m"]
-            assert ask("file?name=model/m&from=4") == (200, b"456789")
+            assert ask("file?name=model/m", Range="bytes=4-") == (206, b"456789")
             assert {ask("list?folder=model", "other")[0], ask("file?name=model/m", "")[0]} == {403}
             for name in ("model/link", "model/../../secret", "../secret", str(tmp_path / "secret")):
                 assert ask(f"file?name={name}") == (404, b""), name

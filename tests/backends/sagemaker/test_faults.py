@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from cloudtrain.backends import aws
 from cloudtrain.backends.api import Plan
@@ -138,6 +139,12 @@ def test_a_refusal_is_a_sentence_with_what_to_do(bench: Bench, name: str) -> Non
     assert isinstance(error, NoCapacity) is (name in ("quota", "capacity"))
     assert isinstance(error, Unreachable) is (name in ("busy", "broken", "closed", "busy bucket"))
     assert bench.simulator.jobs == {}
+
+
+def test_a_failure_on_awss_side_has_its_request_id() -> None:
+    answer = {"Error": {"Code": "InternalFailure"}, "ResponseMetadata": {"HTTPStatusCode": 500, "RequestId": "r-17"}}
+    error = aws.Aws("sagemaker", None, None, None).explain(ClientError(answer, "CreateTrainingJob"), "sagemaker:Create")
+    assert error.message == f"sagemaker:Create failed on AWS's side {aws.TRIES} times (InternalFailure) (request r-17)"
 
 
 @pytest.mark.parametrize("first", [(0, "closed"), (500, "InternalFailure")])

@@ -81,7 +81,7 @@ def paper(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.backends.google.PAUSE_S", 0.001)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.001)
 
 
 def ended(backend: VertexBackend, handle: str):

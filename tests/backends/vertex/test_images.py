@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.backends.google.PAUSE_S", 0.001)
+    monkeypatch.setattr("cloudtrain.backends.http.PAUSE_S", 0.001)
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def googles(tmp_path: Path, tokens: Tokens) -> Iterator[Googles]:  # noqa: F811
 def asked(googles: Googles, *images: str) -> list[str]:
     """Ask for images as a client without a simulator does, in a process of its own."""
     script = (
-        "import json, sys; from cloudtrain.backends import google; from cloudtrain.backends.vertex import images\n"
-        "google.PAUSE_S = 0.001\n"
+        "import json, sys; from cloudtrain.backends import google, http; from cloudtrain.backends.vertex import images\n"
+        "http.PAUSE_S = 0.001\n"
         "api = google.GoogleApi('us-central1')\n"
         "print(json.dumps([images.resolve_digest(api, image) for image in sys.argv[1:]]))"
     )

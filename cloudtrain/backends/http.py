@@ -1,0 +1,204 @@
+"""Call HTTP APIs: retries with backoff, downloads that continue, redirects without credentials, errors with a request id.
+
+It uses the standard library only: the backend kubernetes needs no extra, and google-auth alone brings no HTTP library.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from cloudtrain.errors import BackendError, Unreachable
+
+TIMEOUT_S = 60.0
+TRIES = 5
+PAUSE_S = 0.25  # doubled after each try
+MAX_BACKOFF_S = 8.0
+MAX_PAUSE_S = 30.0  # upper limit for a server's Retry-After
+RETRYABLE = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same call may succeed later
+CHUNK_BYTES = 1 << 20  # read at a time
+# HeaderAuditID in k8s.io/apiserver/pkg/apis/audit/types.go; Cloud Storage's name for it; the common one (2026-11-23)
+REQUEST_IDS = ("audit-id", "x-guploader-uploadid", "x-request-id")
+
+
+class Answer(NamedTuple):
+    """An HTTP response: status, headers with lowercase names, body. google-auth takes it as a transport.Response."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        """The body parsed as JSON; raises Unreachable where a proxy answered instead of the API."""
+        try:
+            return json.loads(self.data or b"null")
+        except ValueError:
+            start = " ".join(self.data[:100].decode("utf-8", "replace").split())
+            raise Unreachable(f"the API was not reached: the answer is not JSON: {start}", "check proxies") from None
+
+
+class HttpError(BackendError):
+    """The server answered with an error; a failure of the server's own is named with its request id, for its support."""
+
+    def __init__(self, message: str, hint: str, answer: Answer) -> None:
+        request_id = next((answer.headers[name] for name in REQUEST_IDS if name in answer.headers), "")
+        super().__init__(f"{message} (request {request_id})" if request_id and answer.status >= 500 else message, hint)
+        self.answer, self.status, self.request_id = answer, answer.status, request_id
+
+
+class Http:
+    """Sends requests to one service. Every call blocks; raises BackendError, Unreachable.
+
+    Args:
+        address: Returns the URL of a path and the headers with the credentials. It is called before every try.
+        error: Returns the exception for an error answer. Its second argument begins the message.
+        hint: Returns what to do when the server is not reached.
+        handlers: Returns urllib's handlers: TLS, proxies.
+        renew: Drops a token that the server answered with 401; returns whether a new one can be obtained.
+    """
+
+    def __init__(
+        self,
+        address: Callable[[str], tuple[str, Mapping[str, str]]],
+        error: Callable[[Answer, str], HttpError],
+        hint: Callable[[object], str],
+        handlers: Callable[[], Iterable[urllib.request.BaseHandler]] = tuple,
+        renew: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._address, self._error, self._hint, self._handlers, self._renew = address, error, hint, handlers, renew
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        failure: str,
+        *,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        tries: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        accept: tuple[int, ...] = (),
+        retryable: tuple[int, ...] = RETRYABLE,
+    ) -> Answer:
+        """Return an answer of 2xx or of a status in `accept`; `failure` begins the error's message.
+
+        Raises Unreachable, also if an earlier try may have been carried out although the last one was refused.
+        """
+        maybe_applied = False  # whether an earlier try may have changed something
+        tries = tries or TRIES
+        for attempt in range(tries):
+            try:
+                with self._send(method, path, failure, data, headers or {}, timeout_s) as response:
+                    return Answer(response.status, _lowercase_names(response.headers), response.read())
+            except (BackendError, OSError, http.client.HTTPException) as error:
+                status = error.status if isinstance(error, HttpError) else None
+                if isinstance(error, HttpError) and status in accept:
+                    return error.answer
+                if attempt == tries - 1 or not self._may_retry(error, retryable):
+                    final = self._final(error, path, failure)
+                    if maybe_applied and not isinstance(final, Unreachable):
+                        final = Unreachable(final.message, final.hint)
+                    raise final from None
+                maybe_applied = maybe_applied or (method != "GET" and (status is None or status >= 500))
+                time.sleep(_retry_delay(attempt, error))
+        raise AssertionError("the last try returns or raises")
+
+    def stream(self, path: str, failure: str, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
+        """Yield a body in chunks; where the connection breaks off, the next request continues with Range."""
+        attempt = received = 0
+        while True:
+            try:
+                resume = {"Range": f"bytes={received}-"} if received else {}
+                with self._send("GET", path, failure, None, {**(headers or {}), **resume}, TIMEOUT_S) as response:
+                    skip = received if response.status != 206 else 0  # a server that knows no Range begins again
+                    while chunk := response.read(CHUNK_BYTES):
+                        fresh, skip = chunk[skip:], max(skip - len(chunk), 0)
+                        if fresh:
+                            received, attempt = received + len(fresh), 0
+                            yield fresh
+                    if not response.length:  # what is missing of Content-Length
+                        return
+                    raise http.client.IncompleteRead(b"", response.length)
+            except (BackendError, OSError, http.client.HTTPException) as error:
+                if attempt == TRIES - 1 or not self._may_retry(error, RETRYABLE):
+                    raise self._final(error, path, failure) from None
+                time.sleep(_retry_delay(attempt, error))
+                attempt += 1
+
+    def _send(
+        self, method: str, path: str, failure: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> Any:
+        """Send one request and return the open response; raises HttpError for a status other than 2xx, OSError."""
+        url, credentials = self._address(path)
+        try:
+            request = urllib.request.Request(url, data, {**credentials, **headers}, method=method)
+            return self._opener.open(request, timeout=timeout_s)
+        except urllib.error.HTTPError as error:
+            raise self._error(_read_error(error), failure) from None
+
+    @cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        return urllib.request.build_opener(_Redirects, *self._handlers())
+
+    def _may_retry(self, error: Exception, retryable: tuple[int, ...]) -> bool:
+        if isinstance(error, HttpError):
+            return error.status in retryable or (error.status == 401 and self._renew())
+        return not isinstance(error, BackendError)  # no credentials any more
+
+    def _final(self, error: Exception, path: str, failure: str) -> BackendError:
+        if isinstance(error, BackendError):
+            return error
+        reason, parts = getattr(error, "reason", None) or error, urlsplit(self._address(path)[0])
+        message = f"{failure}: {parts.scheme}://{parts.netloc} was not reached: {reason}"
+        return Unreachable(message, self._hint(reason))
+
+
+def ask(method: str, url: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float | None) -> Answer:
+    """Send one request and return the answer, whatever its status; blocking. Raises OSError."""
+    request = urllib.request.Request(url, data, dict(headers), method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return Answer(response.status, _lowercase_names(response.headers), response.read())
+    except urllib.error.HTTPError as error:
+        return _read_error(error)
+
+
+def _read_error(error: urllib.error.HTTPError) -> Answer:
+    """Return an error's answer, with the part of the body that arrived if the connection broke off."""
+    with error:
+        try:
+            body = error.read()
+        except http.client.IncompleteRead as broken:
+            body = broken.partial
+        except (OSError, http.client.HTTPException):
+            body = b""
+    return Answer(error.code, _lowercase_names(error.headers), body)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, without the access token when the host changes; urllib itself would send it there."""
+
+    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+        redirected = super().redirect_request(req, *rest)
+        if redirected is not None and urlsplit(redirected.full_url)[:2] != urlsplit(req.full_url)[:2]:
+            redirected.remove_header("Authorization")
+        return redirected
+
+
+def _retry_delay(attempt: int, error: Exception) -> float:
+    """Return the seconds to wait before the next try; a server's Retry-After counts."""
+    wanted = error.answer.headers.get("retry-after", "") if isinstance(error, HttpError) else ""
+    backoff_s = min(2 * PAUSE_S * 2.0**attempt, MAX_BACKOFF_S)
+    return max(backoff_s, min(float(wanted), MAX_PAUSE_S)) if wanted.isdigit() else backoff_s
+
+
+def _lowercase_names(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

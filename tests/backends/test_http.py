@@ -1,0 +1,140 @@
+"""The HTTP core against servers that fail: what is tried again, what is reported, and what continues."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cloudtrain.backends import http
+from cloudtrain.backends.http import Answer, Http, HttpError
+from cloudtrain.backends.kubernetes.client import KubeApi
+from cloudtrain.backends.kubernetes.kubeconfig import ClusterAccess
+from cloudtrain.errors import BackendError, Unreachable
+
+Reply = Callable[[BaseHTTPRequestHandler], None]
+DATA = bytes(range(256)) * 4096  # 1 MiB
+
+
+@contextmanager
+def serving(reply: Reply) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield a server's URL, and the headers of the requests that it has had."""
+    received: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append({name.lower(): value for name, value in self.headers.items()})
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            reply(self)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", received
+        finally:
+            server.shutdown()
+
+
+def send(handler: BaseHTTPRequestHandler, status: int, body: bytes = b"", length: int = -1, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Content-Length", str(len(body) if length < 0 else length))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def client(url: str) -> Http:
+    return Http(
+        lambda path: (url + path, {"Authorization": "Bearer secret"}),
+        lambda answer, failure: HttpError(f"{failure}: {answer.status}", "", answer),
+        lambda reason: "check the network",
+    )
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the client would have waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(http.time, "sleep", waited.append)
+    return waited
+
+
+def test_an_overloaded_server_is_asked_again_when_it_says(pauses: list[float]) -> None:
+    replies = [
+        lambda h: send(h, 429, Retry_After="7"),
+        lambda h: send(h, 503, Retry_After="3600"),
+        lambda h: send(h, 502),
+        lambda h: send(h, 200, b'{"a": 1}'),
+    ]
+    with serving(lambda handler: replies.pop(0)(handler)) as (url, received):
+        assert client(url).call("GET", "/x", "it failed").json == {"a": 1}
+    assert len(received) == 4 and pauses == [7, http.MAX_PAUSE_S, 2.0]
+
+
+@pytest.mark.parametrize("first", [0, 500, 503])
+def test_a_refusal_after_a_lost_answer_is_not_known_to_be_one(first: int, pauses: list[float]) -> None:
+    replies = [lambda h: send(h, first) if first else None, lambda h: send(h, 403)]
+    with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
+        with pytest.raises(Unreachable, match="it failed: 403"):
+            client(url).call("POST", "/x", "it failed", data=b"{}")
+    replies = [lambda h: send(h, 429), lambda h: send(h, 403)]  # nothing was done before
+    with serving(lambda handler: replies.pop(0)(handler)) as (url, _):
+        with pytest.raises(HttpError, match="it failed: 403"):
+            client(url).call("POST", "/x", "it failed", data=b"{}")
+
+
+@pytest.mark.parametrize("name", ["Audit-Id", "X-GUploader-UploadID", "X-Request-Id"])
+def test_a_failure_of_the_servers_own_has_its_request_id(name: str, pauses: list[float]) -> None:
+    with serving(lambda handler: send(handler, 500, **{name: "r-17"})) as (url, received):
+        with pytest.raises(HttpError, match=r"it failed: 500 \(request r-17\)") as caught:
+            client(url).call("GET", "/x", "it failed")
+    assert len(received) == http.TRIES and caught.value.request_id == "r-17"
+    with serving(lambda handler: send(handler, 403, **{name: "r-18"})) as (url, received):
+        with pytest.raises(HttpError, match="it failed: 403$") as caught:
+            client(url).call("GET", "/x", "it failed")
+    assert len(received) == 1 and caught.value.request_id == "r-18"
+
+
+def test_a_proxys_page_is_no_answer() -> None:
+    with pytest.raises(Unreachable, match="the answer is not JSON: <html> log in"):
+        Answer(200, {}, b"<html>\nlog in").json  # noqa: B018
+
+
+def test_a_cluster_that_redirects_to_another_host_gets_no_token_there() -> None:
+    with serving(lambda handler: send(handler, 200, b"{}")) as (other, received):
+        with serving(lambda handler: send(handler, 302, Location=f"{other}/y")) as (url, first):
+            api = KubeApi(None, None)
+            api._access = ClusterAccess(url, {"token": "secret"}, {}, None)  # type: ignore[arg-type]
+            assert api.get("/x", "it failed") == {}
+    assert first[0]["authorization"] == "Bearer secret" and "authorization" not in received[0]
+
+
+@pytest.mark.parametrize("knows_range", [True, False])
+def test_a_stream_that_breaks_off_continues(knows_range: bool, pauses: list[float]) -> None:
+    cuts = iter([300_000, 400_000, 500_000, 600_000, 700_000, 800_000, len(DATA)])  # more than the tries of one call
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        end, header = next(cuts), handler.headers.get("Range")
+        start = int(header[6:-1]) if header and knows_range else 0
+        send(handler, 206 if start else 200, DATA[start:end], len(DATA) - start)
+
+    with serving(reply) as (url, received):
+        assert b"".join(client(url).stream("/x", "it failed")) == DATA
+    ranges = [headers.get("range") for headers in received]
+    assert ranges == [None, *(f"bytes={n}00000-" for n in range(3, 9))] and len(pauses) == 6
+
+
+def test_a_stream_without_progress_gives_up(pauses: list[float]) -> None:
+    with serving(lambda handler: send(handler, 200, b"", 10)) as (url, received):
+        with pytest.raises(BackendError, match="it failed: http://127.0.0.1:.* was not reached"):
+            list(client(url).stream("/x", "it failed"))
+    assert len(received) == http.TRIES
