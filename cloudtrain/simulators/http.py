@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -94,17 +95,10 @@ class Server:
         self.request_bodies: list[tuple[str, str, bytes]] = []  # method, path and body of requests that had one
         self.received_bytes = 0  # bytes of all bodies
         self.active_at = time.monotonic()
-        server = self
-
-        class Handler(_Handler):
-            def respond(self, request: Request) -> Response | None:
-                return server._handle_request(request)
-
-        Handler.prefix = f"/{secret}" if secret else ""
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        prefix = f"/{secret}" if secret else ""
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self._handle_request, prefix))
         self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}{Handler.prefix}"
-        Handler.base = self.url
+        self.url = f"http://127.0.0.1:{self._http.server_port}{prefix}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -178,21 +172,22 @@ def paginate(key: str, items: Sequence[Any], token: str, size: int) -> Response:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    prefix = ""
-    base = ""
 
-    def respond(self, request: Request) -> Response | None:
-        raise NotImplementedError
+    def __init__(self, respond: Callable[[Request], Response | None], prefix: str, *connection: Any) -> None:
+        self._respond, self._prefix = respond, prefix
+        super().__init__(*connection)  # serves the connection
 
     def _handle(self) -> None:
         body = self._body()
-        if not self.path.startswith(f"{self.prefix}/"):
+        if not self.path.startswith(f"{self._prefix}/"):
             self._send(_error(403, "the address lacks the simulator's word"))
             return
-        path = self.path[len(self.prefix) :]
+        path = self.path[len(self._prefix) :]
         query = dict(parse_qsl(urlsplit(path).query, keep_blank_values=True))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        response = self.respond(Request(self.command, path, query, headers, body, self.base))
+        address, port = self.connection.getsockname()
+        base = f"http://{address}:{port}{self._prefix}"
+        response = self._respond(Request(self.command, path, query, headers, body, base))
         if response is None:
             self.close_connection = True
             return
