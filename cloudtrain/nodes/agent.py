@@ -200,6 +200,17 @@ def run_command(argv: Sequence[str], hide: Sequence[str] = (), limit_s: float = 
     return {"code": completed.returncode, "out": out, "err": err}
 
 
+def run_each(name: str, arguments: Sequence[Mapping[str, Any]]) -> bytes:
+    """Run one operation for each of several arguments; returns the JSON list of a `value` or an `error` of each. Blocking."""
+    answers: list[dict[str, Any]] = []
+    for each in arguments:
+        try:
+            answers.append({"value": OPERATIONS[name](**each)})
+        except (OSError, ValueError) as error:
+            answers.append({"error": f"{name} failed: {error}"})
+    return json.dumps(answers).encode()
+
+
 def machine_facts(root: AnyPath) -> dict[str, Any]:
     """Return what `cloudtrain doctor` checks on a machine: Python, torch, disk, GPUs, clock."""
     from importlib import metadata, util
@@ -278,6 +289,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "walk": walk,
     "texts": read_texts,
     "command": run_command,
+    "each": run_each,
     "facts": machine_facts,
     "listen": listen_on,
     "reach": check_connection,

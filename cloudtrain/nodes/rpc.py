@@ -10,7 +10,7 @@ import asyncio
 import json
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -175,6 +175,17 @@ class RemoteAgent:
                 "name another interpreter (python), or what has to come before it (setup)",
             )
         return _Session(process, self.host.label)
+
+
+def begin_each(agent: Agent, name: str, arguments: Sequence[Mapping[str, Any]]) -> Future[Answer]:
+    """Send one request that runs an operation for each of several arguments; `read_each` reads its answer."""
+    return agent.begin("each", name=name, arguments=[dict(each) for each in arguments])
+
+
+def read_each(agent: Agent, future: Future[Answer]) -> list[Any]:
+    """Return the value of each, or the BackendError of one that failed; raises BackendError where the machine did not answer."""
+    answers = json.loads(ssh.wait_result(future).data)
+    return [BackendError(f"{agent.label}: {it['error']}") if "error" in it else it["value"] for it in answers]
 
 
 def remote_log_reader(

@@ -52,8 +52,14 @@ class SlurmBackend:
         }
     )
 
+    # A site that limits its users' calls refills 2 a second by default, after a burst of 30 (rl_refill_rate and
+    # rl_bucket_size of SlurmctldParameters, https://slurm.schedmd.com/slurm.conf.html, 2026-11-23). Half of that.
+    calls_per_s = 1.0
+
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.site_options = dict(options)
+        place = {name: options.get(name) for name in ("login", "python", "modules", "conda", "setup")}
+        self.group = f"slurm {json.dumps(place, sort_keys=True, default=str)}"
         self.folder = str(options.get("folder") or "")
 
     @classmethod
@@ -202,15 +208,41 @@ class SlurmBackend:
             queue_entry = queue_entry or client.query_job(self._run, files["job"].strip())
             if queue_entry is not None and not queue_entry.ended:
                 break
-            # The job has ended, but the files were read before Slurm was asked, so read them again. A job that ended by
-            # itself has written its status, which a shared file system may show a little late.
-            script_ended = status.ScriptState.of(files).name == "ENDED" or (
-                nodes_status is not None and nodes_status.state.final
-            )
-            ended_by_itself = queue_entry is not None and queue_entry.state in ("COMPLETED", "FAILED")
-            if pause_s and (script_ended or not ended_by_itself):
+            # The job has ended, but the files were read before Slurm was asked, so read them again.
+            if pause_s and status.is_settled(files, queue_entry, nodes_status):
                 break
         return status.attempt_status(files, queue_entry, nodes_status, lambda: self._last_output_line(handle))
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return the statuses of attempts from one squeue; left out is what `status` has to look at more closely."""
+        found: dict[str, Status] = {}
+        jobs: dict[str, str] = {}
+        all_files = self._all_files(handles)
+        for handle, files in all_files.items():
+            nodes_status = status.merge_nodes(files)
+            if nodes_status is not None and nodes_status.state.final and nodes_status.state is not State.PREEMPTED:
+                found[handle] = nodes_status
+            elif "job" in files:
+                jobs[handle] = files["job"].strip()
+        entries = client.query_jobs(self._run, list(dict.fromkeys(jobs.values())))
+        queued = {handle: entries[job] for handle, job in jobs.items() if job in entries}
+        all_files |= self._all_files(
+            [handle for handle, entry in queued.items() if entry.ended]
+        )  # they may be newer now
+        for handle, entry in queued.items():
+            files = all_files[handle]
+            nodes_status = status.merge_nodes(files)
+            if "job" in files and (not entry.ended or status.is_settled(files, entry, nodes_status)):
+                last_output = partial(self._last_output_line, handle)
+                found[handle] = status.attempt_status(files, entry, nodes_status, last_output)
+        return found
+
+    def _all_files(self, handles: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the files of several attempts' folders, from one request; those that cannot be read are left out."""
+        arguments = [{"folder": handle, "patterns": status.FILES} for handle in handles]
+        answers = rpc.read_each(self._agent, rpc.begin_each(self._agent, "texts", arguments)) if arguments else []
+        pairs = zip(handles, answers, strict=True)
+        return {handle: files for handle, files in pairs if not isinstance(files, BackendError)}
 
     def _files(self, handle: str) -> dict[str, str]:
         files: dict[str, str] = self._agent.ask("texts", folder=handle, patterns=status.FILES).value

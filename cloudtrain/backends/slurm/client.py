@@ -73,6 +73,17 @@ def query_job(run: Command, job: str) -> QueueEntry | None:
     )
 
 
+def query_jobs(run: Command, jobs: Sequence[str]) -> dict[str, QueueEntry]:
+    """Return the states of several jobs, as far as one squeue shows them; raises Unreachable if Slurm does not answer."""
+    if not jobs:
+        return {}
+    completed = run(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r"])
+    if completed["code"] != 0 and _is_unanswered(completed):
+        raise error_for_command(completed)
+    entries = [_parse_squeue(line) for line in completed["out"].splitlines()] if completed["code"] == 0 else []
+    return {entry.job: entry for entry in entries if entry is not None}
+
+
 def find_job(run: Command, name: str) -> QueueEntry | None:
     """Return the newest job with a name, None if there is none; raises Unreachable if no command answers."""
     return _query_first(

@@ -13,6 +13,15 @@ from cloudtrain.nodes import directory
 FILES = ("job", "owner", "state", "cancel", "stop", "node-*/status.json")
 
 
+def is_settled(files: Mapping[str, str], queue_entry: QueueEntry | None, nodes_status: Status | None) -> bool:
+    """Return whether the files of a job that has ended are its last ones.
+
+    A job that ended by itself has written its status, which a shared file system may show a little late.
+    """
+    script_ended = ScriptState.of(files).name == "ENDED" or (nodes_status is not None and nodes_status.state.final)
+    return script_ended or not (queue_entry is not None and queue_entry.state in ("COMPLETED", "FAILED"))
+
+
 class ScriptState:
     """What the batch script wrote to `state`: name, exit code and details."""
 
@@ -76,7 +85,8 @@ def attempt_status(
         if "cancel" in files:
             return Status(State.STOPPING, started_at=started)
         if queue_entry.pending or script.name == "REQUEUED":
-            return Status(State.QUEUED, None, queue_entry.reason, started)
+            reason = f"Slurm: {queue_entry.reason}" if queue_entry.reason else ""
+            return Status(State.QUEUED, None, reason, started)
         if nodes_status is None or queue_entry.state == "CONFIGURING":
             return Status(State.STARTING, started_at=started)
         if nodes_status.state.final:  # the ranks were asked to stop; the script has not written its state yet

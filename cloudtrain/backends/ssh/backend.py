@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import directory, logs, paths, ssh, transfer
-from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
+from cloudtrain.nodes.rpc import Answer, RemoteAgent, begin_each, read_each, remote_log_reader
 from cloudtrain.nodes.ssh import call_all
 from cloudtrain.source import provenance
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from pydantic import BaseModel
 
     from cloudtrain.job.job import Job
@@ -32,6 +35,7 @@ CUT_OFF_S = 15.0  # a node that lost contact with the others has ended itself af
 LEASE_S = 120.0  # with `lease: client`
 LOST_AFTER_S = 600.0
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
+LATE_S = 2.0  # how long a machine may answer after the first one, where several are asked at once
 TAIL_S = 0.2  # how often followed logs are asked for
 DIRECTORY = "~/.cloudtrain"
 _HANDLE = re.compile(r"(?P<labels>.+?):(?P<folder>[~/].*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
@@ -42,6 +46,7 @@ class SshBackend:
 
     name = "ssh"
     poll_s = 0.5
+    calls_per_s = 2.0  # one call is one request to each machine
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -60,6 +65,8 @@ class SshBackend:
         self.lease_s = float(options.get("lease_s") or LEASE_S)
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
         self.machines = [_Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
+        place = [[machine.to_dict() for machine in self.machines], self.lease, self.lost_after_s]
+        self.group = f"ssh {json.dumps(place, sort_keys=True)}"
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -292,7 +299,46 @@ class SshBackend:
         attempt = self._attempt_nodes(handle)
         if attempt is None:
             return Status(State.LOST, None, f"{handle} names no machine of options.ssh.hosts")
-        answers = self._reports(attempt)
+        return self._status_from(attempt, self._reports(attempt))
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return the statuses of attempts from one request to each of their machines, all at once.
+
+        Left out are attempts on a machine that answers later than the others, or with an error.
+        """
+        from concurrent.futures import FIRST_COMPLETED, wait
+
+        attempts = {handle: nodes for handle in handles if (nodes := self._attempt_nodes(handle))}
+        by_machine: dict[str, list[_Node]] = {}
+        for node in chain.from_iterable(attempts.values()):
+            by_machine.setdefault(node.label, []).append(node)
+        futures = [(nodes, self._begin_reports(nodes)) for nodes in by_machine.values()]
+        wait([future for _, future in futures], return_when=FIRST_COMPLETED)
+        wait([future for _, future in futures], timeout=LATE_S)
+        answers: dict[_Node, Any] = {}
+        for nodes, future in futures:
+            if future.done():
+                answers.update(zip(nodes, _read_reports(nodes, future), strict=True))
+        found: dict[str, Status] = {}
+        errors = []
+        for handle, attempt in attempts.items():
+            if all(node in answers for node in attempt):
+                try:
+                    found[handle] = self._status_from(attempt, [answers[node] for node in attempt])
+                except BackendError as error:
+                    errors.append(error)
+        if not found:
+            _raise_first(errors)
+        return found
+
+    def _begin_reports(self, nodes: Sequence[_Node]) -> Future[Answer]:
+        """Ask a machine for the reports of several nodes in one request."""
+        lease = self.lease == "client"
+        arguments = [{"folder": node.attempt, "rank": node.rank, "lease": lease} for node in nodes]
+        return begin_each(nodes[0].agent, "report", arguments)
+
+    def _status_from(self, attempt: Sequence[_Node], answers: Sequence[Any]) -> Status:
+        """Return the status that the nodes' reports give; raises the first error of a node that answered."""
         for answer in answers:
             if isinstance(answer, CloudtrainError) and not isinstance(answer, Unreachable):
                 raise answer
@@ -417,6 +463,14 @@ class _Node:
         self.label, self.agent, self.rank, self.attempt = machine.label, machine.agent, rank, attempt
         self.folder = f"{attempt}/node-{rank}"
         self.ask = machine.agent.ask
+
+
+def _read_reports(nodes: Sequence[_Node], future: Future[Answer]) -> list[Any]:
+    """Return the report of each node, or the error instead."""
+    try:
+        return read_each(nodes[0].agent, future)
+    except CloudtrainError as error:
+        return [error] * len(nodes)
 
 
 def _merge_reports(attempt: Sequence[_Node], answers: Sequence[Any], unreachable: Sequence[_Node]) -> Status:

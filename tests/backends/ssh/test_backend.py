@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.nodes import ssh
+from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.testing.contract import BackendContract
 from tests.lab.network import Lab
 
@@ -35,10 +38,23 @@ def _connections(lab: Lab):
     ssh.close_all()
 
 
+def count_requests(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count the requests that are sent to machines; return the function that tells the count."""
+    sent, begin = [], RemoteAgent.begin
+
+    def counted(self: RemoteAgent, *arguments: Any, **named: Any) -> Any:
+        sent.append(self.label)
+        return begin(self, *arguments, **named)
+
+    monkeypatch.setattr(RemoteAgent, "begin", counted)
+    return lambda: len(sent)
+
+
 class TestSsh(BackendContract):
     @pytest.fixture
-    def connect(self, lab: Lab, home: Path):
+    def connect(self, lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch):
         self.lab = lab
+        self.calls = count_requests(monkeypatch)
         return lambda: SshBackend(options(lab), home / "runs")
 
     def leftovers(self, handle: str) -> list[str]:
