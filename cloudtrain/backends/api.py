@@ -219,6 +219,16 @@ class HasLabels(Protocol):
 
 
 @runtime_checkable
+class HasRemoteLog(Protocol):
+    """A backend whose platform should be asked rarely: a watcher asks for all readers and keeps a copy of the log.
+
+    Without it every reader calls `logs(follow=True)` itself.
+    """
+
+    follow_s: float  # seconds between two reads of a followed log; 0: it is a file on this machine, which is not copied
+
+
+@runtime_checkable
 class HasManifests(Protocol):
     """A backend whose request can be sent with the platform's own tool; printed by `cloudtrain plan --manifests`."""
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -29,7 +29,9 @@ from cloudtrain.history.store import Store, now
 from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import retry, send
-from cloudtrain.runs.attempts import FIRST_POLL_S, backend_of, missing_secrets, pause, replan, secret_names
+from cloudtrain.runs.attempts import backend_of, missing_secrets, replan, secret_names
+from cloudtrain.runs.pace import Pace
+from cloudtrain.runs.spool import Spool, SpoolTaken
 from cloudtrain.runs.watcher import STARTING
 
 if TYPE_CHECKING:
@@ -66,11 +68,12 @@ class Watcher:
         self._files_at = 0.0
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
+        self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
+        self._spools: dict[str, Spool | None] = {}
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
         """Watch until the run is final and return its status; None when another process holds the lease, or when the
         history is no longer there. Blocking."""
-        began = time.monotonic()
         while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
             run, attempt = self._newest()
             if run.status.state.final:
@@ -87,7 +90,7 @@ class Watcher:
             if until():
                 self.store.release(self.run_id, self.me)
                 return run.status
-            time.sleep(pause(time.monotonic() - began, max(backend.poll_s, FIRST_POLL_S)))
+            time.sleep(self._pace(attempt, backend).sleep_s())
         return None
 
     def _write(self, error: CloudtrainError) -> None:
@@ -100,6 +103,12 @@ class Watcher:
             time.sleep(0.05)
         (self.store.home / "runs" / self.run_id / STARTING).unlink(missing_ok=True)
 
+    def _pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:
+        if attempt.handle not in self._paces:
+            followed = Spool(self.store.home, self.run_id, attempt.number).is_followed
+            self._paces = {attempt.handle: Pace(backend, followed)}
+        return self._paces[attempt.handle]
+
     def _backend(self, attempt: AttemptRecord) -> Backend:
         if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
             self._cached_backend = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
@@ -107,7 +116,9 @@ class Watcher:
 
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
+        pace = self._pace(attempt, backend)
         if attempt.handle is None:
+            pace.asked()
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self._follow_up(run, attempt, attempt.status, backend)
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
@@ -115,6 +126,12 @@ class Watcher:
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
         if to_cancel and _cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
+            pace.expect_change()
+        if not pace.status_is_due:
+            if pace.log_is_due:
+                self._read_log(attempt, backend)
+            return False
+        pace.asked()
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
@@ -129,6 +146,8 @@ class Watcher:
             self.store.set_status(self.run_id, status)
         if moved and status.state is State.RUNNING:
             self._ask_images(attempt, backend)  # again where the platform has started it anew
+        elif moved:
+            pace.expect_change()
         return False
 
     def catch_up(self, statuses: Mapping[str, Status], files: Callable[[], None]) -> None:
@@ -153,8 +172,7 @@ class Watcher:
         if attempt.cursor is None:
             self._tails.setdefault(attempt.attempt_id, Tail())
         tail = self._tails.get(attempt.attempt_id)
-        lines = iter(backend.logs(attempt.handle, after=attempt.cursor))
-        while batch := list(islice(lines, BATCH)):
+        for batch in self._new_lines(attempt, backend):
             batch_events = [event for line in batch if (event := self._event(attempt, line))]
             points = [row for e in batch_events if e.kind == "metric" for row in events.rows(e, _points(e))]
             for line in batch:
@@ -166,6 +184,37 @@ class Watcher:
             others = [event for event in batch_events if event.kind != "metric"]
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
+            if any(event.kind in ("state", "result") for event in others):
+                self._pace(attempt, backend).expect_change()
+        self._pace(attempt, backend).read()
+
+    def _new_lines(self, attempt: AttemptRecord, backend: Backend) -> Iterator[list[LogLine]]:
+        """Yield the lines of a log that are not in the history yet, in batches; what is spooled is so before it is yielded.
+
+        The end of the spool says what was read. It is behind the history's cursor where a watcher was killed in between.
+        """
+        assert attempt.handle is not None
+        if attempt.attempt_id not in self._spools:
+            self._spools[attempt.attempt_id] = Spool.open(self.store.home, attempt, backend)
+        spool, cursor = self._spools[attempt.attempt_id], attempt.cursor
+        if spool and spool.cursor != cursor:
+            lines = spool.lines(cursor)
+            while batch := list(islice(lines, BATCH)):
+                yield batch
+            cursor = spool.cursor
+        lines = iter(backend.logs(attempt.handle, after=cursor))
+        while batch := list(islice(lines, BATCH)):
+            try:
+                if spool:
+                    spool.append(batch)
+            except SpoolTaken:
+                del self._spools[attempt.attempt_id]
+                raise
+            except OSError as error:  # the disk is full: readers ask the platform from now on
+                print(f"{now()} the log is not kept: {error}", file=sys.stderr, flush=True)  # noqa: T201 - own log
+                spool.remove() if spool else None
+                spool = self._spools[attempt.attempt_id] = None
+            yield batch
 
     def _read_files(self, attempt: AttemptRecord, *, at_once: bool) -> None:
         """Store the points of TensorBoard's and W&B's files in the run's outputs, where these are on this machine, except
@@ -275,8 +324,8 @@ class Watcher:
         try:
             tail = self._tails.get(attempt.attempt_id)
             if tail is None:
-                tail = Tail()
-                for line in backend.logs(attempt.handle) if attempt.handle is not None else ():
+                tail, spool = Tail(), self._spools.get(attempt.attempt_id)
+                for line in spool.lines() if spool else backend.logs(attempt.handle) if attempt.handle else ():
                     tail.add(line)
             record.judge_attempt(self.store, attempt, status, tail.lines())
         except Exception as error:

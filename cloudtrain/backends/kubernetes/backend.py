@@ -53,7 +53,7 @@ class KubernetesBackend:
     """Runs jobs as Indexed Jobs of a namespace."""
 
     name = "kubernetes"
-    poll_s = POLL_S
+    poll_s = follow_s = POLL_S
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -68,7 +68,7 @@ class KubernetesBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options = {"namespace": "default", **options}
         if options.get("poll_s"):
-            self.poll_s = float(options["poll_s"])
+            self.poll_s = self.follow_s = float(options["poll_s"])
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options)
         self._store = KubeStore()

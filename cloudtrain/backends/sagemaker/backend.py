@@ -7,9 +7,10 @@ All other calls use boto3, because that SDK takes seconds to import. No local pr
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from cloudtrain.source import provenance
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from cloudtrain.backends.sagemaker.logs import Position
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -38,6 +40,7 @@ class SagemakerBackend:
 
     name = "sagemaker"
     poll_s = 10.0
+    follow_s = LOOK_S
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -51,9 +54,9 @@ class SagemakerBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
-        self.look_s = LOOK_S
+        self._described: tuple[float, str, Mapping[str, Any] | None] = (-math.inf, "", None)  # when, handle, answer
         if options.get("endpoint"):  # a simulator: fast and without quotas
-            self.poll_s, self.look_s = 0.5, 0.2
+            self.poll_s, self.follow_s = 5.0, 0.2
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -152,7 +155,7 @@ class SagemakerBackend:
                 return
             kms_key = self._options.get("kms_key")
             encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
-            s3.upload_once(self.aws, bundle.path, bucket, key, self.look_s, **encryption)
+            s3.upload_once(self.aws, bundle.path, bucket, key, self.follow_s, **encryption)
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
         except OSError as error:
@@ -180,7 +183,7 @@ class SagemakerBackend:
         positions: list[logs.Position] | None = None
         drain_until: float | None = None
         while True:
-            job = self._job(handle)
+            job = self._recent_job(handle, positions)
             nodes = int(job["ResourceConfig"].get("InstanceCount") or 1) if job else 0
             positions = logs.parse_cursor(after, nodes) if positions is None else positions
             final = job is None or status.parse_status(job).state.final
@@ -196,7 +199,7 @@ class SagemakerBackend:
                 if time.monotonic() > drain_until:
                     yield from logs.read_lines(self.aws, name, positions, over=True)
                     return
-            time.sleep(self.look_s)
+            time.sleep(self.follow_s)
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the container image with its digest; {} where the digest is not known.
@@ -270,7 +273,19 @@ class SagemakerBackend:
         if arn is None:
             return None
         job = self._describe(arn["name"])
-        return job if job and job["TrainingJobArn"] == handle else None
+        job = job if job and job["TrainingJobArn"] == handle else None
+        self._described = time.monotonic(), handle, job
+        return job
+
+    def _recent_job(self, handle: str, positions: Sequence[Position] | None) -> Mapping[str, Any] | None:
+        """Return the job as `status` has just seen it; asks again where the log says that all nodes have ended."""
+        asked_at, known, job = self._described
+        if known != handle or time.monotonic() - asked_at >= self.poll_s:
+            return self._job(handle)
+        running = job is not None and not status.parse_status(job).state.final
+        if running and positions and all(position.ended for position in positions):
+            return self._job(handle)
+        return job
 
     def _describe(self, name: str) -> Mapping[str, Any] | None:
         try:

@@ -61,6 +61,7 @@ class SlurmBackend:
         place = {name: options.get(name) for name in ("login", "python", "modules", "conda", "setup")}
         self.group = f"slurm {json.dumps(place, sort_keys=True, default=str)}"
         self.folder = str(options.get("folder") or "")
+        self.follow_s = FOLLOW_S if options.get("login") else 0.0
 
     @classmethod
     def options(cls) -> type[BaseModel]:

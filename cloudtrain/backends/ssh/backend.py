@@ -47,6 +47,7 @@ class SshBackend:
     name = "ssh"
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
+    follow_s = TAIL_S
     features = frozenset(
         {
             Feature.MULTI_NODE,

@@ -33,7 +33,7 @@ class VertexBackend:
     """Runs jobs as custom jobs of a Google Cloud project."""
 
     name = "vertex"
-    poll_s = POLL_S
+    poll_s = follow_s = POLL_S
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -49,7 +49,7 @@ class VertexBackend:
         self._client = str(options.get("client") or "sdk")
         endpoint = options.get("endpoint")
         if endpoint:
-            self.poll_s = SIMULATED_S
+            self.poll_s = self.follow_s = SIMULATED_S
         self._api = GoogleApi(str(self._options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None)
         self._jobs = CustomJobs(
             self._api,

@@ -1,0 +1,61 @@
+"""When the watcher of a run asks its platform for the status, and when it reads the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.runs.attempts import FIRST_POLL_S, pause
+
+SOON_S = 0.05  # the first pause between two questions when a change is expected; each one is twice as long
+NOTICE_S = 0.2  # the longest time until a request to cancel, or a new reader, is noticed
+
+
+class Pace:
+    """The pace for one attempt.
+
+    A platform that is shared is asked once in `poll_s`, more often only after something that makes a change likely. Its
+    log is read together with the status, and once in `follow_s` while somebody follows it. Other platforms are asked
+    at every look, and a new attempt is looked at more often than an old one.
+    """
+
+    def __init__(self, backend: Backend, followed: Callable[[], bool]) -> None:
+        self._shared = isinstance(backend, HasRemoteLog)
+        self._poll_s = max(backend.poll_s, FIRST_POLL_S)
+        self._follow_s = backend.follow_s if isinstance(backend, HasRemoteLog) else 0.0
+        self._followed = followed
+        self._began = time.monotonic()
+        self._read_at = self._began
+        self.expect_change()
+
+    def expect_change(self) -> None:
+        """Ask at once, and soon again: something was submitted, cancelled or printed that changes the status."""
+        self._pause_s, self._due = SOON_S, time.monotonic()
+
+    @property
+    def status_is_due(self) -> bool:
+        """Whether the platform is to be asked for the status now."""
+        return not self._shared or time.monotonic() >= self._due
+
+    @property
+    def log_is_due(self) -> bool:
+        """Whether the log is to be read now, though the status is not due."""
+        return self._follow_s > 0 and time.monotonic() >= self._read_at + self._follow_s and self._followed()
+
+    def asked(self) -> None:
+        """Note that the status is asked for now."""
+        self._due = time.monotonic() + min(self._pause_s, self._poll_s)
+        self._pause_s *= 2
+
+    def read(self) -> None:
+        """Note that the log was read just now."""
+        self._read_at = time.monotonic()
+
+    def sleep_s(self) -> float:
+        """Return how long to sleep before the next look."""
+        now = time.monotonic()
+        if not self._shared:
+            return pause(now - self._began, self._poll_s)
+        until = min(self._due, self._read_at + self._follow_s) if self._follow_s and self._followed() else self._due
+        return min(max(until - now, FIRST_POLL_S), NOTICE_S)
