@@ -66,7 +66,8 @@ def record(folder: Path) -> dict[str, list[str]]:
         simulator.call("ecr", "create_repository", repositoryName="training")
         image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:1"
         given = {"role": ROLE, "bucket": bucket, "region": REGION, "account": ACCOUNT, "image": image}
-        backend = SagemakerBackend({**given, "endpoint": simulator.url, "client": "boto3"}, folder / "runs")
+        options = {**given, "endpoint": simulator.url, "client": "boto3"}
+        backend = SagemakerBackend(options, folder / "runs")
         source = folder / "source"
         source.mkdir()
         (source / "train.py").write_text(_SCRIPT)
@@ -95,7 +96,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         during("cancel", lambda: backend.cancel(first))
         while not backend.status(first).state.final:
             time.sleep(0.1)
-        during("logs", lambda: list(backend.logs(first)))
+        during("logs", lambda: list(SagemakerBackend(options, folder / "runs").logs(first)))
         second = backend.find("iam-a2")
         assert second is not None
         while not backend.status(second).state.final:

@@ -27,11 +27,18 @@ class Pace:
         self._followed = followed
         self._began = time.monotonic()
         self._read_at = self._began
+        self._cancelled = False
         self.expect_change()
 
     def expect_change(self) -> None:
         """Ask at once, and soon again: something was submitted, cancelled or printed that changes the status."""
         self._pause_s, self._due = SOON_S, time.monotonic()
+
+    def expect_cancel(self) -> None:
+        """Ask at once when a request to cancel is seen for the first time."""
+        if not self._cancelled:
+            self._cancelled = True
+            self.expect_change()
 
     @property
     def status_is_due(self) -> bool:

@@ -81,7 +81,7 @@ class Watcher:
                 return run.status
             backend = self._backend(attempt)
             try:
-                moved = self.step(run, attempt, backend)
+                moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
                 moved, self._cached_backend = False, None  # a new client next time: credentials may be renewed
                 self._complain(error)
@@ -114,11 +114,21 @@ class Watcher:
             self._cached_backend = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
         return self._cached_backend[1]
 
+    def _step_when_due(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+        """Look at the newest attempt as often as its platform may be asked, and at its log as often as it is followed."""
+        pace = self._pace(attempt, backend)
+        if run.cancel_requested:
+            pace.expect_cancel()
+        if attempt.handle is None or pace.status_is_due:
+            pace.asked()
+            return self.step(run, attempt, backend)
+        if pace.log_is_due:
+            self._read_log(attempt, backend)
+        return False
+
     def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
-        pace = self._pace(attempt, backend)
         if attempt.handle is None:
-            pace.asked()
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self._follow_up(run, attempt, attempt.status, backend)
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
@@ -126,12 +136,6 @@ class Watcher:
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
         if to_cancel and _cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
-            pace.expect_change()
-        if not pace.status_is_due:
-            if pace.log_is_due:
-                self._read_log(attempt, backend)
-            return False
-        pace.asked()
         status = backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
@@ -147,7 +151,7 @@ class Watcher:
         if moved and status.state is State.RUNNING:
             self._ask_images(attempt, backend)  # again where the platform has started it anew
         elif moved:
-            pace.expect_change()
+            self._pace(attempt, backend).expect_change()
         return False
 
     def catch_up(self, statuses: Mapping[str, Status], files: Callable[[], None]) -> None:
