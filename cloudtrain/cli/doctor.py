@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view import options, terminal
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.units import format_size
 
 FREE_BYTES = 1 << 30
 
@@ -100,7 +101,7 @@ def _check_disk(home: Path) -> Finding:
         return Finding("home", False, f"{home} cannot be written", "set CLOUDTRAIN_HOME")
     free = shutil.disk_usage(parent).free
     hint = "" if free >= FREE_BYTES else "less than 1 GiB: free some space or set CLOUDTRAIN_HOME"
-    return Finding("home", free >= FREE_BYTES, f"{home}, {runs.format_size(free)} free", hint)
+    return Finding("home", free >= FREE_BYTES, f"{home}, {format_size(free)} free", hint)
 
 
 def _check_history(home: Path) -> Finding:

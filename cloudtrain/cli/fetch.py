@@ -10,6 +10,7 @@ import click
 from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
+from cloudtrain.job.units import format_size
 
 RESULT_VARIABLES = {  # where a script writes its results
     "model": "$CLOUDTRAIN_MODEL_DIR",
@@ -53,7 +54,7 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
         return 0
     for name, (files, size) in fetched.items():
         if files:
-            terminal.print_lines(f"{destination / name}  {files} file{'s' * (files != 1)}, {runs.format_size(size)}")
+            terminal.print_lines(f"{destination / name}  {files} file{'s' * (files != 1)}, {format_size(size)}")
     if not any(files for files, _ in fetched.values()):
         terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
         terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")

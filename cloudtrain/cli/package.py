@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import JOB_FILES, parse_job_argument
 from cloudtrain.errors import BadRequest, BadSource
+from cloudtrain.job.units import format_size
 
 if TYPE_CHECKING:
     from cloudtrain.source.files import File
@@ -61,9 +62,7 @@ def command(source: str | None, as_list: bool, why: str | None, as_json: bool) -
     if as_list:
         _print_files(bundle.files)
     count = f"{len(bundle.files)} file{'s' * (len(bundle.files) != 1)}"
-    terminal.print_lines(
-        f"{bundle.source}  {count}, {runs.format_size(size)}, {runs.format_size(bundle.size_bytes)} packed"
-    )
+    terminal.print_lines(f"{bundle.source}  {count}, {format_size(size)}, {format_size(bundle.size_bytes)} packed")
     commit = bundle.commit and bundle.commit + (" with changes" if bundle.dirty else "")
     terminal.print_pairs([("sha256", bundle.sha256), ("commit", commit or ""), ("archive", str(bundle.path))])
     return 0

@@ -8,6 +8,7 @@ import click
 
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
+from cloudtrain.job.units import format_size
 
 
 @options.command()
@@ -38,5 +39,5 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     if as_json:
         terminal.print_json({"run_id": run.run_id, "path": str(path), "size_bytes": size})
     else:
-        terminal.print_lines(f"{path}  {runs.format_size(size)}")
+        terminal.print_lines(f"{path}  {format_size(size)}")
     return 0

@@ -8,7 +8,8 @@ from dataclasses import replace
 from cloudtrain.diagnosis.verdict import End, Verdict, judge
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
 from cloudtrain.history.records import AttemptRecord
-from cloudtrain.history.store import Store, now
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now
 from cloudtrain.source import secrets
 
 NODE = -1  # the node of the verdict's event: nodes have numbers from 0, so no job can write such an event

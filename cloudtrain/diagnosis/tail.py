@@ -6,14 +6,15 @@ from collections import deque
 
 from cloudtrain.events import MARK, LogLine
 
-LINES = 400  # of each rank
+LINES = 400  # of each rank, if the reader names no other number
 RANKS = 512  # more ranks than these are not kept
 
 
 class Tail:
     """The last lines of every rank and of the launchers, in bounded memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = LINES) -> None:
+        self._most = most
         self._lines: dict[tuple[int, int], deque[LogLine]] = {}
 
     def add(self, line: LogLine) -> None:
@@ -24,7 +25,7 @@ class Tail:
         if rank_lines is None:
             if len(self._lines) >= RANKS:
                 return
-            rank_lines = self._lines[line.node, line.rank] = deque(maxlen=LINES)
+            rank_lines = self._lines[line.node, line.rank] = deque(maxlen=self._most)
         rank_lines.append(line)
 
     def lines(self) -> list[LogLine]:

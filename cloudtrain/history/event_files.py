@@ -14,9 +14,11 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
+
+from cloudtrain.job.units import format_time
 
 FIRST_SEQ = 1 << 62  # sequence numbers of these points: above those of any log, the same whenever a file is read again
 MOST_RECORDS = 1 << 20  # of one file
@@ -365,4 +367,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 def _iso_time(seconds: float) -> str:
     if not math.isfinite(seconds) or not 0 <= seconds < 4e9:
         seconds = 0.0
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return format_time(seconds)

@@ -16,16 +16,12 @@ from cloudtrain.backends.api import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, State, Status
 from cloudtrain.history.queries import History
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, placeholders
+from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
 MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
-
-
-def now() -> str:
-    """Return the current time as the store writes it: UTC, ISO 8601 with microseconds."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Store(History):

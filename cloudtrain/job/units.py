@@ -1,8 +1,9 @@
-"""Durations and sizes as people write them: `1h30m`, `90s`, `64GiB`."""
+"""Durations, sizes and times: read as people write them (`1h30m`, `64GiB`), and written one way everywhere."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _NAMES = {"s": "sec second", "m": "min minute", "h": "hr hour", "d": "day", "w": "week"}
@@ -37,3 +38,33 @@ def size_bytes(text: str) -> int:
     if size < 1:
         raise ValueError("it must be more than nothing")
     return size
+
+
+def format_size(count: float) -> str:
+    """Format a number of bytes: 12 B, 3.4 kB, 2 MB, 80 GB."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 1000 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    return (f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")) + f" {unit}"
+
+
+def now() -> str:
+    """Return the time as ISO 8601 in UTC with microseconds."""
+    return format_time(datetime.now(UTC))
+
+
+def format_time(moment: datetime | float) -> str:
+    """Format a time, or seconds since 1970, as ISO 8601 in UTC with microseconds."""
+    moment = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def unix_time(text: str) -> float:
+    """Return the seconds since 1970 of an ISO time; raises ValueError."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def seconds_since(text: str) -> float:
+    """Return the seconds from an ISO time until now; raises ValueError."""
+    return datetime.now(UTC).timestamp() - unix_time(text)

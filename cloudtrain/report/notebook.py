@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.history.curves import share
+from cloudtrain.job.units import seconds_since
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
@@ -90,8 +90,7 @@ def _row(store: Store, run_id: str) -> dict[str, Any]:
 def _took(begin: str | None, end: str | None) -> str:
     if begin is None:
         return ""
-    last = datetime.fromisoformat(end) if end else datetime.now(UTC)
-    return f"{(last - datetime.fromisoformat(begin)).total_seconds():.0f} s"
+    return f"{seconds_since(begin) - (seconds_since(end) if end else 0.0):.0f} s"
 
 
 def _svg(values: Sequence[float]) -> str:

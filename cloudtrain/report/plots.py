@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain import events as run_events
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.curves import MOST
+from cloudtrain.job.units import unix_time
 
 if TYPE_CHECKING:
     from cloudtrain.history.store import Store
@@ -145,7 +145,7 @@ def _text(name: str) -> str:
 
 
 def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp() if at else 0.0
+    return unix_time(at) if at else 0.0
 
 
 def _drawn(value: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import ATTACHED, Backend, Plan
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, BadRequest
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -45,14 +45,20 @@ def stored_bundle(plan: Plan, home: Path) -> Bundle:
     return bundle
 
 
-def missing_secrets(plan: Plan) -> list[str]:
-    """Return the secrets whose only sources are environment variables that this process does not have."""
+def unset_secrets(plan: Plan) -> str:
+    """Return which secrets have no source but environment variables that this process does not have; "" for none."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
-    return [
-        name
+    return "; ".join(
+        f"secret {name}: {' or '.join(sources)} is not set"
         for name, sources in sorted(secrets.items())
         if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
-    ]
+    )
+
+
+def check_secrets(plan: Plan) -> None:
+    """Raise BadRequest where this process does not have what the job's secrets come from."""
+    if unset := unset_secrets(plan):
+        raise BadRequest(unset, "export it, or use another source")
 
 
 def secret_sources(plan: Plan) -> set[str]:

@@ -39,7 +39,7 @@ class ExactlyOnce(Planner):
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        _check_secrets(plan)
+        attempts.check_secrets(plan)
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
 
         def intent() -> bool:
@@ -151,7 +151,7 @@ class ExactlyOnce(Planner):
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
-            _check_secrets(attempt.plan)
+            attempts.check_secrets(attempt.plan)
             outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
@@ -164,11 +164,3 @@ def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
         f"the same job was submitted {since} ago as {run.run_id}, and that {what}",
         f"--adopt takes {run.run_id}, --new starts another run",
     )
-
-
-def _check_secrets(plan: Plan) -> None:
-    """Raise BadRequest where this process does not have what the job's secrets come from."""
-    if missing := attempts.missing_secrets(plan):
-        sources = {name: " or ".join(plan.manifest["secrets"][name]) for name in missing}
-        unset = "; ".join(f"secret {name}: {source} is not set" for name, source in sources.items())
-        raise BadRequest(unset, "export it, or use another source")

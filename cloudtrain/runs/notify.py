@@ -23,8 +23,9 @@ from typing import Any
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State, Status
-from cloudtrain.history.store import Store, now
+from cloudtrain.history.store import Store
 from cloudtrain.job import configfile
+from cloudtrain.job.units import now
 from cloudtrain.nodes.process import detach
 
 PAUSES_S = (0.0, 2.0, 10.0, 60.0, 300.0)  # before each try

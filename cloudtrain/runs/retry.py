@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import seconds_since
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -48,7 +47,7 @@ def waits_for_capacity(attempt_id: str, number: int, status: Status) -> str:
     if status.event != "capacity" or status.ended_at is None:
         return ""
     pause_s = capacity_pause_s(attempt_id, number)
-    if time.time() >= datetime.fromisoformat(status.ended_at).timestamp() + pause_s:
+    if seconds_since(status.ended_at) >= pause_s:
         return ""
     return f"{status.reason}; another attempt in {pause_s / 60:.0f} min"
 
@@ -58,7 +57,7 @@ def outage_is_over(attempt: AttemptRecord) -> bool:
     if attempt.tried_at is None:
         return True
     pause_s = min(OUTAGE_S * 2.0 ** min(attempt.tries - 1, 20), OUTAGE_MAX_S)
-    return (datetime.now(UTC) - datetime.fromisoformat(attempt.tried_at)).total_seconds() >= pause_s
+    return seconds_since(attempt.tried_at) >= pause_s
 
 
 def without_progress(store: Store, run_id: str, number: int) -> str:

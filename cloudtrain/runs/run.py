@@ -249,10 +249,7 @@ class Run:
                 f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
             )
         newest = self.attempts[-1]
-        if missing := attempts.missing_secrets(newest.plan):
-            raise BadRequest(
-                f"the secrets {', '.join(missing)} are not in the environment", "export them and try again"
-            )
+        attempts.check_secrets(newest.plan)
         backend = attempts.backend_of(newest.plan, self.store.home)
         plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
 

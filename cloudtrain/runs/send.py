@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasRemains
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
-from cloudtrain.history.store import Store, now
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now, seconds_since
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, retry
 
@@ -84,8 +84,8 @@ def send_attempt(
                 return _record_unknown(store, plan, error)
             if handle is not None:
                 return _record_accepted(store, plan, handle)
-            if missing := attempts.missing_secrets(plan):
-                text = f"not sent again: {', '.join(missing)} is not in this process's environment"
+            if unset := attempts.unset_secrets(plan):
+                text = f"not sent again: {unset} in this process"
                 return _record_not_sent(store, plan, backend, BackendError(text), again=again)
         try:
             handle = backend.submit(plan, bundle or attempts.stored_bundle(plan, store.home))
@@ -188,7 +188,7 @@ def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
 
 def age_s(attempt: AttemptRecord) -> float:
     """Return how many seconds ago an attempt's intent was stored."""
-    return (datetime.now(UTC) - datetime.fromisoformat(attempt.created_at)).total_seconds()
+    return seconds_since(attempt.created_at)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +24,12 @@ from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, LogLine, State, Status
 from cloudtrain.history import event_files
 from cloudtrain.history.records import AttemptRecord, RunRecord
-from cloudtrain.history.store import Store, now
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now, unix_time
 from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import retry, send
-from cloudtrain.runs.attempts import backend_of, missing_secrets, replan, secret_names
+from cloudtrain.runs.attempts import backend_of, replan, secret_names, unset_secrets
 from cloudtrain.runs.pace import Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
 from cloudtrain.runs.watcher import STARTING
@@ -226,7 +226,7 @@ class Watcher:
         if not at_once and time.monotonic() - self._files_at < FILES_S:
             return
         self._files_at = time.monotonic()
-        since = datetime.fromisoformat(attempt.created_at).timestamp()
+        since = unix_time(attempt.created_at)
         output = str(attempt.plan.job.get("output") or "")
         bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
         places = self._slots.setdefault(attempt.attempt_id, event_files.SlotTable())
@@ -288,8 +288,8 @@ class Watcher:
         if not run.cancel_requested and retry.allowed(attempt.plan, status):
             number = attempt.number
             reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
-            if missing := missing_secrets(attempt.plan):
-                reason = f"no new attempt: {', '.join(missing)} is not in the watcher's environment"
+            if unset := unset_secrets(attempt.plan):
+                reason = f"no new attempt: {unset} in the watcher's environment"
             if not reason:
                 try:
                     plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BadSource, StoreError
+from cloudtrain.job.units import format_size
 from cloudtrain.source import archive, digests, limits, secrets
 from cloudtrain.source.archive import LINK, Entry
 from cloudtrain.source.atomic import explained, new_file, temporary
@@ -163,9 +164,7 @@ def why(
         return decision.sentence
     reasons = []
     if at.st_size > limits.MAX_FILE and not matches(allow_large, decision.path):
-        reasons.append(
-            f"it has {limits.format_size(at.st_size)}, and {limits.format_size(limits.MAX_FILE)} are the most"
-        )
+        reasons.append(f"it has {format_size(at.st_size)}, and {format_size(limits.MAX_FILE)} are the most")
     try:
         seen = digests.look(Member(Entry(decision.path, at.st_size, 0o644), str(origin), at))
     except (OSError, Changed):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from cloudtrain.errors import BadSource
+from cloudtrain.job.units import format_size
 from cloudtrain.source.files import IGNORE_FILE, File, refusal, shown
 from cloudtrain.source.ignore import matches
 
@@ -39,14 +40,6 @@ def check(files: Sequence[File], allowed: Sequence[str] = ()) -> None:
         head = f"the source has {format_size(total)} in {_count(len(counted))}"
         head += f", which is over {format_size(MAX_TREE)}; the biggest"
         raise BadSource("\n  ".join([f"{head}:", *_lines(counted)[:SHOWN]]), hint)
-
-
-def format_size(size: int) -> str:
-    """Return bytes in the unit that people use."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
-    return f"{size} bytes"
 
 
 def _lines(files: Sequence[File]) -> list[str]:

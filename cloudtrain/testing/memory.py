@@ -15,7 +15,7 @@ from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.history.store import now
+from cloudtrain.job.units import now
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -11,28 +11,10 @@ from .errors import Refused
 
 VERSION = 1
 PREFIX = "CLOUDTRAIN_MANIFEST_"
-FIELDS = (
-    "run_id",
-    "attempt",
-    "argv",
-    "nodes",
-    "processes_per_node",
-    "min_nodes",
-    "env",
-    "gpus_per_node",
-    "parallelism",
-    "inputs",
-    "output",
-    "secrets",
-    "requirements",
-    "checkpoint",
-    "max_runtime_s",
-    "grace_s",
-)
 
 
 class Manifest:
-    """What one attempt does; the fields are those of cloudtrain.manifest.Manifest."""
+    """What one attempt does. The fields without a value here are required; cloudtrain.backends.manifest writes them all."""
 
     run_id: str
     attempt: int
@@ -50,20 +32,15 @@ class Manifest:
     checkpoint: dict[str, object]
     max_runtime_s: float
     grace_s: float
-    stall_s: float | None  # left out where there is no limit
-    about: dict[str, object]  # for those who attach to the run; the launcher itself needs nothing of it
+    stall_s: float | None = None  # left out where there is no limit
+    about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:
-        missing = [name for name in FIELDS if name not in fields]
+        missing = [name for name in type(self).__annotations__ if not hasattr(self, name) and name not in fields]
         if missing:
             raise Refused(f"the manifest lacks {', '.join(missing)}")
-        for name in FIELDS:
-            setattr(self, name, fields[name])
         self.fields = dict(fields)
-        about = fields.get("about")
-        self.about = about if isinstance(about, dict) else {}
-        stall_s = fields.get("stall_s")
-        self.stall_s = float(str(stall_s)) if stall_s else None
+        vars(self).update(fields)
 
     @property
     def attempt_id(self) -> str:

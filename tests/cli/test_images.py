@@ -8,7 +8,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.images import Reference, describe_images, parse_reference, pinned_image, with_digest
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
-from cloudtrain.history.store import now
+from cloudtrain.job.units import now
 from cloudtrain.runs import watch
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter

@@ -481,7 +481,7 @@ def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
     MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
     watch(run)
     assert run.state is State.PREEMPTED and len(run.attempts) == 1
-    assert "no new attempt: T is not in the watcher's environment" in run.record.status.reason
+    assert "no new attempt: secret T: env:MY_TOKEN is not set in the watcher's environment" in run.record.status.reason
 
 
 def test_a_secret_that_is_nowhere_is_told_before_anything_is_stored(submitter, job, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadSource
+from cloudtrain.job.units import format_size
 from cloudtrain.source import limits
 from cloudtrain.source.bundle import Bundle, why
 from cloudtrain.source.files import File
@@ -77,8 +78,8 @@ def test_files_that_are_allowed_do_not_count():
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
+        (0, "0 B"),
+        (999, "999 B"),
         (1000, "1 kB"),
         (1_250_000, "1.2 MB"),
         (500 * MB, "500 MB"),
@@ -86,7 +87,7 @@ def test_files_that_are_allowed_do_not_count():
     ],
 )
 def test_sizes_as_people_say_them(size, text):
-    assert limits.format_size(size) == text
+    assert format_size(size) == text
 
 
 def test_a_large_file_is_refused_before_anything_is_read(tmp_path):

@@ -20,6 +20,7 @@ from cloudtrain.backends.api import AttachedAttempt, Plan
 from cloudtrain.backends.attached.files import OutputFiles, opened
 from cloudtrain.errors import BackendError, BadRequest, CloudtrainError
 from cloudtrain.events import LogLine, State, Status
+from cloudtrain.job.units import format_time, now, seconds_since
 
 VERSION = 1
 MOST_RECORD = 4 << 20  # bytes of a run.json
@@ -250,7 +251,7 @@ def _status(record: Mapping[str, Any], uri: str, superseded: bool) -> Status:
         return reported
     if superseded:
         return Status(State.LOST, None, "another attempt has begun since", started, last_report)
-    since = (datetime.now(UTC) - datetime.fromisoformat(last_report)).total_seconds() if last_report else 0.0
+    since = seconds_since(last_report) if last_report else 0.0
     if since > SILENT_S:
         return Status(
             State.LOST, None, f"its launcher wrote to {uri} for the last time at {last_report}", started, last_report
@@ -283,9 +284,9 @@ def _created(run_id: str, number: int, start: str) -> str:
     match = _ID.search(run_id) if number == 1 else None
     text, form = (f"{match[1]}{match[2]}", "%y%m%d%H%M%S") if match else (start[:22], "%Y%m%dT%H%M%S.%f")
     try:
-        return datetime.strptime(text, form).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return format_time(datetime.strptime(text, form).replace(tzinfo=UTC))
     except ValueError:
-        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return now()
 
 
 def _clean(value: Any) -> Any:

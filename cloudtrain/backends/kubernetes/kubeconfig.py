@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.errors import BackendError
+from cloudtrain.job.units import unix_time
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOGIN_S = 120.0  # timeout of a credential plugin, which may open a login page
@@ -170,12 +171,6 @@ def _exec_plugin_token(plugin: Mapping[str, Any], folder: Path) -> tuple[str, fl
         last_line = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
         raise BackendError(f"{plugin.get('command')} did not give a token: {last_line[:300]}", "log in again") from None
     expires_at = (
-        _parse_timestamp(str(status["expirationTimestamp"])) - 60 if status.get("expirationTimestamp") else float("inf")
+        unix_time(str(status["expirationTimestamp"])) - 60 if status.get("expirationTimestamp") else float("inf")
     )
     return token, expires_at
-
-
-def _parse_timestamp(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import ecr, logs, request, status, toolkit
-from cloudtrain.errors import BackendError, BadJob, CloudtrainError, MissingExtra, Problem, Unreachable
+from cloudtrain.backends.sagemaker import ecr, logs, request, status
+from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -42,13 +42,7 @@ class SagemakerBackend:
     poll_s = 10.0
     follow_s = LOOK_S
     features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-        }
+        {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
@@ -69,23 +63,7 @@ class SagemakerBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
         built = request.build_request(job, run_id, attempt, bundle.sha256, self._options, about)
-        problems = list(built.problems)
-        if self._options.get("entry") == "toolkit":
-            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{self.name}.entry")
-        if problems:
-            raise BadJob(problems)
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=built.request,
-            bundle=bundle.to_dict(),
-            manifest=built.manifest.to_dict(),
-            job=job.to_dict(),
-            retries="platform",
-            price=built.price,
-            notes=built.notes,
-        )
+        return built.plan(self.name, self._options, job, bundle, "platform")
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()

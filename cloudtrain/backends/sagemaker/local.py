@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images, s3
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.aws import Aws
-from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3, toolkit
+from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
+from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.backends.sagemaker.request import OBJECT
-from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem
+from cloudtrain.errors import BackendError, CloudtrainError, Problem
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import agent, directory, files, supervisor
 from cloudtrain.nodes import logs as node_logs
@@ -37,16 +38,7 @@ class SagemakerLocalBackend:
 
     name = "sagemaker-local"
     poll_s = 0.1
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.LOCAL_PATHS,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-        }
-    )
+    features = SagemakerBackend.features | {Feature.LOCAL_PATHS}
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options, self.workdir = dict(options), workdir
@@ -61,21 +53,7 @@ class SagemakerLocalBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
         built = local_request.build_request(job, run_id, attempt, bundle.sha256, self._options, self.workdir, about)
-        problems = list(built.problems)
-        if self._options.get("entry") == "toolkit":
-            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{self.name}.entry")
-        if problems:
-            raise BadJob(problems)
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=built.request,
-            bundle=bundle.to_dict(),
-            manifest=built.manifest.to_dict(),
-            job=job.to_dict(),
-            notes=built.notes,
-        )
+        return built.plan(self.name, self._options, job, bundle, "client")
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         folder = self.workdir / plan.run_id / f"a{plan.attempt}"

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cloudtrain.backends.sagemaker.local_s3 import LocalS3
 from cloudtrain.backends.sagemaker.request import STOP_S
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import EXIT_REFUSED, State, Status
+from cloudtrain.job.units import now
 from cloudtrain.nodes import files
 from cloudtrain.nodes.process import boot_id, start_time
 
@@ -58,7 +58,7 @@ class LocalJob:
             "start_ticks": start_time(os.getpid()),
             "boot_id": boot_id(),
             "grace_s": STOP_S,
-            "started_at": _now(),
+            "started_at": now(),
             "ended_at": None,
             "exit_code": None,
             "reason": "",
@@ -83,7 +83,7 @@ class LocalJob:
             host.close()
         if self._s3 is not None:
             status = self._upload_results(status)
-        self._write_status(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=_now())
+        self._write_status(status.state.value, exit_code=status.exit_code, reason=status.reason, ended_at=now())
 
     @property
     def _cancelled(self) -> bool:
@@ -153,7 +153,7 @@ class LocalJob:
         return stopped_by
 
     def _write_status(self, state: str, **fields: Any) -> None:
-        self._status |= {"state": state, "at": _now(), **fields}
+        self._status |= {"state": state, "at": now(), **fields}
         files.write(self.folder / "status.json", json.dumps(self._status).encode())
 
 
@@ -222,7 +222,7 @@ class _Host:
             if numbered := _NUMBERED_LINE.fullmatch(text):
                 seq, rest, self._has_printed = int(numbered[1]) + unnumbered, numbered[2], True
             else:
-                seq, rest, unnumbered = next_seq, b"-1 %b %b" % (_now().encode(), text.rstrip(b"\r")), unnumbered + 1
+                seq, rest, unnumbered = next_seq, b"-1 %b %b" % (now().encode(), text.rstrip(b"\r")), unnumbered + 1
             next_seq = seq + 1
             try:
                 self._log.write(b"%d %b\n" % (seq, rest))
@@ -265,10 +265,6 @@ def prepare_mounts(ml: Path, host: str, names: list[str], request: Mapping[str, 
 
 def _path(uri: str) -> str:
     return uri.removeprefix("file://")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 if __name__ == "__main__":

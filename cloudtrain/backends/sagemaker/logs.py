@@ -10,7 +10,6 @@ import heapq
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from cloudtrain import events
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State
+from cloudtrain.job.units import format_time
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 GAP_MS = 60_000  # a missing line is given up once a line this much newer has come
@@ -183,5 +183,4 @@ def _parse_event(raw: Any) -> _Event:
     at_ms, message = int(raw["timestamp"]), str(raw["message"]).rstrip("\n")
     if parts := _NUMBERED_LINE.fullmatch(message):
         return _Event(at_ms, int(parts[1]), int(parts[2]), parts[3], parts[4])
-    at = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return _Event(at_ms, -1, -1, at, message)
+    return _Event(at_ms, -1, -1, format_time(at_ms / 1000), message)

@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
+from cloudtrain.backends.api import Plan
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import images, limits, toolkit
-from cloudtrain.errors import Problem
+from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
 
 CHANNEL = "cloudtrain"
 OBJECT = "source.tar.gz"
@@ -49,6 +51,26 @@ class BuiltRequest:
     notes: tuple[str, ...]
     problems: tuple[Problem, ...]
     price: dict[str, Any] | None
+
+    def plan(self, name: str, options: Mapping[str, Any], job: Job, bundle: Bundle, retries: str) -> Plan:
+        """Return the plan of the backend `name`; raises BadJob."""
+        problems = list(self.problems)
+        if options.get("entry") == "toolkit":
+            problems += toolkit.find_problems((file.path for file in bundle.files), f"options.{name}.entry")
+        if problems:
+            raise BadJob(problems)
+        return Plan(
+            backend=name,
+            run_id=self.manifest.run_id,
+            attempt=self.manifest.attempt,
+            request=self.request,
+            bundle=bundle.to_dict(),
+            manifest=self.manifest.to_dict(),
+            job=job.to_dict(),
+            retries=retries,
+            price=self.price,
+            notes=self.notes,
+        )
 
 
 def build_request(

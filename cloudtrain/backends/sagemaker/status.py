@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import format_time
 
 ARN = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):sagemaker:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):training-job/(?P<name>[\w-]+)"
@@ -123,6 +124,4 @@ def _end_time(job: Mapping[str, Any], state: State) -> str | None:
 
 
 def _format_time(moment: Any) -> str | None:
-    if not isinstance(moment, datetime):
-        return None
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return format_time(moment) if isinstance(moment, datetime) else None

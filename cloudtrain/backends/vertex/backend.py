@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,55 +30,22 @@ SIMULATED_S = 0.1
 LOOK_S = 2.0  # between looks for a job whose create had no answer
 
 
-class VertexBackend:
-    """Runs jobs as custom jobs of a Google Cloud project."""
+class CustomJobsBackend:
+    """What the backends of custom jobs share: the request, and the calls of the API."""
 
-    name = "vertex"
-    poll_s = follow_s = POLL_S
+    name: str
     features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-        }
+        {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
     )
 
-    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self._options = {"region": "us-central1", "prefix": "cloudtrain", **options}
+    def __init__(self, options: Mapping[str, Any], jobs: CustomJobs) -> None:
+        self._options, self._jobs = options, jobs
         self._client = str(options.get("client") or "sdk")
-        endpoint = options.get("endpoint")
-        if endpoint:
-            self.poll_s = self.follow_s = SIMULATED_S
-        self._api = GoogleApi(str(self._options["region"]), (lambda: str(endpoint).rstrip("/")) if endpoint else None)
-        self._jobs = CustomJobs(
-            self._api,
-            str(options.get("project")),
-            str(self._options["region"]),
-            settle_s=float(options.get("settle_s", 20.0)),
-            pause_s=self.poll_s,
-            look_s=SIMULATED_S if endpoint else LOOK_S,
-        )
-
-    @classmethod
-    def options(cls) -> type[BaseModel]:
-        from cloudtrain.backends.vertex.options import VertexOptions
-
-        return VertexOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        missing = [name for name in ("project", "bucket") if not self._options.get(name)]
-        if missing:
-            raise BadJob(Problem("is needed", f"options.{self.name}.{name}") for name in missing)
         request = Request(job, bundle, run_id, attempt, self._options, self.name)
         if request.problems:
             raise BadJob(request.problems)
-        notes = list(request.notes)
-        if not request.manifest.gpus_per_node:
-            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
-        if "disableRetries" in request.custom_job["jobSpec"]["scheduling"]:
-            notes.append("the platform restarts nothing (retry.max_attempts is 1)")
         return Plan(
             backend=self.name,
             run_id=run_id,
@@ -88,7 +56,7 @@ class VertexBackend:
             job=job.to_dict(),
             retries="platform",
             price=request.price,
-            notes=tuple(notes),
+            notes=tuple(request.notes),
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
@@ -103,14 +71,6 @@ class VertexBackend:
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._jobs.logs(handle, follow=follow, after=after)
 
-    def images(self, handle: str) -> dict[int, str]:
-        """Return node -> its image with the digest that the tag stands for now.
-
-        The watcher calls this when the run starts. If the tag has moved since the image was pulled, the digest is the
-        later one.
-        """
-        return self._jobs.images(handle)
-
     def labels(self, handle: str) -> dict[str, str]:
         return self._jobs.labels(handle)
 
@@ -119,6 +79,49 @@ class VertexBackend:
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         return self._jobs.fetch(handle, into, what)
+
+
+class VertexBackend(CustomJobsBackend):
+    """Runs jobs as custom jobs of a Google Cloud project."""
+
+    name = "vertex"
+    poll_s = follow_s = POLL_S
+
+    def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
+        options = {"region": "us-central1", "prefix": "cloudtrain", **options}
+        project, region, endpoint = str(options.get("project")), str(options["region"]), options.get("endpoint")
+        if endpoint:
+            self.poll_s = self.follow_s = SIMULATED_S
+        self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None)
+        settle_s, look_s = float(options.get("settle_s", 20.0)), SIMULATED_S if endpoint else LOOK_S
+        jobs = CustomJobs(self._api, project, region, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)
+        super().__init__(options, jobs)
+
+    @classmethod
+    def options(cls) -> type[BaseModel]:
+        from cloudtrain.backends.vertex.options import VertexOptions
+
+        return VertexOptions
+
+    def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
+        missing = [name for name in ("project", "bucket") if not self._options.get(name)]
+        if missing:
+            raise BadJob(Problem("is needed", f"options.{self.name}.{name}") for name in missing)
+        plan = super().plan(job, bundle, run_id, attempt)
+        notes = list(plan.notes)
+        if not plan.manifest["gpus_per_node"]:
+            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
+        if "disableRetries" in plan.request["customJob"]["jobSpec"]["scheduling"]:
+            notes.append("the platform restarts nothing (retry.max_attempts is 1)")
+        return replace(plan, notes=tuple(notes))
+
+    def images(self, handle: str) -> dict[int, str]:
+        """Return node -> its image with the digest that the tag stands for now.
+
+        The watcher calls this when the run starts. If the tag has moved since the image was pulled, the digest is the
+        later one.
+        """
+        return self._jobs.images(handle)
 
     def check(self) -> list[Problem]:
         problems = [

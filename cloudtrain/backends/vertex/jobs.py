@@ -10,7 +10,6 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,12 @@ from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi, api_error, explain_error, is_capacity_error
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.vertex import images as google_images
-from cloudtrain.backends.vertex.logs import LogMerge, final_result, node_of, parse_time
+from cloudtrain.backends.vertex.logs import LogMerge, final_result, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
 from cloudtrain.importing import Quickly
+from cloudtrain.job.units import format_time, unix_time
 
 if TYPE_CHECKING:
     from cloudtrain.events import LogLine
@@ -207,7 +207,7 @@ class CustomJobs:
                 state, None, f"{job['state'].removeprefix('JOB_STATE_').lower()}: {platform_error}", started, ended, url
             )
         result_event = self._result_event(job) if started else None
-        if result_event is None and started and time.time() - parse_time(str(job["endTime"])) < self._settle_s:
+        if result_event is None and started and time.time() - unix_time(str(job["endTime"])) < self._settle_s:
             return Status(State.STOPPING, started_at=started, url=url)
         if result_event is not None and result_event.get("state") != "SUCCEEDED":
             final_state = State[str(result_event["state"])]
@@ -228,7 +228,7 @@ class CustomJobs:
         job = self.get(handle)
         if not job or "startTime" not in job:
             return {}
-        age_s = time.time() - parse_time(str(job["startTime"]))
+        age_s = time.time() - unix_time(str(job["startTime"]))
         image_names: dict[int, str] = {}
         for number, pool in enumerate(job["jobSpec"]["workerPoolSpecs"]):
             image = (pool.get("containerSpec") or {}).get("imageUri")
@@ -283,9 +283,9 @@ class CustomJobs:
             now = time.time()
             nodes = sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
             over = final and (
-                denied or "startTime" not in job or now - parse_time(str(job["endTime"])) >= self._settle_s
+                denied or "startTime" not in job or now - unix_time(str(job["endTime"])) >= self._settle_s
             )
-            yield from merge.ready(_format_time(now - self._settle_s), everything=over)
+            yield from merge.ready(format_time(now - self._settle_s), everything=over)
             if over or (final and merge.complete(nodes)) or (not follow and not final):
                 return
             time.sleep(self._pause_s)
@@ -294,7 +294,7 @@ class CustomJobs:
         self, job: Mapping[str, Any], newest: str, more: str = "", order: str = "timestamp asc"
     ) -> Iterator[Any]:
         """Yield the Cloud Logging entries of a job, from a little before the newest known line on."""
-        since = _format_time(parse_time(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
+        since = format_time(unix_time(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
         number = str(job["name"]).rpartition("/")[2]
         text = f'resource.type="ml_job" AND resource.labels.job_id="{number}" AND timestamp>="{since}"{more}'
         body = {"resourceNames": [f"projects/{self._project}"], "filter": text, "orderBy": order, "pageSize": 1000}
@@ -337,7 +337,7 @@ def _access_denied_line(error: ApiError, url: str) -> LogLine:
     from cloudtrain.events import LogLine
 
     message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
-    return LogLine(_format_time(time.time()), 0, -1, 0, message, DENIED)
+    return LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
 
 
 def has_sdk() -> bool:
@@ -355,8 +355,4 @@ def console_url(handle: str, project: str) -> str:
 
 
 def _utc_time(text: str | None) -> str | None:
-    return _format_time(parse_time(text)) if text else None
-
-
-def _format_time(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return format_time(unix_time(text)) if text else None

@@ -7,16 +7,16 @@ request starts it, and it ends when it is idle.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import Plan
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
-from cloudtrain.backends.vertex.request import Request
-from cloudtrain.errors import BackendError, BadJob, Problem
-from cloudtrain.events import LogLine, Status
+from cloudtrain.errors import BackendError, Problem
 from cloudtrain.simulators.vertex import server
 
 if TYPE_CHECKING:
@@ -28,33 +28,19 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 
 
-class VertexLocalBackend:
+class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
     poll_s = POLL_S
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-        }
-    )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.folder = workdir.parent / "simulators" / "vertex"
         simulator_options = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
-        self._options = {"image": "local/none:latest", **options, **simulator_options}
-        self._jobs = CustomJobs(
-            GoogleApi(server.REGION, self._address),
-            server.PROJECT,
-            server.REGION,
-            settle_s=0.0,  # a replica's output is in the log before its end is reported
-            pause_s=POLL_S,
-            look_s=POLL_S,
-        )
+        api = GoogleApi(server.REGION, self._address)
+        # A replica's output is in the log before its end is reported, so nothing has to settle.
+        jobs = CustomJobs(api, server.PROJECT, server.REGION, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S)
+        super().__init__({"image": "local/none:latest", **options, **simulator_options, "client": "rest"}, jobs)
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -63,42 +49,9 @@ class VertexLocalBackend:
         return VertexLocalOptions
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
-        request = Request(job, bundle, run_id, attempt, self._options, self.name)
-        if request.problems:
-            raise BadJob(request.problems)
-        notes = [*request.notes, f"{request.manifest.nodes} replicas are processes of this machine; no image is pulled"]
-        return Plan(
-            backend=self.name,
-            run_id=run_id,
-            attempt=attempt,
-            request=request.to_dict(),
-            bundle=bundle.to_dict(),
-            manifest=request.manifest.to_dict(),
-            job=job.to_dict(),
-            retries="platform",
-            notes=tuple(notes),
-        )
-
-    def submit(self, plan: Plan, bundle: Bundle) -> str:
-        return self._jobs.submit(plan.request, bundle, "rest")
-
-    def find(self, attempt_id: str) -> str | None:
-        return self._jobs.find(attempt_id)
-
-    def status(self, handle: str) -> Status:
-        return self._jobs.status(handle)
-
-    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
-        return self._jobs.logs(handle, follow=follow, after=after)
-
-    def labels(self, handle: str) -> dict[str, str]:
-        return self._jobs.labels(handle)
-
-    def cancel(self, handle: str) -> None:
-        self._jobs.cancel(handle)
-
-    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        return self._jobs.fetch(handle, into, what)
+        plan = super().plan(job, bundle, run_id, attempt)
+        note = f"{plan.manifest['nodes']} replicas are processes of this machine; no image is pulled"
+        return replace(plan, price=None, notes=(*plan.notes, note))
 
     def check(self) -> list[Problem]:
         parent = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from cloudtrain import events
@@ -130,12 +129,6 @@ def final_result(entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | No
         if line and event and event[0] == "result" and node is not None:
             results[node] = max(results.get(node, ("", {})), (line[3], event[1]), key=lambda pair: pair[0])
     return results[min(results)][1] if results else None
-
-
-def parse_time(time_text: str) -> float:
-    """Return the Unix time in seconds of a timestamp in Google's format."""
-    whole, _, part = time_text.rstrip("Z").partition(".")
-    return datetime.fromisoformat(f"{whole}.{part[:6]:0<6}+00:00").timestamp()
 
 
 def node_of(task: str) -> int | None:

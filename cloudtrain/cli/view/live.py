@@ -17,6 +17,7 @@ from cloudtrain import events
 from cloudtrain.cli.view import chart, columns, runs, terminal
 from cloudtrain.cli.view.terminal import LineWriter, clean
 from cloudtrain.history.curves import LOSSES
+from cloudtrain.job.units import format_size
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -224,7 +225,7 @@ class Panel:
 def format_usage(usage: events.Usage) -> str:
     """Return a usage event as text: CPU, memory, GPUs."""
     parts = [] if usage.cpu_percent is None else [f"cpu {usage.cpu_percent:.0f}%"]
-    parts += [] if usage.rss_bytes is None else [f"memory {runs.format_size(usage.rss_bytes)}"]
+    parts += [] if usage.rss_bytes is None else [f"memory {format_size(usage.rss_bytes)}"]
     for gpu in usage.gpus:
         busy = "" if gpu.percent is None else f" {gpu.percent:.0f}%"
         memory = "" if gpu.memory_bytes is None else f" {gpu.memory_bytes / 1e9:.0f}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.cli.view.terminal import LineWriter, clean, is_terminal
+from cloudtrain.diagnosis.tail import Tail
 
 if TYPE_CHECKING:
     from cloudtrain.events import LogLine
@@ -72,11 +73,11 @@ class LineFormatter:
         return prefix
 
 
-class LastLines:
+class LastLines(Tail):
     """The last lines of every rank of the newest attempt, to print them when it fails."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, int], deque[LogLine]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
+        super().__init__(KEPT_LINES)
         self._attempt = ""
 
     def add(self, line: LogLine) -> None:
@@ -84,13 +85,13 @@ class LastLines:
         attempt = line.cursor.partition("/")[0]
         if attempt != self._attempt:
             self._attempt = attempt
-            self._last.clear()
-        self._last[line.node, line.rank].append(line)
+            self._lines.clear()
+        super().add(line)
 
     @property
     def single_rank(self) -> bool:
         """Whether at most one rank has printed: then its last lines are the end of the log."""
-        return sum(rank >= 0 for _, rank in self._last) <= 1
+        return sum(rank >= 0 for _, rank in self._lines) <= 1
 
     def failure_lines(self, failed_rank: int | None) -> tuple[str, list[str]]:
         """Return the name of the rank that explains the failure, and its lines.
@@ -98,12 +99,7 @@ class LastLines:
         It is the failed rank, else the rank with the first traceback, else the launcher. The lines start at its last
         traceback, or are its last 20.
         """
-        lines_by_rank = {
-            node_rank: [line for line in lines if not line.text.startswith(events.MARK)]
-            for node_rank, lines in self._last.items()
-        }
-        lines_by_rank = {node_rank: lines for node_rank, lines in lines_by_rank.items() if lines}
-        ranks = {node_rank: lines for node_rank, lines in lines_by_rank.items() if node_rank[1] >= 0} or lines_by_rank
+        ranks = {node_rank: lines for node_rank, lines in self._lines.items() if node_rank[1] >= 0} or self._lines
         if not ranks:
             return "", []
         node_rank = next((node_rank for node_rank in ranks if node_rank[1] == failed_rank), None) or min(
@@ -128,7 +124,7 @@ def _previous_in_chain(texts: list[str], begin: int) -> int | None:
     return None
 
 
-def _first_traceback(lines: list[LogLine]) -> tuple[bool, str]:
+def _first_traceback(lines: Sequence[LogLine]) -> tuple[bool, str]:
     """Return a sort key: first the rank with the earliest traceback, then the one that printed last."""
     times = [line.at for line in lines if line.text.startswith(TRACEBACK)]
     return (not times, times[0] if times else lines[-1].at)

@@ -159,15 +159,6 @@ def parse_time(text: str | None) -> datetime | None:
         return None
 
 
-def format_size(count: float) -> str:
-    """Format a number of bytes: 12 B, 3.4 kB, 2.0 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def describe_live(store: Store, record: RunRecord) -> str:
     """Describe a run that has not ended, why, and for how long that has been the reason: `QUEUED (Slurm: Resources) for 3m`."""
     status = record.status

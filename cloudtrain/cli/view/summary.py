@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import format_size
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -135,7 +136,7 @@ def describe_source(plan: Plan) -> str:
         else ""
     )
     files = _count(int(bundle["files"]), "file")
-    return f"{plan.job.get('source', '')} ({files}, {runs.format_size(bundle['size_bytes'])} packed{commit})"
+    return f"{plan.job.get('source', '')} ({files}, {format_size(bundle['size_bytes'])} packed{commit})"
 
 
 def _describe_price(plan: Plan) -> str:

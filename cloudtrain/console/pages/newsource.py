@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cloudtrain.cli.view.runs import format_size
 from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import Controls, format_problem
 from cloudtrain.console.draft import Draft, Listing
 from cloudtrain.console.fields import Field, Step
 from cloudtrain.console.form import GitSource
 from cloudtrain.errors import BadJob, CloudtrainError
+from cloudtrain.job.units import format_size
 
 MAX_FILES = 300  # files of a listing
 _FOLDER, _GIT = "A folder", "A git repository"

@@ -10,6 +10,7 @@ from cloudtrain.cli.view import runs, summary, timeline, why
 from cloudtrain.console import history, text, widgets
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
+from cloudtrain.job.units import format_size
 from cloudtrain.runs.run import Run
 
 MAX_EVENTS = 200  # the newest ones
@@ -47,7 +48,7 @@ def read_details(run: Run) -> RunDetails:
         ("command", summary.describe_command(plan)),
         (
             "source",
-            f"{files} file{'s' if files != 1 else ''}, {runs.format_size(plan.bundle.get('size_bytes', 0))} packed",
+            f"{files} file{'s' if files != 1 else ''}, {format_size(plan.bundle.get('size_bytes', 0))} packed",
         ),
         ("commit", str(plan.bundle.get("commit") or "")[:12] + (" with changes" if plan.bundle.get("dirty") else "")),
         ("limit", summary.describe_limit(plan)),

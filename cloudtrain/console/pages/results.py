@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cloudtrain.cli.view import runs
 from cloudtrain.console import artifacts, history, shell, text, widgets
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.units import format_size
 from cloudtrain.runs.run import Run
 
 MAX_ROWS = 200  # of each list
@@ -51,7 +51,7 @@ class Results:
             ui.label("no files here yet").classes("ct-dim")
             return
         with widgets.collapsible(f"{len(files)} file{'s' * (len(files) != 1)}", opened=len(files) <= 12):
-            cells = [(_link(self._run_id, file.path), runs.format_size(file.size_bytes)) for file in files[:MAX_ROWS]]
+            cells = [(_link(self._run_id, file.path), format_size(file.size_bytes)) for file in files[:MAX_ROWS]]
             widgets.table(("file", "size"), cells, caption="Files", looks={"size": "ct-number"})
             if len(files) > MAX_ROWS:
                 ui.label(f"and {len(files) - MAX_ROWS} more: cloudtrain fetch {self._run_id} -o out/").classes("ct-dim")
@@ -74,7 +74,7 @@ def _read_results(run: Run) -> tuple[list[tuple[str, ...]], list[artifacts.Artif
             str(event.data["step"]),
             event.attempt.rpartition("-a")[2],
             text.format_time(event.at),
-            runs.format_size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
+            format_size(event.data["size_bytes"]) if isinstance(event.data.get("size_bytes"), int) else "",
         )
         for event in events
         if event.node == 0

@@ -11,11 +11,11 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.images import parse_reference
+from cloudtrain.job import units
 from cloudtrain.simulators.http import ApiError
 from cloudtrain.simulators.kubernetes.job_controller import JobController, find_condition, is_deleted
 from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
@@ -204,7 +204,7 @@ class Kubelet(threading.Thread):
         self._logs[uid, container["name"]] = lines
 
         def write_lines(texts: list[str]) -> None:
-            at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            at = units.now()
             lines.extend((at, text) for text in texts)
 
         main = field == "containerStatuses"

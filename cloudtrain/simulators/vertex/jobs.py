@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.job.units import format_time
 from cloudtrain.simulators.http import ApiError, Request, Response, Route, paginate
 from cloudtrain.simulators.replicas import PROJECT_NUMBER
 from cloudtrain.simulators.vertex.lifecycle import Behavior, JobLifecycle
-from cloudtrain.simulators.vertex.logs import LogEntries, format_time, parse_filter
+from cloudtrain.simulators.vertex.logs import LogEntries, parse_filter
 
 FINAL = frozenset({"JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED",
                    "JOB_STATE_PARTIALLY_SUCCEEDED"})  # fmt: skip

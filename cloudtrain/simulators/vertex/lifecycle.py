@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.job.units import format_time
 from cloudtrain.simulators.http import ApiError
 from cloudtrain.simulators.replicas import Replica, list_containers
-from cloudtrain.simulators.vertex.logs import LogEntries, format_time
+from cloudtrain.simulators.vertex.logs import LogEntries
 
 TRANSIENT = (6, 134, 11, 139)  # exit codes after which the platform restarts the job
 MAX_RESTARTS, MAX_SPOT_RESTARTS = 3, 6

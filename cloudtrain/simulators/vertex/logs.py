@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.job.units import format_time
 from cloudtrain.simulators.http import ApiError, Request, Response, Route, paginate
 
 PAGE = 1000
@@ -114,9 +115,3 @@ def _pad_fraction(time_text: str) -> str:
     """Pad the fraction of a timestamp to nine digits, so that timestamps compare as text."""
     whole, _, part = time_text.rstrip("Z").partition(".")
     return f"{whole}.{part:0<9}"
-
-
-def format_time(seconds: float) -> str:
-    """Format seconds since 1970 as UTC, ISO 8601 with microseconds."""
-    whole = int(seconds)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1e6):06d}Z"

@@ -184,7 +184,7 @@ class History:
             "updated_at": now(),
             "platform": self._cluster.platform,
             "manifest": {name: value for name, value in manifest.fields.items() if name != "about"},
-            "about": manifest.about,
+            "about": manifest.about or {},
         }
 
     def _is_newest(self) -> bool:
