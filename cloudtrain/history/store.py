@@ -39,8 +39,19 @@ class Store(History):
         parent: str | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Store the intent to submit a run's first attempt, before anything is sent; False when the run exists."""
+        """Store the intent to submit a run's first attempt, before anything is sent; False when the run exists.
+
+        A run of a `key` that ended before the platform accepted any attempt is replaced: nothing ran under its id.
+        """
         with self.database.write() as db:
+            if key is not None and not self._is_taken(db, plan.run_id):
+                for table in ("events", "metrics", "curves", "notices"):
+                    db.execute(
+                        f"DELETE FROM {table} WHERE attempt_id IN (SELECT attempt_id FROM attempts WHERE run_id = ?)",
+                        (plan.run_id,),
+                    )
+                for table in ("attempts", "provenance", "runs"):
+                    db.execute(f"DELETE FROM {table} WHERE run_id = ?", (plan.run_id,))
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, state)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -60,6 +71,16 @@ class Store(History):
             if added and provenance:
                 db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(provenance)))
             return bool(added) and self._add_attempt(db, plan, owner)
+
+    def is_taken(self, run_id: str) -> bool:
+        """Return whether a key's run exists, and is open or had an attempt that the platform accepted."""
+        with self.database.read() as db:
+            return self._is_taken(db, run_id)
+
+    def _is_taken(self, db: sqlite3.Connection, run_id: str) -> bool:
+        accepted = "EXISTS (SELECT 1 FROM attempts a WHERE a.run_id = runs.run_id AND handle IS NOT NULL)"
+        where = f"run_id = ? AND (state NOT IN ({placeholders(_FINAL)}) OR {accepted})"
+        return db.execute(f"SELECT 1 FROM runs WHERE {where}", (run_id, *_FINAL)).fetchone() is not None
 
     def next_attempt(self, plan: Plan, *, owner: Process, resume: bool = False) -> bool:
         """Store the intent to start attempt N+1; False when another process was first (compare and swap).

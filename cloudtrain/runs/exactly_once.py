@@ -72,7 +72,7 @@ class ExactlyOnce(Planner):
         others are listed in `notes`.
         """
         if key is not None:
-            return self.existing(plan) if self.store.get(plan.run_id) else self._on_platform(plan, key)
+            return self.existing(plan) if self.store.is_taken(plan.run_id) else self._on_platform(plan, key)
         mine: AttemptRecord | None = None
         not_checked: list[str] = []
         for attempt in self.store.unsettled():

@@ -42,7 +42,8 @@ class Submitter(ExactlyOnce):
 
         The intent is stored before anything is sent. When an earlier submit of the same job was interrupted, that run is
         finished and returned instead (`run.adopted`). One that is older than 15 minutes or has failed since needs a
-        decision: `adopt` takes it, `new` starts another run. `key` names the run: the same key returns the same run.
+        decision: `adopt` takes it, `new` starts another run. `key` names the run: the same key returns the same run. A key
+        whose run ended before anything ran (refused, or cancelled before it started) names a new run.
 
         When the answer is lost, the run is returned QUEUED without a handle, and its watcher finds out what happened.
 

@@ -175,7 +175,11 @@ class _Sequence:
         if self.over and not (self.wanted and self.key):
             self.wanted, self.cancelled = self.wanted + 1, False
         self.over = False
-        self._acknowledge(submitter.submit(self.job, key=self.key))
+        made = len(self.platform.jobs())
+        run = submitter.submit(self.job, key=self.key)
+        if len(self.platform.jobs()) > made:
+            self.cancelled = False  # its key was free: what was cancelled had never begun
+        self._acknowledge(run)
 
     def _acknowledge(self, run: Run) -> None:
         """Do what the command line does where it has said that a job was accepted: an equal submit is another one."""

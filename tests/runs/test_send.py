@@ -390,6 +390,38 @@ def test_a_key_is_checked_from_an_empty_history(submitter, job, platform, tmp_pa
     assert again.run_id == first.run_id and again.adopted
 
 
+def test_the_key_of_a_run_that_never_began_is_free(submitter, job, platform, cli):
+    """Refused, then cancelled before it started: the same key, even with a corrected job, is submitted each time."""
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError):
+        submitter.submit(job, key="nightly")
+    refused = Run.find()
+    submitter.store.claim_notice(refused.attempts[0].attempt_id, "failed")
+    platform.fails = {"submit": [LOST]}
+    corrected = job.replace(hyperparameters={"lr": "1"})
+    run = submitter.submit(corrected, key="nightly")
+    assert run.run_id == refused.run_id and run.record.status.state is State.QUEUED and not run.adopted
+    assert submitter.store.claim_notice(run.attempts[0].attempt_id, "failed"), "it is told of this one, too"
+    assert cli("cancel", run.run_id)[0] == 0 and run.record.status.state is State.CANCELLED
+    again = submitter.submit(corrected, key="nightly")
+    assert again.attempts[0].handle and again.state is State.RUNNING and not again.adopted
+    assert not again.record.cancel_requested and len(again.attempts) == len(platform.attempts) == 1
+    Platform.finish(again.attempts[0].attempt_id, State.FAILED, 1)
+    look(again)
+    assert submitter.submit(corrected, key="nightly").adopted, "what ran keeps its key"
+    assert platform.calls.count("submit") == 3
+
+
+def test_a_free_key_finds_what_another_machine_has_submitted(submitter, job, platform, cli, tmp_path):
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError):
+        submitter.submit(job, key="nightly")
+    elsewhere = Submitter("platform", home=tmp_path / "elsewhere", watch=False)
+    handle = elsewhere.submit(job, key="nightly").attempts[0].handle
+    again = submitter.submit(job, key="nightly")
+    assert again.adopted and again.attempts[0].handle == handle and len(platform.attempts) == 1
+
+
 def test_two_processes_send_it_once(submitter, job, platform):
     platform.fails = {"submit": [LOST]}
     run = submitter.submit(job)
