@@ -70,6 +70,7 @@ LAWS = (
             "tests/runs/test_send.py",
             "tests/laws/test_law3_outcomes.py",
             "tests/laws/test_law3_outcomes_clusters.py",
+            "tests/laws/test_law3_outcomes_sdk.py",
             "tests/runs/test_faults.py::test_two_submits_at_once_are_two_runs",
             "tests/runs/test_faults.py::test_two_submits_at_once_with_one_key_are_one_run",
         ),

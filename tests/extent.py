@@ -50,6 +50,7 @@ SLOW = (
     "laws/test_law2_arguments.py",
     "laws/test_law3_outcomes.py",
     "laws/test_law3_outcomes_clusters.py",
+    "laws/test_law3_outcomes_sdk.py",
     "laws/test_law5_cancel.py",
     "laws/test_law9_log.py",
     "laws/test_store_load.py",

@@ -1,13 +1,15 @@
-"""The fixtures `lab` and `slurm`: made once by each worker that needs them, gone when it ends."""
+"""The fixtures `lab` and `slurm`, made once by each worker that needs them, gone when it ends; and `sdk`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import require, wait_for
+from tests.lab import sdk as sagemaker_sdk
 from tests.lab.network import Lab
 from tests.lab.slurm import Slurm
 
@@ -64,3 +66,9 @@ def slurm(_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
         monkeypatch.setenv(name, value)
     yield _slurm
     _slurm.mend()
+
+
+@pytest.fixture(scope="session")
+def sdk() -> Path:
+    """The interpreter of an environment with sagemaker<3."""
+    return sagemaker_sdk.interpreter()

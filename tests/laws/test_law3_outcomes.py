@@ -48,14 +48,14 @@ class Sagemaker:
     answers = ((400, "ThrottlingException"), (429, "TooManyRequestsException"), (500, "InternalFailure"),
                (503, "ServiceUnavailable"), (0, "closed"))  # fmt: skip
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, client: str = "boto3") -> None:
         self.simulator = server.Simulator(folder)
         self.simulator.behavior.pending_s = 600.0
         with urlopen(Request(f"{self.simulator.url}/moto-api/reset", method="POST"), timeout=60):
             pass
         self.simulator.make_bucket("training")
         place = {"role": server.ROLE, "bucket": "training", "region": server.REGION, "image": "any"}
-        self.options = {**place, "endpoint": self.simulator.url, "client": "boto3"}
+        self.options = {**place, "endpoint": self.simulator.url, "client": client}
 
     def lose(self, choose: random.Random) -> None:
         self._fault("CreateTrainingJob", choose)
@@ -177,7 +177,11 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients do not wait, and try each call twice."""
+    hurry(monkeypatch)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients not wait, and try each call twice."""
     from botocore.retries import standard
 
     for name, value in server.KEYS.items():

@@ -1,17 +1,10 @@
-"""The estimator's path, in an environment of its own: sagemaker<3 cannot be installed beside this project's other pins.
-
-It is made once, below $XDG_CACHE_HOME; where it is not wanted (CLOUDTRAIN_REQUIRE lacks sagemaker-sdk) and not there, the
-tests are skipped.
-"""
+"""The estimator's path, in an environment of its own (tests/lab/sdk.py)."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,43 +15,11 @@ from cloudtrain.simulators.sagemaker.server import Fault, Simulator
 from cloudtrain.source.bundle import Bundle
 from tests.backends.sagemaker.test_backend import options, simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_request import CASES, made
-
-ROOT = Path(__file__).parents[3]
-SDK = "sagemaker==2.257.7"
-BESIDE = ["click", "pydantic", "PyYAML", "pathspec", "isal", "platformdirs"]  # what cloudtrain itself needs
+from tests.lab.sdk import run
 
 
-@pytest.fixture(scope="module")
-def sdk() -> Path:
-    """The interpreter of an environment with the SDK."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "cloudtrain-tests"
-    folder = cache / f"{SDK.replace('==', '-')}-py{sys.version_info[0]}{sys.version_info[1]}"
-    ready = folder / "COMPLETE"
-    if not ready.exists() and "sagemaker-sdk" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
-        pytest.skip(f"{SDK} is not installed in {folder} (CLOUDTRAIN_REQUIRE=sagemaker-sdk does)")
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not ready.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            subprocess.run([*pip, SDK, *BESIDE], check=True, timeout=900)
-            ready.touch()
-    return folder / "bin/python"
-
-
-def ask(sdk: Path, *words: object, **env: str):
-    script = Path(__file__).with_name("with_the_sdk.py")
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sdk, script, *map(str, words)],
-        env={**os.environ, **keys, **env},
-        capture_output=True,
-        text=True,
-        timeout=270,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+def ask(sdk: Path, *words: object, **env: str) -> Any:
+    return json.loads(run(sdk, Path(__file__).with_name("with_the_sdk.py"), *words, **env))
 
 
 @pytest.mark.timeout(1200)
