@@ -19,12 +19,14 @@ from tests.lab.sdk import run
 from tests.laws.outcomes import LONG, NORMAL, drive, recorded
 
 FITS = "calls of the estimator's fit"
-EARLIER: tuple[int, ...] = ()  # seeds that failed once
 
 
 def main(folder: Path, first: int, count: int) -> Counter[str]:
+    import boto3
     from sagemaker.huggingface import HuggingFace
 
+    from cloudtrain.backends import aws
+    from cloudtrain.simulators.sagemaker.server import REGION
     from tests.laws.test_law3_outcomes import Sagemaker, hurry
 
     done: Counter[str] = Counter()
@@ -37,6 +39,7 @@ def main(folder: Path, first: int, count: int) -> Counter[str]:
     with pytest.MonkeyPatch.context() as patch, recorded("sagemaker", patch):
         hurry(patch)
         patch.setattr(HuggingFace, "fit", counted)
+        patch.setattr(aws.Aws, "session", boto3.Session(region_name=REGION))  # it keeps what its clients load
         platform = Sagemaker(folder / "platform", client="sdk")
         for seed in range(first, first + count):
             done += drive(platform, folder / str(seed), seed)
