@@ -27,10 +27,6 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool 
     HuggingFace, TrainingJob, Session = _import_sdk()
     bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
     session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"), default_bucket=bucket)
-    defaults = session.sagemaker_config
-    defaults.setdefault("SchemaVersion", "1.0")
-    modules = defaults.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
-    modules["TelemetryOptOut"] = True  # it would send requests without a timeout
     if send_planned:
         session.planned = (aws, dict(request))
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
@@ -71,6 +67,12 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool 
         py_version="py3",  # required by the SDK, although the image decides
         sagemaker_session=session,
     )
+    # Telemetry would send requests without a timeout. Not set before: the SDK validates its defaults, where it has any,
+    # with each value that it looks up there, and the estimator's constructor looks up hundreds.
+    defaults = session.sagemaker_config
+    defaults.setdefault("SchemaVersion", "1.0")
+    modules = defaults.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
+    modules["TelemetryOptOut"] = True
     built._current_job_name = request["TrainingJobName"]
     built.latest_training_job = TrainingJob(session, request["TrainingJobName"])
     return built
