@@ -503,7 +503,8 @@ def test_nothing_is_sent_again_without_its_secrets(submitter, job, platform, mon
         submitter.submit(job.replace(secrets={"TOKEN": "env:TOKEN"}))
     assert run.record.status.state is State.QUEUED, "nothing was changed"
     look(run)
-    assert run.record.status.state is State.FAILED and "not sent again: secret TOKEN: env:TOKEN is not set" in run.record.status.reason
+    status = run.record.status
+    assert status.state is State.FAILED and "not sent again: secret TOKEN: env:TOKEN is not set" in status.reason
     assert platform.calls.count("submit") == 1
 
 
