@@ -39,7 +39,7 @@ def command(
     cloudtrain logs tiny-lm-26 --rank 0 --tail 50
     """
     run = runs.find(run_id)
-    run.refresh()
+    run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
     try:
         print_log(run, formatter, follow=follow, after=after, tail=tail)

@@ -57,7 +57,7 @@ def command(
     run = runs.find(run_or_job)
     if patch:
         return provenance.print_patch(run)
-    run.refresh()
+    run.refresh(lambda _: None)  # where there is no answer, it is printed below
     if requirements:
         return provenance.print_requirements(run)
     if as_json:
@@ -76,6 +76,7 @@ def _print_run(run: Run) -> None:
     terminal.print_pairs(
         [
             ("reason", status.reason if status.state.final else ""),
+            ("platform", run.unanswered()),
             *why.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),

@@ -31,7 +31,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
     code = 0
     for run_id in run_ids or (None,):
         run = runs.find(run_id)
-        run.refresh()
+        run.refresh(lambda _: None)  # an outage is reported while it waits
         try:
             status = wait_quietly(run, timeout_s)
         except TimeoutError as error:

@@ -133,6 +133,14 @@ class History:
                 attempt_from_row(row) for row in db.execute(ATTEMPTS + " WHERE run_id = ? ORDER BY number", (run_id,))
             ]
 
+    def progress(self, attempt_id: str) -> tuple[State, str | None]:
+        """Return an attempt's state, and the cursor of the last line of its log that is in the history."""
+        with self.database.read() as db:
+            state, cursor = db.execute(
+                "SELECT state, cursor FROM attempts WHERE attempt_id = ?", (attempt_id,)
+            ).fetchone()
+        return State(state), cursor
+
     def metrics(self, run_id: str, name: str | None = None) -> list[MetricRow]:
         """Return the metric points of a run in the order in which they were logged."""
         query = (

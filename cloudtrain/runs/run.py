@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,12 @@ from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, send, watcher
+from cloudtrain.runs import asked, attempts, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
 
 FETCHED = ".cloudtrain-run"  # in a fetched folder: whose it is
-LOOK_S = 2.0  # how often a waiting reader makes sure that somebody watches the run
 
 
 class Run:
@@ -58,46 +59,76 @@ class Run:
         return self.refresh().state
 
     def refresh(self, complain: Callable[[CloudtrainError], None] | None = None, *, may_send: bool = False) -> Status:
-        """Return the true status now; blocks for one look at the platform where nobody watches.
+        """Return the status as the platform reported it not long ago.
 
-        It starts a watcher where that has died. It starts no attempt itself, unless `may_send`. Where the platform
-        cannot be asked it returns the last known status and calls `complain` (None: writes to standard error).
+        Where nobody watches it asks the platform (blocking), unless any process has asked in the last 5 s (30 s for a run
+        older than 10 minutes), and starts a watcher. It starts no attempt itself, unless `may_send`. Where the platform
+        did not answer it returns the last known status and calls `complain` (None: writes to standard error).
         """
         record = self.record
-        if record.status.state.final or self.store.watched(self.run_id):
+        if record.status.state.final:
             return record.status
         if record.attached:
             from cloudtrain.runs import attached_history
 
             attached_history.refresh(self.store, self.run_id, record.attached)
             return self.record.status
-        from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
+        errors: list[CloudtrainError] = []
+        if not self.store.watched(self.run_id):
+            self._look(errors, may_send)
+        if not errors and (sentence := self.unanswered()):
+            errors.append(Unreachable(sentence))
+        for error in errors:
+            complain(error) if complain else print(f"{self.run_id}: {error}", file=sys.stderr)  # noqa: T201 - as promised
+        return self.record.status
 
-        Watcher(self.store, self.run_id, complain=complain, may_send=may_send).run(until=lambda: True)
+    def unanswered(self) -> str:
+        """Return when the platform was last asked and since when it gives no answer; "" where it answered."""
+        answer = asked.last(self.store.home, self.run_id)
+        return answer.describe() if answer and not self.record.status.state.final else ""
+
+    def _look(self, errors: list[CloudtrainError], may_send: bool) -> None:
+        """Ask the platform once, unless it was asked a moment ago, and start a watcher.
+
+        Where the platform did not answer, only the watcher waits for it.
+        """
         newest = self.attempts[-1]
+        answer = asked.last(self.store.home, self.run_id)
+        outage = self.watch and answer is not None and answer.shared and bool(answer.error)
+        if not (outage and send.needs_watcher(self.record, newest)) and not (answer and answer.is_fresh(newest)):
+            from cloudtrain.runs.watch import Watcher  # who finds a living watcher needs none
+
+            Watcher(self.store, self.run_id, complain=errors.append, may_send=may_send).run(until=lambda: True)
+            newest = self.attempts[-1]
         if self.watch and not self.record.status.state.final and send.needs_watcher(self.record, newest):
             watcher.start(self.store, newest.plan, instead=True)
-        return self.record.status
+
+    def _refresher(self) -> reading.Refresher:
+        return reading.Refresher(
+            self.store,
+            self.run_id,
+            lambda: self.refresh(lambda _: None, may_send=not self.watch),
+            watch=self.watch or self.record.attached is not None,
+        )
 
     def wait(self, timeout_s: float | None = None, *, tick: Callable[[RunRecord], None] | None = None) -> Status:
         """Block until the run is final, or until `timeout_s` seconds have passed, and return its status.
 
         Raises TimeoutError. `tick` is called with the run's row at every look.
         """
-        began = looked = time.monotonic()
-        while True:
-            record = self.record
-            if tick:
-                tick(record)
-            if record.status.state.final:
-                return record.status
-            moment = time.monotonic()
-            if timeout_s is not None and moment - began > timeout_s:
-                raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
-            if moment - looked > LOOK_S:
-                self.refresh(may_send=not self.watch)  # without a watcher it is this loop that retries
-                looked = moment
-            time.sleep(attempts.pause(moment - began, 0.02))  # a look is one row of a local file
+        began = time.monotonic()
+        with closing(self._refresher()) as refresher:
+            while True:
+                record = self.record
+                if tick:
+                    tick(record)
+                if record.status.state.final:
+                    return record.status
+                age_s = time.monotonic() - began
+                if timeout_s is not None and age_s > timeout_s:
+                    raise TimeoutError(f"{self.run_id} is still {record.status.state} after {timeout_s:g} s")
+                refresher.tick()
+                time.sleep(attempts.pause(age_s, 0.02))  # a look is one row of a local file
 
     def result(self, timeout_s: float | None = None) -> Status:
         """Block until the run is final; raises RunFailed unless it SUCCEEDED."""
@@ -116,29 +147,37 @@ class Run:
         first, _, inner = (after or "1/").partition("/")
         if not first.isdigit():
             raise BadRequest(f"{after!r} is no cursor of a log")
-        number = int(first)
-        cursor: str | None = inner or None
+        with closing(self._refresher()) as refresher:
+            yield from self._lines(refresher, int(first), inner or None, follow=follow, raw=raw)
+
+    def _lines(
+        self, refresher: reading.Refresher, number: int, cursor: str | None, *, follow: bool, raw: bool
+    ) -> Iterator[LogLine]:
         while True:
             attempt = next((candidate for candidate in self.attempts if candidate.number == number), None)
             if attempt is not None and attempt.handle is not None:
                 backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
                 try:
-                    for line in backend.logs(attempt.handle, follow=follow, after=cursor):
+                    for line in reading.read_attempt(
+                        self.store, attempt, backend, refresher, follow=follow, after=cursor
+                    ):
                         cursor = line.cursor
                         if raw or not line.text.startswith(MARK):
                             yield line._replace(cursor=f"{number}/{line.cursor}")
                 except Unreachable:
                     if not follow:
                         raise
-                    time.sleep(LOOK_S)  # the job goes on without us
+                    refresher.tick()
+                    time.sleep(reading.LOOK_S)  # the job goes on without us
                     continue
                 number, cursor = number + 1, None
                 continue
             if attempt is not None and attempt.status.state.final:  # refused, or ended before it began: it has no log
                 number, cursor = number + 1, None
                 continue
-            if not follow or (self.refresh(may_send=not self.watch).state.final and len(self.attempts) < number):
+            if not follow or (refresher.refresh().state.final and len(self.attempts) < number):
                 return
+            refresher.tick()
             time.sleep(0.05)
 
     def plot(self, *names: str) -> Any:
@@ -156,7 +195,7 @@ class Run:
 
     def verdict(self) -> Verdict | None:
         """Return why the run failed, None where it did not (yet); blocking where the log has to be read for it."""
-        status, newest = self.refresh(), self.attempts[-1]
+        status, newest = self.refresh(lambda _: None), self.attempts[-1]
         if not status.failed:
             return None
         from cloudtrain.diagnosis import record
@@ -185,6 +224,7 @@ class Run:
             return self.record.status
         self._own_only("cancelled")
         self.store.request_cancel(self.run_id)
+        asked.expire(self.store.home, self.run_id)
         newest = self.attempts[-1]
         if newest.handle is not None:
             attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)

@@ -84,6 +84,11 @@ class Spool:
         self._end += len(data)
         self.cursor = lines[-1].cursor
 
+    def touch(self) -> None:
+        """Note that the log was read just now."""
+        with suppress(OSError):
+            os.utime(self.path)
+
     def remove(self) -> None:
         """Remove the spool: readers ask the platform then."""
         with suppress(OSError):
@@ -107,6 +112,13 @@ class Spool:
     def exists(self) -> bool:
         """Return whether a watcher spools this attempt's log."""
         return self.path.exists()
+
+    def read_at(self) -> float:
+        """Return when the log was read last, in seconds since 1970; 0 where it was not."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def lines(self, after: str | None = None) -> Iterator[LogLine]:
         """Yield the lines after a cursor, all for None; nothing where the spool has no line with that cursor."""

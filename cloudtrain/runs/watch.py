@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain import events
-from cloudtrain.backends.api import Backend, HasImages, Plan
+from cloudtrain.backends.api import Backend, HasImages, HasRemoteLog, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.errors import BackendError, CloudtrainError
@@ -28,7 +28,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, unix_time
 from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import retry, send
+from cloudtrain.runs import asked, retry, send
 from cloudtrain.runs.attempts import backend_of, replan, secret_names, unset_secrets
 from cloudtrain.runs.pace import Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 TAKE_OVER_TIMEOUT_S = 5.0  # for a reader or the previous watcher to release the lease
+NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 
@@ -70,10 +71,15 @@ class Watcher:
         self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
         self._spools: dict[str, Spool | None] = {}
+        self._noted_at = -NOTED_S
 
-    def run(self, until: Callable[[], bool] = lambda: False) -> Status | None:
-        """Watch until the run is final and return its status; None when another process holds the lease, or when the
-        history is no longer there. Blocking."""
+    def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
+        """Watch until the run is final or `until` returns true, and return its status; blocking.
+
+        Returns None when another process holds the lease, or when the history is no longer there. The lease is released,
+        with `hold` only where the
+        platform costs nothing, or when the run is final.
+        """
         while self._lease() and self.store.database.path.exists():  # SQLite would go on with a file that was removed
             run, attempt = self._newest()
             if run.status.state.final:
@@ -83,12 +89,14 @@ class Watcher:
             try:
                 moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
+                asked.note(self.store.home, self.run_id, backend, error)
                 moved, self._cached_backend = False, None  # a new client next time: credentials may be renewed
                 self._complain(error)
             if moved:
                 continue
             if until():
-                self.store.release(self.run_id, self.me)
+                if not (hold and isinstance(backend, HasRemoteLog)):
+                    self.store.release(self.run_id, self.me)
                 return run.status
             time.sleep(self._pace(attempt, backend).sleep_s())
         return None
@@ -121,7 +129,11 @@ class Watcher:
             pace.expect_cancel()
         if attempt.handle is None or pace.status_is_due:
             pace.asked()
-            return self.step(run, attempt, backend)
+            moved = self.step(run, attempt, backend)
+            if time.monotonic() - self._noted_at > NOTED_S:
+                asked.note(self.store.home, self.run_id, backend)
+                self._noted_at = time.monotonic()
+            return moved
         if pace.log_is_due:
             self._read_log(attempt, backend)
         return False
@@ -191,6 +203,8 @@ class Watcher:
             if any(event.kind in ("state", "result") for event in others):
                 self._pace(attempt, backend).expect_change()
         self._pace(attempt, backend).read()
+        if spool := self._spools.get(attempt.attempt_id):
+            spool.touch()
 
     def _new_lines(self, attempt: AttemptRecord, backend: Backend) -> Iterator[list[LogLine]]:
         """Yield the lines of a log that are not in the history yet, in batches; what is spooled is so before it is yielded.

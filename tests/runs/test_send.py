@@ -465,7 +465,7 @@ def test_the_log_of_a_run_that_was_refused_ends(submitter, job, platform):
 
 
 def test_an_outage_does_not_end_a_followed_log(submitter, job, platform, monkeypatch):
-    monkeypatch.setattr("cloudtrain.runs.run.LOOK_S", 0.0)
+    monkeypatch.setattr("cloudtrain.runs.reading.LOOK_S", 0.0)
     run = submitter.submit(job)
     Platform.say(run.attempts[0].attempt_id, "one", "two")
     Platform.finish(run.attempts[0].attempt_id, State.SUCCEEDED, 0)

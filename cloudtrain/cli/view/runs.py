@@ -76,6 +76,7 @@ def shown_json(run: Run) -> dict[str, Any]:
         **submitted_json(run),
         **_status_json(record.status),
         "reason_since": run.store.reason_since(record),
+        "unanswered": run.unanswered(),
         "verdict": verdict_json(run),
         "name": record.name,
         "target": record.target,
