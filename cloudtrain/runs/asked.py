@@ -64,7 +64,7 @@ def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | Non
             else:
                 _write(path, {"shared": shared})
             return
-        since = before.since if before and before.error else format_time(time.time())
+        since = before.since if before and before.error else f"{format_time(time.time())[:19]}Z"
         data = {"error": error.message, "since": since, "unreachable": isinstance(error, Unreachable)}
         _write(path, {"shared": shared, **data})
 
