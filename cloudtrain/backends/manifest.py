@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import BadRequest
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
 
 MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
@@ -130,3 +132,30 @@ class Manifest:
         except (binascii.Error, zlib.error, ValueError) as error:
             raise BadRequest(f"the manifest is damaged: {error}") from None
         return cls.from_dict(data)
+
+
+def unset_secrets(plan: Plan) -> str:
+    """Return which secrets have no source but environment variables that this process does not have; "" for none."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return "; ".join(
+        f"secret {name}: {' or '.join(sources)} is not set"
+        for name, sources in sorted(secrets.items())
+        if all(source.startswith("env:") and source[4:] not in os.environ for source in sources)
+    )
+
+
+def check_secrets(plan: Plan) -> None:
+    """Raise BadRequest where this process does not have what the job's secrets come from."""
+    if unset := unset_secrets(plan):
+        raise BadRequest(unset, "export it, or use another source")
+
+
+def secret_sources(plan: Plan) -> set[str]:
+    """Return the variables of the submitting process from which secrets of a job come."""
+    secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
+    return {source[4:] for secret in secrets.values() for source in secret if source.startswith("env:")}
+
+
+def secret_names(plan: Plan) -> set[str]:
+    """Return the variables that hold, or are to hold, secrets of a job."""
+    return secret_sources(plan) | set(plan.manifest.get("secrets") or {})

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from cloudtrain.backends.api import Backend, ReadsOutputs
+from cloudtrain.backends.api import Backend, Plan, ReadsOutputs
 from cloudtrain.errors import MissingExtra, UnknownBackend
 
 GROUP = "cloudtrain.backends"
@@ -74,6 +74,11 @@ def backend_class(name: str) -> type[Backend]:
 def create(name: str, options: Mapping[str, Any], home: Path) -> Backend:
     """Return a backend with validated options; its folder is `<home>/runs`."""
     return backend_class(name)(options, home / "runs")
+
+
+def create_for(plan: Plan, home: Path) -> Backend:
+    """Return the backend of a plan, over the options that the plan was made with."""
+    return create(plan.backend, (plan.job.get("options") or {}).get(plan.backend) or {}, home)
 
 
 def create_attached(home: Path) -> ReadsOutputs:

@@ -136,9 +136,9 @@ def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:
 
 def _add_target(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:
     """Append a target to the folder's cloudtrain.toml and return its path."""
-    from cloudtrain.job import configfile
+    from cloudtrain.job.targets import CONFIG_FILE
 
-    path = folder / configfile.NAME
+    path = folder / CONFIG_FILE
     existing = path.read_text("utf-8").rstrip("\n") + "\n\n" if path.exists() else ""
     lines = [f"[targets.{name}]", f'backend = "{name}"']
     lines += [f"{key} = {_to_toml(value)}" for key, value in settings.items()]

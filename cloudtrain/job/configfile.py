@@ -1,8 +1,7 @@
-"""The file cloudtrain.toml: where it stands, and its tables as documents with lines."""
+"""Read cloudtrain.toml: its tables as documents with lines."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job.document import Document
 
-NAME = "cloudtrain.toml"
 _TABLES = ("defaults", "targets", "notify")
 _NOTIFY = {"on": list, "command": str, "webhook": str}
 _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
@@ -37,19 +35,6 @@ class _Number(float):
 
     def __str__(self) -> str:
         return self.text
-
-
-def paths(start: Path) -> list[Path]:
-    """Return the configuration files that exist, the weakest first: the user's, then the nearest project's."""
-    if chosen := os.environ.get("CLOUDTRAIN_CONFIG_HOME"):
-        user = Path(chosen).expanduser() / NAME
-    else:
-        from platformdirs import user_config_path
-
-        user = user_config_path("cloudtrain") / NAME
-    here = start.absolute()
-    project = next((folder / NAME for folder in (here, *here.parents) if (folder / NAME).is_file()), None)
-    return [path for path in dict.fromkeys((user, project)) if path is not None and path.is_file()]
 
 
 def read(path: Path) -> Document:

@@ -19,8 +19,9 @@ from pydantic import (
 )
 
 from cloudtrain.errors import BadJob
-from cloudtrain.job import arguments, units
+from cloudtrain.job.arguments import check_key, flat, normalised, text_of
 from cloudtrain.job.problems import explain, quote, wrong
+from cloudtrain.job.units import duration_s, size_bytes
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
@@ -33,7 +34,7 @@ def _text(value: Any) -> Any:
     if value is None:
         raise wrong("has no value", 'write "" for an empty text')
     if isinstance(value, bool | int | float):
-        return str(value).lower() if isinstance(value, bool) else arguments.text_of(value)
+        return str(value).lower() if isinstance(value, bool) else text_of(value)
     return value
 
 
@@ -50,7 +51,7 @@ def _duration(value: Any) -> Any:
         raise wrong(f"has no unit: {value}", f"write {value}s, {value}m or {value}h")
     if isinstance(value, str):
         try:
-            units.duration_s(value)
+            duration_s(value)
         except ValueError as error:
             raise wrong(f'is no duration: "{value[:40]}"', str(error)) from None
     return value
@@ -61,7 +62,7 @@ def _size(value: Any) -> Any:
         raise wrong(f"has no unit: {value}", f"write {value}GB or {value}GiB")
     if isinstance(value, str):
         try:
-            units.size_bytes(value)
+            size_bytes(value)
         except ValueError as error:
             raise wrong(f'is no size: "{value[:40]}"', str(error)) from None
     return value
@@ -132,14 +133,14 @@ def _metric(value: str) -> str:
 
 def _hyperparameter(value: Any, info: ValidationInfo) -> Any:
     try:
-        return arguments.normalised(value, info.data.get("arg_style", "argparse"))
+        return normalised(value, info.data.get("arg_style", "argparse"))
     except ValueError as error:
         raise wrong(str(error)) from None
 
 
 def _hyperparameter_name(value: Any, info: ValidationInfo) -> Any:
     try:
-        arguments.check_key(str(value), info.data.get("arg_style", "argparse"))
+        check_key(str(value), info.data.get("arg_style", "argparse"))
     except ValueError as error:
         raise wrong(str(error)) from None
     return str(value)
@@ -147,7 +148,7 @@ def _hyperparameter_name(value: Any, info: ValidationInfo) -> Any:
 
 def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
     try:
-        return arguments.flat(value)
+        return flat(value)
     except ValueError as error:
         raise wrong(str(error)) from None
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from cloudtrain.errors import Problem
-from cloudtrain.job import arguments, load
+from cloudtrain.job.arguments import argv
 from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
     Count,
@@ -38,7 +38,7 @@ from cloudtrain.job.fields import (
     none_yet,
     place,
 )
-from cloudtrain.job.load import fit_name
+from cloudtrain.job.load import fill_job, fit_name, load_job, make_job
 from cloudtrain.job.problems import located, quote, wrong
 from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
 
@@ -122,7 +122,7 @@ class Job(Spec):
 
     def __init__(self, **data: Any) -> None:
         data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in data.items()}
-        load.fill_job(self, data, None, Path.cwd())
+        fill_job(self, data, None, Path.cwd())
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], sets: Sequence[str] = ()) -> Self:
@@ -130,12 +130,12 @@ class Job(Spec):
 
         Blocking: reads one file. Raises BadRequest when it cannot be read, BadJob with all of its problems.
         """
-        return load.load_job(cls, source, sets)
+        return load_job(cls, source, sets)
 
     @classmethod
     def from_document(cls, document: Document, folder: Path) -> Self:
         """Return the job of a parsed file; relative paths in it stand below the folder. Raises BadJob."""
-        return load.make_job(cls, document, folder)
+        return make_job(cls, document, folder)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -175,7 +175,8 @@ class Job(Spec):
         """Return the job for a source of these files (paths below it): the default requirements.txt is decided."""
         if "requirements" in self.environment.model_fields_set:
             return self
-        return self.replace(environment={"requirements": "requirements.txt" if "requirements.txt" in files else "none"})
+        environment = Environment(requirements="requirements.txt" if "requirements.txt" in files else "none")
+        return self.model_copy(update={"environment": environment})
 
     def digest(self) -> str:
         """Return the sha256 of everything that the job says but its source, which the bundle's digest stands for."""
@@ -193,7 +194,7 @@ class Job(Spec):
         """Return the rank's command behind the interpreter: script or -m module, hyperparameters, args."""
         head = self.entrypoint or SHARED_TRAINER
         script = ["-m", head[3:]] if head.startswith("-m ") else [head]
-        return [*script, *arguments.argv(self.hyperparameters, self.arg_style), *self.args]
+        return [*script, *argv(self.hyperparameters, self.arg_style), *self.args]
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems that others found with the job, with the file and line of their paths."""

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
-from cloudtrain.job import rules, yaml
 from cloudtrain.job.arguments import Number
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import explain, located, unsendable
+from cloudtrain.job.rules import find_conflicts
+from cloudtrain.job.yaml import MAX_CHARACTERS, scalar
+from cloudtrain.job.yaml import read as read_yaml
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -44,11 +46,11 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     Blocking. Raises BadRequest when the file cannot be read, BadJob when it is no YAML.
     """
     if isinstance(source, str) and not _is_name(source):
-        return _mapping(yaml.read(source, "<text>"), "<text>"), Path.cwd()
+        return _mapping(read_yaml(source, "<text>"), "<text>"), Path.cwd()
     path = Path(source)
     try:
         with open(path, "rb") as file:
-            raw = file.read(yaml.MAX_CHARACTERS * 4 + 1)
+            raw = file.read(MAX_CHARACTERS * 4 + 1)
     except FileNotFoundError:
         raise BadRequest(f"there is no job file {path}", "cloudtrain init writes one") from None
     except IsADirectoryError:
@@ -59,7 +61,7 @@ def read(source: str | os.PathLike[str]) -> tuple[Document, Path]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadRequest(f"{path} cannot be read: {reason}", "check the path and its permissions") from None
-    return _mapping(yaml.read(raw, str(path)), str(path)), Path(os.path.abspath(path)).parent  # noqa: PTH100
+    return _mapping(read_yaml(raw, str(path)), str(path)), Path(os.path.abspath(path)).parent  # noqa: PTH100
 
 
 def apply_sets(document: Document, sets: Sequence[str]) -> Document:
@@ -74,7 +76,7 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
             document.problems.append(Problem(f"{setting[:60]!r} is no setting", "", "write --set key=value", "--set"))
             continue
         try:
-            document.put(_path(key, document), yaml.scalar(text, "--set"))
+            document.put(_path(key, document), scalar(text, "--set"))
         except BadJob as error:
             hint = "put text that begins with [, { or a quote in quotes" if text[:1] in tuple("[{'\"") else ""
             document.problems += [Problem(p.message, key, hint or p.hint, "--set") for p in error.problems]
@@ -115,7 +117,7 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
         except ValidationError:
             checked = None
     if checked is not None:
-        conflicts = (conflict for conflict in rules.conflicts(checked) if not bad & set(conflict.fields))
+        conflicts = (conflict for conflict in find_conflicts(checked) if not bad & set(conflict.fields))
         problems += [located(conflict.problem, document) for conflict in conflicts]
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))

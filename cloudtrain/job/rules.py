@@ -18,7 +18,7 @@ class Conflict(NamedTuple):
     problem: Problem
 
 
-def conflicts(job: Job) -> Iterator[Conflict]:
+def find_conflicts(job: Job) -> Iterator[Conflict]:
     """Yield what is wrong with fields together."""
     p, world = job.parallelism, job.world_size
     if job.min_nodes is not None and job.min_nodes > job.num_nodes:

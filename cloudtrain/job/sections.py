@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudtrain.job import units
 from cloudtrain.job.fields import Count, Duration, Flag, Inside, Place, Size, Spec
 from cloudtrain.job.problems import quote, wrong
+from cloudtrain.job.units import duration_s, size_bytes
 
 
 class Environment(Spec):
@@ -65,7 +65,7 @@ class Resources(Spec):
 
     @property
     def memory_bytes(self) -> int | None:
-        return units.size_bytes(self.memory) if self.memory else None
+        return size_bytes(self.memory) if self.memory else None
 
 
 class Parallelism(Spec):
@@ -103,15 +103,15 @@ class Limits(Spec):
 
     @property
     def stall_s(self) -> int | None:
-        return units.duration_s(self.stall) if self.stall else None
+        return duration_s(self.stall) if self.stall else None
 
     @property
     def max_runtime_s(self) -> int:
-        return units.duration_s(self.max_runtime)
+        return duration_s(self.max_runtime)
 
     @property
     def grace_s(self) -> int:
-        return units.duration_s(self.grace)
+        return duration_s(self.grace)
 
 
 class Checkpoint(Spec):
@@ -127,7 +127,7 @@ class Checkpoint(Spec):
             raise wrong(f"has no unit: {value}", f'write "{value} steps", {value}s or {value}m')
         if isinstance(value, str) and not re.fullmatch(r"\s*0*[1-9]\d{0,11}\s*steps?\s*", value):
             try:
-                units.duration_s(value)
+                duration_s(value)
             except ValueError:
                 raise wrong(
                     f"is neither a duration nor a number of steps: {quote(value)}", 'write 15m or "500 steps"'
@@ -140,7 +140,7 @@ class Checkpoint(Spec):
 
     @property
     def every_s(self) -> int | None:
-        return None if "step" in self.every else units.duration_s(self.every)
+        return None if "step" in self.every else duration_s(self.every)
 
 
 class Input(Spec):

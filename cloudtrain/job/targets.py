@@ -21,16 +21,23 @@ if TYPE_CHECKING:
     from cloudtrain.job.configfile import Target
     from cloudtrain.job.job import Job
 
+CONFIG_FILE = "cloudtrain.toml"
+
 
 @dataclass(frozen=True)
 class Resolved:
-    """A validated job with the place that was chosen for it, and where every value was written."""
+    """A validated job with its target and backend, and the document that it was made from."""
 
     job: Job
     target: str
     backend: str
     options: Mapping[str, Any]  # of that backend, not yet validated
-    origins: Mapping[str, str]  # dotted path -> job.yaml:3, cloudtrain.toml:7, --set, --target, Job or default
+    document: Document
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value was written, by dotted path: job.yaml:3, cloudtrain.toml:7, --set, --target, Job or default."""
+        return _origins(self.job, self.document)
 
 
 def home() -> Path:
@@ -42,11 +49,22 @@ def home() -> Path:
     return user_data_path("cloudtrain")
 
 
+def config_files(start: Path) -> list[Path]:
+    """Return the configuration files that exist, the weakest first: the user's, then the nearest project's."""
+    if chosen := os.environ.get("CLOUDTRAIN_CONFIG_HOME"):
+        user = Path(chosen).expanduser() / CONFIG_FILE
+    else:
+        from platformdirs import user_config_path
+
+        user = user_config_path("cloudtrain") / CONFIG_FILE
+    here = start.absolute()
+    project = next((folder / CONFIG_FILE for folder in (here, *here.parents) if (folder / CONFIG_FILE).is_file()), None)
+    return [path for path in dict.fromkeys((user, project)) if path is not None and path.is_file()]
+
+
 def named_targets(start: Path | None = None) -> dict[str, Target]:
     """Return the targets that a job file in this folder (or the current one) can name; raises BadRequest."""
-    from cloudtrain.job import configfile
-
-    return configfile.targets([configfile.read(path) for path in configfile.paths(start or Path.cwd())])
+    return _read_config(start or Path.cwd())[1]
 
 
 def resolve(
@@ -63,24 +81,16 @@ def resolve(
     taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
     UnknownBackend.
     """
-    from cloudtrain.job import configfile
     from cloudtrain.job.job import Job
 
     own, folder = _document(job)
-    documents = [configfile.read(path) for path in configfile.paths(folder)]
-    named = configfile.targets(documents)
-    place: Target | None = None
-    while True:
-        layers = [configfile.part(document, ("defaults",)) for document in documents]
-        if place:
-            options = Document.of({}, "")
-            options.put(("options", place.backend), place.options)
-            layers.append(options)
-        whole = _stack([*layers, own], sets, target)
-        wanted = str(whole.value.get("target") or "local")
-        if place or wanted not in named:
-            break
-        place = named[wanted]  # now with its options below those of the job file
+    layers, named = _read_config(folder)
+    whole = _stack([*layers, own], sets, target)
+    chosen = named.get(str(whole.value.get("target") or "local"))
+    if chosen:  # its options stand below those of the job file
+        options = Document.of({}, "")
+        options.put(("options", chosen.backend), chosen.options)
+        whole = _stack([*layers, options, own], sets, target)
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:
@@ -88,17 +98,27 @@ def resolve(
         raise BadJob(
             [*error.problems, *(one for one in _absent(whole, folder) if one.path not in reported_paths)]
         ) from None
-    backend = place.backend if place else made.target
+    backend = chosen.backend if chosen else made.target
     if backends and backend not in backends:
         raise _unknown(made.target, backend, sorted(backends), named)
-    return Resolved(made, made.target, backend, made.options.get(backend, {}), _origins(made, whole))
+    return Resolved(made, made.target, backend, made.options.get(backend, {}), whole)
+
+
+def _read_config(folder: Path) -> tuple[list[Document], dict[str, Target]]:
+    """Return the defaults of each configuration file, the weakest first, and the targets of all; reads them."""
+    if not (paths := config_files(folder)):
+        return [], {}
+    from cloudtrain.job.configfile import part, read, targets
+
+    documents = [read(path) for path in paths]
+    return [part(document, ("defaults",)) for document in documents], targets(documents)
 
 
 def _document(
     job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
 ) -> tuple[Document, Path]:
-    from cloudtrain.job import load
     from cloudtrain.job.job import Job
+    from cloudtrain.job.load import read
 
     if isinstance(job, tuple):
         return job
@@ -106,16 +126,16 @@ def _document(
         return Document.of(job.to_dict(given=True), "Job"), Path.cwd()
     if isinstance(job, Mapping):
         return Document.of(dict(job), "Job"), Path.cwd()
-    return load.read(job)
+    return read(job)
 
 
 def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) -> Document:
-    from cloudtrain.job import load
+    from cloudtrain.job.load import apply_sets
 
     whole = Document.of({}, "")
     for layer in layers:
         whole.overlay(layer)
-    load.apply_sets(whole, sets)
+    apply_sets(whole, sets)
     if target is not None:
         whole.put(("target",), Document.of(target, "--target"))
     return whole
@@ -151,14 +171,10 @@ def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[
     near = nearest(backend, [*backends, *named])
     hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"
-    hint += f"; targets are {', '.join(sorted(named))}" if named else f"; targets stand in {_file()} as [targets.NAME]"
+    hint += (
+        f"; targets are {', '.join(sorted(named))}" if named else f"; targets stand in {CONFIG_FILE} as [targets.NAME]"
+    )
     return UnknownBackend(message, hint)
-
-
-def _file() -> str:
-    from cloudtrain.job.configfile import NAME
-
-    return NAME
 
 
 def _origins(job: Job, document: Document) -> dict[str, str]:

@@ -21,8 +21,16 @@ from typing import Any
 
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
-from cloudtrain.nodes import supervisor
-from cloudtrain.nodes.supervisor import has_begun, has_leftovers, is_supervised, kill_leftovers, read_status, stop
+from cloudtrain.nodes.supervisor import (
+    has_begun,
+    has_leftovers,
+    is_supervised,
+    kill_leftovers,
+    read_state,
+    read_status,
+    stop,
+)
+from cloudtrain.nodes.supervisor import start as start_supervisor
 
 __all__ = ["env_secrets", "has_begun", "has_leftovers", "is_supervised", "kill_leftovers", "merge_statuses",
            "node_status", "read_status", "start", "stop", "to_status"]  # fmt: skip
@@ -34,7 +42,7 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
     `secrets` is passed on standard input. Raises BackendError.
     """
     try:
-        return supervisor.start(node, argv, env, secrets)
+        return start_supervisor(node, argv, env, secrets)
     except OSError as error:
         raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
 
@@ -52,11 +60,11 @@ def env_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def node_status(node: Path) -> Status | None:
     """Return a node's status, LOST if its supervisor died without a final status; None if it was never started."""
-    return to_status(supervisor.read_state(node))
+    return to_status(read_state(node))
 
 
 def to_status(node_state: Mapping[str, Any] | None) -> Status | None:
-    """Convert a state from `supervisor.read_state` into a Status."""
+    """Convert a state from `read_state` into a Status."""
     if node_state is None:
         return None
     return Status(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasLabels, Plan
+from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
-from cloudtrain.job import configfile
+from cloudtrain.job.targets import config_files
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, keys, send, watcher
 from cloudtrain.runs.keys import identity
@@ -39,15 +41,15 @@ class ExactlyOnce(Planner):
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        attempts.check_secrets(plan)
-        origin = {**provenance.of(bundle), "configuration": [str(path) for path in configfile.paths(self._folder)]}
+        check_secrets(plan)
+        origin = {**provenance.of(bundle), "configuration": [str(path) for path in config_files(self._folder)]}
 
         def intent() -> bool:
             return self.store.intend(
                 plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
             )
 
-        backend = attempts.backend_of(plan, self.home)
+        backend = registry.create_for(plan, self.home)
         outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
         if outcome is None:
             return self.existing(plan)
@@ -104,7 +106,7 @@ class ExactlyOnce(Planner):
         if (attempt.plan.backend, attempt.plan.target) != (plan.backend, plan.target):
             return False
         try:
-            handle = attempts.backend_of(attempt.plan, self.home).find(attempt.attempt_id)
+            handle = registry.create_for(attempt.plan, self.home).find(attempt.attempt_id)
         except CloudtrainError:
             return False
         if handle is not None:
@@ -113,7 +115,7 @@ class ExactlyOnce(Planner):
 
     def _on_platform(self, plan: Plan, key: str) -> Submitted | None:
         """Return the run of a key that the platform knows and this history does not (another machine, CI)."""
-        backend = attempts.backend_of(plan, self.home)
+        backend = registry.create_for(plan, self.home)
         handle = backend.find(plan.attempt_id)
         if handle is None:
             return None
@@ -151,8 +153,8 @@ class ExactlyOnce(Planner):
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
-            attempts.check_secrets(attempt.plan)
-            outcome = send.send_again(self.store, attempt, attempts.backend_of(attempt.plan, self.home))
+            check_secrets(attempt.plan)
+            outcome = send.send_again(self.store, attempt, registry.create_for(attempt.plan, self.home))
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
 

@@ -25,6 +25,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job import configfile
+from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import detach
 
@@ -156,7 +157,7 @@ def _post(address: str, data: Mapping[str, Any]) -> str:
 def _files(store: Store, run_id: str) -> list[Path]:
     """Return the configuration files in force when the run was submitted that ask for notifications."""
     named = store.provenance(run_id).get("configuration")
-    paths = [Path(path) for path in named] if isinstance(named, list) else configfile.paths(Path("/"))
+    paths = [Path(path) for path in named] if isinstance(named, list) else config_files(Path("/"))
     wanted = []
     for path in paths:
         try:

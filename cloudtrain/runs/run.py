@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
@@ -289,7 +290,7 @@ class Run:
                 f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
             )
         newest = self.attempts[-1]
-        attempts.check_secrets(newest.plan)
+        check_secrets(newest.plan)
         backend = attempts.backend_of(newest.plan, self.store.home)
         plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
 

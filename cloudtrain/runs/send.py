@@ -16,6 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasRemains
+from cloudtrain.backends.manifest import unset_secrets
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
@@ -84,7 +85,7 @@ def send_attempt(
                 return _record_unknown(store, plan, error)
             if handle is not None:
                 return _record_accepted(store, plan, handle)
-            if unset := attempts.unset_secrets(plan):
+            if unset := unset_secrets(plan):
                 text = f"not sent again: {unset} in this process"
                 return _record_not_sent(store, plan, backend, BackendError(text), again=again)
         try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from cloudtrain import events
 from cloudtrain.backends.api import Backend, HasImages, HasRemoteLog, Plan
 from cloudtrain.backends.images import pinned_image
+from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import Event, LogLine, State, Status
@@ -29,7 +30,7 @@ from cloudtrain.job.units import now, unix_time
 from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import asked, retry, send
-from cloudtrain.runs.attempts import backend_of, replan, secret_names, unset_secrets
+from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.pace import Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
 from cloudtrain.runs.watcher import STARTING

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.backends.manifest import secret_names, secret_sources
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
-from cloudtrain.runs.attempts import secret_names, secret_sources
 
 STARTING = "watch.starting"  # in a run's folder: a watcher was started, and has not taken its lease yet
 BIRTH_S = 30.0  # how long it may take for that; then it is taken for dead

@@ -54,9 +54,10 @@ class Source:
     def of(cls, root: Path) -> Source:
         """Return the source at a directory; raises BadSource with every problem that was found."""
         root = _directory(root)
-        query = git.HeadQuery(root) if git.is_near(root) else None
+        in_git = _is_in_git(root)
+        query = git.HeadQuery(root) if in_git else None
         try:
-            chosen = _Choice.of(root)
+            chosen = _Choice.of(root, in_git)
             files, links, stats = chosen.check()
             head = query.answer() if query and chosen.from_git else git.Head(None, False)
         finally:
@@ -87,7 +88,7 @@ def why(root: Path, name: str) -> Verdict:
         return Verdict(path, False, f"{name} is out: it is not below {root}")
     if not os.path.lexists(root / path):
         return Verdict(path, False, f"{path} is out: it does not exist")
-    chosen = _Choice.of(root)
+    chosen = _Choice.of(root, _is_in_git(root))
     if path in chosen.tracked:
         if line := chosen.rules.line(path):
             return Verdict(path, True, f"{path} is in: {line} takes it in")
@@ -121,10 +122,10 @@ class _Choice:
     absent_submodules: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, root: Path) -> _Choice:
+    def of(cls, root: Path, in_git: bool) -> _Choice:
         rules = Rules(root, IGNORE_FILE)
         rules.read("")
-        listing = git.listing(root)
+        listing = git.listing(root) if in_git else None
         chosen = cls(root, rules, listing is not None)
         if listing is None:
             chosen._walk()
@@ -266,6 +267,11 @@ def _directory(root: Path) -> Path:
         raise BadSource(f"the source {root} " + ("is not a directory" if root.exists() else "does not exist"),
                         "source: names the directory to package")  # fmt: skip
     return root
+
+
+def _is_in_git(root: Path) -> bool:
+    """Return whether a directory, or one above it, has a `.git`: without one git need not be asked, nor installed."""
+    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
 
 
 def _scan(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:

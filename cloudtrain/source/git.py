@@ -84,18 +84,11 @@ class HeadQuery:
             self._process.communicate()
 
 
-def is_near(root: Path) -> bool:
-    """Return whether a directory, or one above it, has a `.git`: without one git need not be asked, nor installed."""
-    return any(os.path.lexists(folder / ".git") for folder in (root, *root.parents))
-
-
 def listing(root: Path) -> Listing | None:
     """Return the files below a directory as git lists them, submodules included; None outside of any repository.
 
-    Raises BadSource when git refuses, or is not installed although the directory is in a repository.
+    Raises BadSource when git refuses, or is not installed.
     """
-    if not is_near(root):
-        return None
     process = run([*_LIST, "ls-files", "-t", "-s", "-c", "-o", "--exclude-standard", "-z"], root, _LIST_ENV)
     if process.returncode:
         text = process.stderr.decode(errors="replace")

@@ -8,6 +8,7 @@ import pytest
 
 from cloudtrain.errors import BadJob, BadRequest
 from cloudtrain.job import configfile
+from cloudtrain.job.targets import config_files
 
 
 @pytest.fixture
@@ -27,14 +28,14 @@ def written(path: Path, text: str) -> Path:
 def test_the_nearest_file_of_the_project_counts(tmp_path, user):
     start = tmp_path / "a" / "b" / "c"
     start.mkdir(parents=True)
-    assert configfile.paths(start) == []
+    assert config_files(start) == []
     outer = written(tmp_path / "cloudtrain.toml", "")
-    assert configfile.paths(start) == [outer]
+    assert config_files(start) == [outer]
     inner = written(tmp_path / "a" / "b" / "cloudtrain.toml", "")
-    assert configfile.paths(start) == [inner]
+    assert config_files(start) == [inner]
     user.write_text("")
-    assert configfile.paths(start) == [user, inner]
-    assert configfile.paths(user.parent) == [user]  # once, where they are the same
+    assert config_files(start) == [user, inner]
+    assert config_files(user.parent) == [user]  # once, where they are the same
 
 
 def test_the_users_folder_is_the_platforms(tmp_path, monkeypatch):
@@ -43,7 +44,7 @@ def test_the_users_folder_is_the_platforms(tmp_path, monkeypatch):
     monkeypatch.delenv("CLOUDTRAIN_CONFIG_HOME", raising=False)
     monkeypatch.setattr(platformdirs, "user_config_path", lambda name: tmp_path / "platform" / name)
     own = written(tmp_path / "platform" / "cloudtrain" / "cloudtrain.toml", "")
-    assert configfile.paths(tmp_path) == [own]
+    assert config_files(tmp_path) == [own]
 
 
 def test_values_have_their_lines_and_texts(tmp_path):

@@ -123,6 +123,7 @@ class Garden:
                 self.root,
                 "rm",
                 "-q",
+                "-r",
                 "-f",
                 "--cached",
                 "--ignore-unmatch",

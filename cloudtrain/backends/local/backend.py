@@ -14,12 +14,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudtrain.nodes.directory as directory
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
-from cloudtrain.backends.local import bytecode
+from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import directory, files, logs, paths, supervisor
+from cloudtrain.nodes.files import token as shared_token
+from cloudtrain.nodes.files import write
+from cloudtrain.nodes.paths import check_inputs, output_path
+from cloudtrain.nodes.supervisor import clean_environment
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -71,8 +75,8 @@ class LocalBackend:
 
             about = provenance.about(self.name, job, bundle)
         manifest = Manifest.of(job, run_id, attempt, about)
-        output, problems = paths.output_path(job.output)
-        problems += paths.check_inputs(job)
+        output, problems = output_path(job.output)
+        problems += check_inputs(job)
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
@@ -116,8 +120,8 @@ class LocalBackend:
         folder = Path(requested[0]["folder"]).parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write(folder / "request.json", json.dumps(plan.request).encode())
-            files.write(folder / "labels.json", json.dumps(plan.job["labels"]).encode())
+            write(folder / "request.json", json.dumps(plan.request).encode())
+            write(folder / "labels.json", json.dumps(plan.job["labels"]).encode())
             for node in requested:
                 self._extract_bundle(bundle, Path(node["folder"]))
         except OSError as error:
@@ -159,7 +163,7 @@ class LocalBackend:
                     raise
                 return  # another process that submits this attempt was faster
             if self.python == sys.executable:
-                bytecode.link_bytecode(node / "source", bundle.path.parent / ".bytecode")
+                link_bytecode(node / "source", bundle.path.parent / ".bytecode")
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""
@@ -200,8 +204,10 @@ class LocalBackend:
         )
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        from cloudtrain.nodes.logs import tail
+
         nodes = _node_folders(Path(handle))
-        return logs.tail(
+        return tail(
             [node / "log" for node in nodes],
             after=after,
             follow=follow,
@@ -248,7 +254,7 @@ def _stdin_data(plan: Plan) -> dict[str, Any]:
     """Return the secrets and the token that the supervisor reads from standard input."""
     single_node = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
-    token = os.urandom(16).hex() if single_node else files.token(folder)
+    token = os.urandom(16).hex() if single_node else shared_token(folder)
     return {"secrets": directory.env_secrets(plan.manifest), "token": token}
 
 
@@ -259,7 +265,7 @@ def _base_environment(plan: Plan) -> dict[str, str]:
         *secrets,
         *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
     }
-    return {name: value for name, value in supervisor.clean_environment(os.environ).items() if name not in hidden}
+    return {name: value for name, value in clean_environment(os.environ).items() if name not in hidden}
 
 
 def _node_folders(folder: Path) -> list[Path]:
