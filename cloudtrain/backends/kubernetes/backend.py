@@ -1,6 +1,6 @@
 """The Kubernetes backend: runs each attempt as an Indexed Job, without an operator; the client starts the next attempt.
 
-request.py builds the manifests, jobs.py creates and watches the Jobs.
+request.py builds the manifests (pod.py: the pod), jobs.py creates and watches the Jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.request import OUTPUT, Request, kubectl_manifests
+from cloudtrain.backends.kubernetes.names import OUTPUT
+from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests
 from cloudtrain.backends.kubernetes.status import get_annotations
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.kubernetes.request import CONTAINER
+from cloudtrain.backends.kubernetes.names import CONTAINER
 
 PORT = 29381
 AUTH_HEADER = "X-Cloudtrain-Word"  # every request sends the secret in it

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
-from cloudtrain.backends.kubernetes.request import ATTEMPT, CANCELLED, QUEUE, RUN, STARTED, UID, fill_placeholders
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, QUEUE, RUN, STARTED
+from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
     condition,
     container_state,

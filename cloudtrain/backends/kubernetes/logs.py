@@ -12,7 +12,7 @@ from typing import Any
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.log_merge import LogMerger, NodeLog, PodStart
-from cloudtrain.backends.kubernetes.request import CONTAINER, OUTPUT, UNPACK
+from cloudtrain.backends.kubernetes.names import CONTAINER, OUTPUT, UNPACK
 from cloudtrain.backends.kubernetes.status import container_state, creation_order, get_annotations, node_rank, status_of
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes

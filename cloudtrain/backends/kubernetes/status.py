@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
-from cloudtrain.backends.kubernetes.request import CANCELLED, CONTAINER, QUEUE, UNPACK
+from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, QUEUE, UNPACK
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
 
 INDEX = "batch.kubernetes.io/job-completion-index"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.kubernetes import rules
-from cloudtrain.backends.kubernetes.request import merge_manifest
+from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (

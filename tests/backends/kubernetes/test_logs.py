@@ -13,7 +13,7 @@ import pytest
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.logs import KubeLogs
-from cloudtrain.backends.kubernetes.request import ATTEMPT, CONTAINER, OUTPUT
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT
 from cloudtrain.backends.kubernetes.status import INDEX
 
 HANDLE = "cluster/default/run-a1/job-uid"

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.kubernetes import fetch_pod, init_container, rules
-from cloudtrain.backends.kubernetes.request import MAX_INLINE_BYTES, Request, kubectl_manifests, merge_manifest
+from cloudtrain.backends.kubernetes.overlay import merge_manifest
+from cloudtrain.backends.kubernetes.request import MAX_INLINE_BYTES, Request, kubectl_manifests
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle, File

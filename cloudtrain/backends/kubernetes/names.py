@@ -1,0 +1,9 @@
+"""Names in the Kubernetes objects that this package creates: labels, annotations, containers."""
+
+from __future__ import annotations
+
+RUN, ATTEMPT = "cloudtrain.dev/run", "cloudtrain.dev/attempt"  # labels
+STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # annotations that submit and cancel set
+OUTPUT = "cloudtrain.dev/output"  # annotation: path or URI of the run's output
+QUEUE = "kueue.x-k8s.io/queue-name"
+CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the init container

@@ -1,0 +1,234 @@
+"""The pod of a Kubernetes Job: where it is scheduled, its two containers, their environment, resources and volumes.
+
+The init container unpacks the source; the launcher's container trains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.kubernetes import init_container
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, UNPACK
+from cloudtrain.backends.kubernetes.overlay import merge_manifest
+from cloudtrain.errors import BadRequest, Problem
+from cloudtrain.job import units
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.manifest import Manifest
+    from cloudtrain.job.job import Job
+
+SOURCE, WORK = "/cloudtrain/source", "/cloudtrain/work"
+SHM = "/dev/shm"  # noqa: S108 - where ranks on one node share tensors
+UPLOAD_S = 90  # added to limits.grace for the upload of results, before a pod is killed
+SECRET = re.compile(r"k8s:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/([-._a-zA-Z0-9]+)")
+
+
+@dataclass
+class Pod:
+    """Builds the pod's spec."""
+
+    job: Job
+    options: Mapping[str, Any]
+    manifest: Manifest
+    output_path: str | None  # the output's folder on a volume, where it is no object store
+    source: str | None  # the bundle's URI, None for the ConfigMap of the attempt's name
+    digest: str  # the bundle's
+    problems: list[Problem]  # what is wrong with the job is added
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            **self._fields(),
+            "initContainers": [self._unpack_container()],
+            "containers": [self._launcher_container()],
+            "volumes": self._volumes(),
+        }
+
+    @property
+    def name(self) -> str:
+        return self.manifest.attempt_id
+
+    def _fields(self) -> dict[str, Any]:
+        options, nodes = self.options, self.manifest.nodes
+        pod: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": self.job.limits.grace_s + UPLOAD_S,
+        }
+        if nodes > 1:
+            pod["subdomain"] = self.name
+        if options.get("service_account"):
+            pod["serviceAccountName"] = options["service_account"]
+        if options.get("pull_secrets"):
+            pod["imagePullSecrets"] = [{"name": name} for name in options["pull_secrets"]]
+        if options.get("priority_class"):
+            pod["priorityClassName"] = options["priority_class"]
+        selector = dict(options.get("node_selector") or {})
+        tolerations = [dict(item) for item in options.get("tolerations") or ()]
+        resources = self.job.resources
+        if resources.instance_type:
+            selector["node.kubernetes.io/instance-type"] = resources.instance_type
+        if resources.use_spot:
+            spot = dict(options.get("spot_selector") or {})
+            if not spot:
+                hint = "by cluster: cloud.google.com/gke-spot: 'true', eks.amazonaws.com/capacityType: SPOT"
+                self._add_problem("options.kubernetes.spot_selector", "is needed for resources.use_spot", hint)
+            selector |= spot
+            tolerations += [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in sorted(spot)]
+        if resources.gpus:
+            key = str(options.get("gpu_resource") or "nvidia.com/gpu")
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
+        if selector:
+            pod["nodeSelector"] = selector
+        if tolerations:
+            pod["tolerations"] = tolerations
+        affinity = dict(options.get("affinity") or {})
+        if options.get("topology"):
+            near = {
+                "topologyKey": options["topology"],
+                "labelSelector": {"matchLabels": {ATTEMPT: self.name}},
+            }
+            affinity = merge_manifest(
+                affinity, {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near]}}
+            )
+        if affinity:
+            pod["affinity"] = affinity
+        return pod
+
+    @property
+    def _image(self) -> str:
+        return str(self.job.image or self.options.get("image") or "none")
+
+    @property
+    def _python(self) -> str:
+        return str(self.options.get("python") or "python3")
+
+    def _unpack_container(self) -> dict[str, Any]:
+        """Return the init container that unpacks the source before the launcher starts. It gets no secrets."""
+        env = {
+            init_container.SOURCE: self.source or f"{SOURCE}/source.tar.gz",
+            init_container.DIGEST: self.digest,
+            init_container.WORK: WORK,
+        }
+        mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}]
+        if self.source is None:
+            mounts.insert(0, {"name": "source", "mountPath": SOURCE, "readOnly": True})
+        # The same as the launcher's, which starts later: a quota may require limits for every container.
+        resources = {
+            kind: {name: value for name, value in values.items() if name in ("cpu", "memory", "ephemeral-storage")}
+            for kind, values in self._resources().items()
+        }
+        return {
+            "name": UNPACK,
+            "image": self._image,
+            "command": [self._python, "-c", init_container.COMMAND],
+            "env": [{"name": name, "value": value} for name, value in env.items()],
+            "resources": {kind: values for kind, values in resources.items() if values},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": mounts,
+        }
+
+    def _launcher_container(self) -> dict[str, Any]:
+        options = self.options
+        if self._image == "none":
+            self._add_problem(
+                "image", "is not given, and pods run containers", "image: registry/name:tag, or the target's"
+            )
+        container: dict[str, Any] = {
+            "name": CONTAINER,
+            "image": self._image,
+            "command": [self._python, f"{WORK}/{init_container.LAUNCHER}"],
+            "env": self._env(),
+            "resources": self._resources(),
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": self._mounts(),
+        }
+        if options.get("extended_resources"):
+            container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA registers memory
+        return container
+
+    def _env(self) -> list[dict[str, Any]]:
+        manifest = self.manifest
+        try:
+            chunks = manifest.encode()
+        except BadRequest as error:
+            self._add_problem("args", error.message, error.hint)
+            chunks = []
+        env = {f"CLOUDTRAIN_MANIFEST_{n}": chunk for n, chunk in enumerate(chunks)}
+        env |= {
+            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
+            "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
+            "MASTER_ADDR": f"{self.name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
+        }
+        if self.output_path is not None:
+            env["CLOUDTRAIN_RUN_DIR"] = f"{self.output_path.rstrip('/')}/{manifest.run_id}"
+            env["CLOUDTRAIN_RUN_DIR_SHARED"] = "1"
+        elif manifest.output is not None:
+            env["CLOUDTRAIN_KEEP_LOG"] = "1"  # in the output: a pod that is deleted takes its log along
+        variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in env.items()]
+        if manifest.nodes > 1:
+            variables.append(_pod_field_env("CLOUDTRAIN_POD_IP", "status.podIP"))
+        variables.append(_pod_field_env("CLOUDTRAIN_START", "metadata.uid"))  # tells the logs of several starts apart
+        return [*variables, *self._secrets()]
+
+    def _secrets(self) -> Iterator[dict[str, Any]]:
+        """Yield environment variables that refer to secrets; the kubelet fills in the values."""
+        seen = set()
+        for name, sources in self.job.secrets.items():
+            for source in sources:
+                match = SECRET.fullmatch(source)
+                if source.startswith("k8s:") and match is None:
+                    self._add_problem(f"secrets.{name}", f"names no key of a secret: {source}", "k8s:name/key")
+                elif match is not None and source not in seen:
+                    seen.add(source)
+                    reference = {"name": match[1], "key": match[3], "optional": True}  # the launcher says what lacks
+                    yield {"name": f"CLOUDTRAIN_SECRET_{match[1]}_{match[3]}", "valueFrom": {"secretKeyRef": reference}}
+
+    def _resources(self) -> dict[str, Any]:
+        wanted, options = self.job.resources, self.options
+        requests: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
+        if wanted.cpus:
+            requests["cpu"] = str(wanted.cpus)
+        if wanted.memory_bytes:
+            requests["memory"] = limits["memory"] = str(wanted.memory_bytes)
+        if wanted.disk_gb:
+            requests["ephemeral-storage"] = limits["ephemeral-storage"] = f"{wanted.disk_gb}G"
+        extended = dict(options.get("extended_resources") or {})
+        if wanted.gpus:
+            extended[str(options.get("gpu_resource") or "nvidia.com/gpu")] = wanted.gpus
+        for name, count in extended.items():
+            requests[name] = limits[name] = str(count)
+        return {kind: values for kind, values in (("requests", requests), ("limits", limits)) if values}
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        mounts: list[dict[str, Any]] = [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": SHM}]
+        for number, volume in enumerate(self.options.get("volumes") or ()):
+            mount = {"name": f"claim-{number}", "mountPath": volume["path"]}
+            mounts.append({**mount, "readOnly": True} if volume.get("read_only") else mount)
+        return mounts
+
+    def _volumes(self) -> list[dict[str, Any]]:
+        shm: dict[str, Any] = {"medium": "Memory"}
+        if size := self.options.get("shm"):
+            try:
+                shm["sizeLimit"] = str(units.size_bytes(str(size)))
+            except ValueError as error:
+                self._add_problem("options.kubernetes.shm", f"is no size: {size}", str(error))
+        volumes: list[dict[str, Any]] = [{"name": "work", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]
+        if self.source is None:
+            volumes.insert(0, {"name": "source", "configMap": {"name": self.name}})
+        for number, volume in enumerate(self.options.get("volumes") or ()):
+            volumes.append({"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": volume["claim"]}})
+        return volumes
+
+    def _add_problem(self, path: str, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(message, path, hint))
+
+
+def _pod_field_env(name: str, path: str) -> dict[str, Any]:
+    """Return an environment variable that the kubelet fills from a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
