@@ -13,9 +13,11 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 
+from cloudtrain.errors import Unreachable
 from cloudtrain.events import MARK, LogLine, parse
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
@@ -88,12 +90,13 @@ class Logbook:
             return
         try:
             batch: list[LogLine] = []
-            for line in run.logs(after=self._cursor, raw=True):
-                batch.append(line)
-                if len(batch) >= BATCH:
-                    self._write(batch)
-                    batch = []
-                    time.sleep(0)  # lets other threads draw pages
+            with suppress(Unreachable):  # the overview says that the platform does not answer
+                for line in run.logs(after=self._cursor, raw=True):
+                    batch.append(line)
+                    if len(batch) >= BATCH:
+                        self._write(batch)
+                        batch = []
+                        time.sleep(0)  # lets other threads draw pages
             self._write(batch)
             self.complete = final  # until a resume
         finally:

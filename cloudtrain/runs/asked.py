@@ -42,12 +42,16 @@ class Asked:
         fresh_s = OLD_FRESH_S if time.time() - began > OLD_S else FRESH_S
         return self.shared and began < self.at and abs(time.time() - self.at) < fresh_s
 
+    @property
+    def outage(self) -> str:
+        """Since when there is no answer, and why; "" where it answered."""
+        return (
+            f"{'no answer' if self.unreachable else 'an error'} since {self.since} ({self.error})" if self.error else ""
+        )
+
     def describe(self) -> str:
         """Return when it was asked and since when there is no answer; "" where it answered."""
-        if not self.error:
-            return ""
-        what = "no answer" if self.unreachable else "an error"
-        return f"last asked {self.age_s:.0f} s ago: {what} since {self.since} ({self.error})"
+        return f"last asked {self.age_s:.0f} s ago: {self.outage}" if self.error else ""
 
 
 def note(home: Path, run_id: str, backend: Backend, error: CloudtrainError | None = None) -> None:

@@ -9,7 +9,9 @@ from cloudtrain.backends.api import Backend, HasRemoteLog
 from cloudtrain.runs.attempts import FIRST_POLL_S, pause
 
 SOON_S = 0.05  # the first pause between two questions when a change is expected; each one is twice as long
-NOTICE_S = 0.2  # the longest time until a request to cancel, or a new reader, is noticed
+NOTICE_S = (
+    0.2  # the longest time until a request to cancel, or a new reader, is noticed; the shortest between two reads
+)
 
 
 class Pace:
@@ -23,7 +25,7 @@ class Pace:
     def __init__(self, backend: Backend, followed: Callable[[], bool]) -> None:
         self._shared = isinstance(backend, HasRemoteLog)
         self._poll_s = max(backend.poll_s, FIRST_POLL_S)
-        self._follow_s = backend.follow_s if isinstance(backend, HasRemoteLog) else 0.0
+        self._follow_s = max(backend.follow_s, NOTICE_S) if isinstance(backend, HasRemoteLog) else 0.0
         self._followed = followed
         self._began = time.monotonic()
         self._read_at = self._began
@@ -48,7 +50,7 @@ class Pace:
     @property
     def log_is_due(self) -> bool:
         """Whether the log is to be read now, though the status is not due."""
-        return self._follow_s > 0 and time.monotonic() >= self._read_at + self._follow_s and self._followed()
+        return self._shared and time.monotonic() >= self._read_at + self._follow_s and self._followed()
 
     def asked(self) -> None:
         """Note that the status is asked for now."""
@@ -64,5 +66,5 @@ class Pace:
         now = time.monotonic()
         if not self._shared:
             return pause(now - self._began, self._poll_s)
-        until = min(self._due, self._read_at + self._follow_s) if self._follow_s and self._followed() else self._due
+        until = min(self._due, self._read_at + self._follow_s) if self._followed() else self._due
         return min(max(until - now, FIRST_POLL_S), NOTICE_S)

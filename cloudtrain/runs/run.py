@@ -86,7 +86,7 @@ class Run:
     def unanswered(self) -> str:
         """Return when the platform was last asked and since when it gives no answer; "" where it answered."""
         answer = asked.last(self.store.home, self.run_id)
-        return answer.describe() if answer and not self.record.status.state.final else ""
+        return answer.describe() if answer and answer.error and not self.record.status.state.final else ""
 
     def _look(self, errors: list[CloudtrainError], may_send: bool) -> None:
         """Ask the platform once, unless it was asked a moment ago, and start a watcher.

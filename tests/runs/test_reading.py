@@ -12,6 +12,10 @@ import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli import main
+from cloudtrain.console.logbook import Logbook
+from cloudtrain.console.pages.overview import read_details
+from cloudtrain.console.pages.runs import RunQuery
+from cloudtrain.console.pages.runs import _rows as listed_rows
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -277,3 +281,22 @@ def test_follow_without_a_watcher_watches_itself(run, platform):
     assert list(lines) == []
     assert run.record.status.state is State.SUCCEEDED and not run.store.watched(run.run_id)
     assert platform.calls["lines"] == 3
+
+
+def test_the_console_reads_the_copy_and_says_that_there_is_no_answer(run, platform):
+    book, store = Logbook(run.run_id), Store(run.store.home)
+    watcher = watch(run)
+    platform.say(handle(run), "one", "two")
+    wait_for(lambda: book.read_on(store) or book.count == 2, "two lines")
+    platform.down = True
+    wait_for(lambda: dict(read_details(run).verdict)["platform"].startswith("no answer since"), "the outage")
+    assert "shared: no answer since" in listed_rows(store, RunQuery())[2]
+    book.read_on(store)
+    assert book.count == 2 and not book.complete
+    platform.down = False
+    platform.say(handle(run), "three")
+    platform.finish(handle(run), exit_code=0)
+    watcher.join(WAIT_S)
+    book.read_on(store)
+    assert book.count == 3 and book.complete and platform.calls["lines"] == 3
+    assert dict(read_details(run).verdict)["platform"] == listed_rows(store, RunQuery())[2] == ""

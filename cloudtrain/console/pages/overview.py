@@ -11,6 +11,7 @@ from cloudtrain.console import history, text, widgets
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.units import format_size
+from cloudtrain.runs import asked
 from cloudtrain.runs.run import Run
 
 MAX_EVENTS = 200  # the newest ones
@@ -41,6 +42,8 @@ def read_details(run: Run) -> RunDetails:
     files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
     since = "" if status.state.final else text.format_time(run.store.reason_since(record))
+    answer = None if status.state.final else asked.last(run.store.home, run.run_id)
+    outage = answer.outage if answer else ""
     facts = (
         ("job", record.name),
         ("backend", summary.describe_target(plan)),
@@ -61,7 +64,7 @@ def read_details(run: Run) -> RunDetails:
     return RunDetails(
         status,
         facts,
-        (("reason", status.reason), ("since", since), *why.verdict_rows(run.verdict())),
+        (("reason", status.reason), ("since", since), ("platform", outage), *why.verdict_rows(run.verdict())),
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
         tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
@@ -113,7 +116,7 @@ class Overview:
         self._area.clear()
         with self._area:
             if any(value for _, value in details.verdict):
-                failed = len(details.verdict) > 2
+                failed = len(details.verdict) > 3
                 name = "Why it failed" if failed else "How it ended" if details.status.state.final else "Status"
                 with widgets.card(name) as card:
                     card.classes("ct-verdict" if failed else "")
@@ -145,6 +148,7 @@ class Overview:
 _VERDICT = {
     "reason": "reason",
     "since": "since",
+    "platform": "platform",
     "why": "what happened",
     "said": "it said",
     "at": "raised at",

@@ -60,7 +60,7 @@ async def show(run_id: str) -> None:
 def _refresh_run(run: Run) -> None:
     """Refresh a run that has no watcher; raises UnknownRun."""
     try:
-        run.refresh()
+        run.refresh(lambda _: None)
     except CloudtrainError:
         pass  # the platform did not answer: the stored state is shown
 

@@ -14,6 +14,7 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.records import RunRecord
 from cloudtrain.history.store import Store
+from cloudtrain.runs import asked
 from cloudtrain.runs.run import Run
 
 PAGE_SIZE = 50
@@ -65,8 +66,7 @@ class Listing:
     def __init__(self, query: RunQuery) -> None:
         self._query = query
         self._chosen: dict[str, None] = {}  # run ids in the order of their selection
-        self._rows: list[Row] = []
-        self._total = -1
+        self._shown: tuple[list[Row], int, str] = [], -1, ""
 
     async def show(self) -> None:
         """Draw the filters and the table."""
@@ -95,6 +95,7 @@ class Listing:
                 self._table = lists.runs_table(HEADERS)
             self._table.on("choose", lambda event: self._choose(*event.args))
             self._region = around
+            self._outages = ui.label("").classes("ct-dim ct-small").props('role="status"')
             with ui.element("div").classes("ct-row ct-foot"):
                 self._newer = widgets.button("Newer", lambda: self._change_page(-PAGE_SIZE))
                 self._older = widgets.button("Older", lambda: self._change_page(PAGE_SIZE))
@@ -105,29 +106,29 @@ class Listing:
     async def refresh(self) -> None:
         """Query the runs, and redraw the table when it has changed."""
         query = self._query
-        rows, total = await history.current().query(lambda store: _rows(store, query))
-        if query != self._query or (rows == self._rows and total == self._total):
+        shown = rows, total, outages = await history.current().query(lambda store: _rows(store, query))
+        if query != self._query or shown == self._shown:
             return
-        self._rows, self._total = rows, total
-        self._draw()
+        self._shown, self._outages.text = shown, outages
+        self._draw(rows)
         begin, end = query.offset + 1, query.offset + len(rows)
         self._range_label.text = f"{begin:,} to {end:,} of {total:,}" if rows else ""
         self._newer.set_visibility(query.offset > 0)
         self._older.set_visibility(end < total)
 
-    def _draw(self) -> None:
+    def _draw(self, rows: list[Row]) -> None:
         from nicegui import ui
 
-        self._empty.set_visibility(not self._rows)
-        self._region.set_visibility(bool(self._rows))
+        self._empty.set_visibility(not rows)
+        self._region.set_visibility(bool(rows))
         self._empty.clear()
-        if not self._rows:
+        if not rows:
             filtered = replace(self._query, offset=0) != RunQuery()
             with self._empty:
                 ui.label("No run is like that." if filtered else "There are no runs yet.")
                 if not filtered:
                     ui.label("cloudtrain submit train.py -f").classes("ct-mono")
-        self._table.props["rows"] = tuple(self._cells(row) for row in self._rows)
+        self._table.props["rows"] = tuple(self._cells(row) for row in rows)
 
     def _cells(self, row: Row) -> tuple[object, ...]:
         """Return the row of a run for runs.js."""
@@ -158,8 +159,8 @@ class Listing:
         ui.navigate.to("/compare?runs=" + quote(",".join(self._chosen)))
 
 
-def _rows(store: Store, query: RunQuery) -> tuple[list[Row], int]:
-    """Return the rows of a page and the number of all matches; refreshes live runs that have no watcher."""
+def _rows(store: Store, query: RunQuery) -> tuple[list[Row], int, str]:
+    """Return the rows of a page, the number of all matches, and which platforms do not answer; refreshes live runs."""
     target = None if query.target == ANY_TARGET else query.target
     criteria = {
         "words": query.search,
@@ -174,13 +175,23 @@ def _rows(store: Store, query: RunQuery) -> tuple[list[Row], int]:
     ]
     for run_id in unwatched:
         try:
-            Run(run_id, store).refresh()
+            Run(run_id, store).refresh(lambda _: None)
         except CloudtrainError:
             continue  # the platform did not answer: the stored state is shown
     if unwatched:
         records, total = store.page(**criteria)  # type: ignore[arg-type]
     losses = store.curves.last([record.run_id for record in records])
-    return [_row(record, losses.get(record.run_id)) for record in records], total
+    rows = [_row(record, losses.get(record.run_id)) for record in records]
+    return rows, total, _outages(store, records)
+
+
+def _outages(store: Store, records: list[RunRecord]) -> str:
+    """Return a sentence for each target that does not answer, for the runs of a page."""
+    outages: dict[str, str] = {}
+    for record in records:
+        if not record.status.state.final and (answer := asked.last(store.home, record.run_id)) and answer.error:
+            outages.setdefault(record.target or record.backend, answer.outage)
+    return "; ".join(f"{text.clean(target, 60)}: {text.clean(outage, 300)}" for target, outage in outages.items())
 
 
 def _row(record: RunRecord, loss: Any) -> Row:
