@@ -37,7 +37,12 @@ ON = {
     "logs": "`/aws/sagemaker/TrainingJobs`",
     "ecr": "the image's repository",
 }
-OPTIONAL = {"iam:GetRole", "iam:ListRoles", "ecr:BatchGetImage"}  # what is asked there is left out where it is denied
+OPTIONAL = {
+    "iam:GetRole",
+    "iam:ListRoles",
+    "ecr:BatchGetImage",
+    "sagemaker:ListTrainingJobs",
+}  # what is asked there is left out where it is denied
 
 
 def actions(calls: list[str]) -> list[str]:
@@ -90,6 +95,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         during("submit", lambda: backend.find("iam-a1"))
         during("submit --key, again", lambda: backend.labels(first))
         during("show, wait", lambda: backend.status(first))
+        during("show, wait", lambda: backend.statuses([first]))
         while not list(backend.logs(first)):
             time.sleep(0.1)
         during("the image's digest", lambda: backend.images(first))

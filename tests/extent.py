@@ -17,6 +17,7 @@ SLOW = (
     "backends/sagemaker/test_images.py",
     "backends/sagemaker/test_local.py",
     "backends/sagemaker/test_sdk.py",
+    "backends/sagemaker/test_statuses.py",
     "backends/slurm/test_backend.py",
     "backends/slurm/test_ends.py",
     "backends/slurm/test_followed.py",

@@ -20,7 +20,7 @@ OPTIONAL_SERVICES = {"ecr": (2, 5, 5)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _INVALID = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
 # The codes that botocore.retries.standard treats as throttling, and those of S3.
 _THROTTLED = {
     "BandwidthLimitExceeded",
@@ -140,7 +140,7 @@ class Aws:
             text, hint = "the AWS credentials have expired", self._login_hint()
         elif code in _INVALID:
             text, hint = f"AWS does not accept the credentials ({code})", self._credentials_hint()
-        elif code in _DENIED:
+        elif code in DENIED:
             denied = re.search(r"to perform:? ([a-z0-9-]+:\w+)(?: on resource:? (\S+))?", message)
             permission, resource = (denied[1], f" on {denied[2]}" if denied[2] else "") if denied else (action, "")
             text, hint = f"AWS denies {permission}{resource}", f"allow {permission}: docs/{self._family}.md lists all"

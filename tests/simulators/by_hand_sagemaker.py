@@ -3,6 +3,7 @@
 AWS_ENDPOINT_URL says where SageMaker is. Prints one JSON object with what it has seen.
 """
 
+import datetime
 import io
 import json
 import sys
@@ -121,5 +122,15 @@ seen["limit"] = until("limit", "Stopped")["SecondaryStatus"]
 seen["unknown"] = error(sm.describe_training_job, TrainingJobName="nobody")
 seen["spot"] = error(sm.create_training_job, **request("spot", "done", EnableManagedSpotTraining=True))
 seen["listed"] = sorted(job["TrainingJobName"] for job in sm.list_training_jobs()["TrainingJobSummaries"])
+pages = sm.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 1})
+seen["paged"] = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+oldest_first = sm.list_training_jobs(SortBy="Name", SortOrder="Ascending", MaxResults=2)["TrainingJobSummaries"]
+seen["sorted"] = [job["TrainingJobName"] for job in oldest_first]
+later = sm.list_training_jobs(CreationTimeAfter=done["TrainingEndTime"] + datetime.timedelta(seconds=1))
+seen["later"] = sorted(job["TrainingJobName"] for job in later["TrainingJobSummaries"])
+stopped = sm.list_training_jobs(StatusEquals="Stopped", MaxResults=1)
+seen["stopped"] = [job["SecondaryStatus"] for job in stopped["TrainingJobSummaries"]]
+seen["too many"] = error(sm.list_training_jobs, MaxResults=101)
+seen["token"] = error(sm.list_training_jobs, NextToken="nothing")
 seen["ours"] = sorted(name for name in sys.modules if name.startswith("cloudtrain"))
 print(json.dumps(seen))

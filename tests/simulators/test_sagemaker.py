@@ -40,6 +40,10 @@ def test_a_hand_written_script_passes(simulator: Simulator, tmp_path: Path) -> N
     assert seen["bad"]["lines"]["algo-1"][2] == "checkpoint 7", "another job finds the checkpoints of that prefix"
     assert (seen["long"], seen["limit"]) == ("Stopped", "MaxRuntimeExceeded")
     assert (seen["unknown"], seen["spot"]) == ("ValidationException", "ValidationException")
+    assert seen["paged"] == ["limit", "long", "bad", "two"], "the newest first, a NextToken for each page"
+    assert seen["sorted"] == ["bad", "limit"] and set(seen["later"]) <= {"limit", "long", "bad"}
+    assert seen["stopped"] == ["MaxRuntimeExceeded"], "the newest job, filtered after the page was cut"
+    assert (seen["too many"], seen["token"]) == ("ValidationException", "ValidationException")
     assert seen["listed"] == ["bad", "limit", "long", "two"] and seen["ours"] == []
 
 

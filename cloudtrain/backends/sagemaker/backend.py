@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import ecr, logs, request, status
+from cloudtrain.backends.sagemaker import ecr, listing, logs, request, status
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -49,8 +49,11 @@ class SagemakerBackend:
         self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
         self._described: tuple[float, str, Mapping[str, Any] | None] = (-math.inf, "", None)  # when, handle, answer
+        self._list = listing.JobList(self.aws, self._describe)
+        place = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
+        self.group, self.calls_per_s = f"sagemaker {'/'.join(place)}", listing.CALLS_PER_S
         if options.get("endpoint"):  # a simulator: fast and without quotas
-            self.poll_s, self.follow_s = 5.0, 0.2
+            self.poll_s, self.follow_s, self.calls_per_s = 5.0, 0.2, 100.0
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -155,6 +158,9 @@ class SagemakerBackend:
             self._check_account_is([arn["account"]] if arn else [])
             return Status(State.LOST, None, f"SageMaker knows no training job {handle.rpartition('/')[2]}")
         return status.parse_status(job)
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        return self._list.statuses(set(handles))
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         name = handle.rpartition("/")[2]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.events import State, Status
+from cloudtrain.events import State, Status, short_reason
 from cloudtrain.job.units import format_time
 
 ARN = re.compile(
@@ -38,8 +38,7 @@ def parse_status(job: Mapping[str, Any]) -> Status:
     reason = event = ""
     if primary == "InProgress":
         state = State.RUNNING if secondary in _RUNNING else State.QUEUED if secondary in _QUEUED else State.STARTING
-        if secondary == "Interrupted":
-            reason = "the spot machine was taken away; SageMaker looks for another"
+        reason = _progress(job, secondary, state)
     elif primary == "Stopping":
         state = State.STOPPING
     elif primary == "Completed":
@@ -52,7 +51,8 @@ def parse_status(job: Mapping[str, Any]) -> Status:
     else:
         state, reason = State.LOST, f"SageMaker calls the job {primary}"
     started, ended = _format_time(job.get("TrainingStartTime")), _end_time(job, state)
-    return Status(state, code, reason, started, ended, console_url(job), _billable_s(job), event)
+    billed = _billable_s(job) if state.final else None  # it grows until then
+    return Status(state, code, reason, started, ended, console_url(job), billed, event)
 
 
 def console_url(job: Mapping[str, Any]) -> str | None:
@@ -75,6 +75,16 @@ def seconds_since_start(job: Mapping[str, Any]) -> float | None:
     """Return how long ago a job's training started, None before that."""
     started = job.get("TrainingStartTime")
     return (datetime.now(UTC) - started).total_seconds() if isinstance(started, datetime) else None
+
+
+def _progress(job: Mapping[str, Any], secondary: str, state: State) -> str:
+    """Return what SageMaker does with a job that has not ended, and while the job waits SageMaker's message."""
+    if secondary == "Interrupted":
+        return "the spot machine was taken away; SageMaker looks for another"
+    newest: Mapping[str, Any] = next(reversed(job.get("SecondaryStatusTransitions") or ()), {})
+    message = str(newest.get("StatusMessage") or "") if newest.get("Status") == secondary else ""
+    parts = ("SageMaker", secondary, message if state is not State.RUNNING else "")
+    return short_reason(": ".join(part for part in parts if part)) if secondary else ""
 
 
 def _stopped(job: Mapping[str, Any], secondary: str, failure_reason: str) -> tuple[State, str]:

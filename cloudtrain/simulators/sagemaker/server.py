@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import MissingExtra
+from cloudtrain.simulators.sagemaker.job_list import AwsError, list_training_jobs
 from cloudtrain.simulators.sagemaker.training_job import Behavior, TrainingJob
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -141,7 +142,7 @@ class Simulator:
         if service == "sagemaker" and (handler := getattr(self, f"_{action}", None)):
             try:
                 output = handler(body or {})
-            except _AwsError as error:
+            except AwsError as error:
                 return _send_error(start, target, 400, error.code, str(error))
             if not fault:
                 return _send(start, 200, json.dumps(output).encode(), "application/x-amz-json-1.1")
@@ -154,15 +155,15 @@ class Simulator:
     def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = str(request["TrainingJobName"])
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
-            raise _AwsError("ValidationException", f"1 validation error detected: Value '{name}' at 'trainingJobName'")
+            raise AwsError("ValidationException", f"1 validation error detected: Value '{name}' at 'trainingJobName'")
         stopping = request["StoppingCondition"]
         if request.get("EnableManagedSpotTraining") and "MaxWaitTimeInSeconds" not in stopping:
-            raise _AwsError("ValidationException", "MaxWaitTimeInSeconds is required with managed spot training")
+            raise AwsError("ValidationException", "MaxWaitTimeInSeconds is required with managed spot training")
         if stopping.get("MaxWaitTimeInSeconds", 1 << 40) < stopping["MaxRuntimeInSeconds"]:
-            raise _AwsError("ValidationException", "MaxWaitTimeInSeconds must be at least MaxRuntimeInSeconds")
+            raise AwsError("ValidationException", "MaxWaitTimeInSeconds must be at least MaxRuntimeInSeconds")
         with self._lock:
             if name in self.jobs:
-                raise _AwsError("ResourceInUse", "Training job names must be unique within an AWS account and region")
+                raise AwsError("ResourceInUse", "Training job names must be unique within an AWS account and region")
             arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
             job = TrainingJob(request, arn, self.folder / name, len(self.jobs), self.call, self.behavior)
             self.jobs[name] = job
@@ -176,14 +177,11 @@ class Simulator:
         job = self._job(request)
         if not job.stop():
             message = f"The request was rejected because the training job is in status {job.status}."
-            raise _AwsError("ValidationException", message)
+            raise AwsError("ValidationException", message)
         return {}
 
     def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("TrainingJobName", "TrainingJobArn", "CreationTime", "LastModifiedTime", "TrainingJobStatus")
-        substring = request.get("NameContains") or ""
-        descriptions = [job.describe() for name, job in reversed(self.jobs.items()) if substring in name]
-        return {"TrainingJobSummaries": [{name: job[name] for name in names} for job in descriptions]}
+        return list_training_jobs([job.describe() for job in list(self.jobs.values())], request)
 
     def _ListTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
         tags = (job.request.get("Tags", []) for job in self.jobs.values() if job.arn == request["ResourceArn"])
@@ -192,14 +190,8 @@ class Simulator:
     def _job(self, request: Mapping[str, Any]) -> TrainingJob:
         job = self.jobs.get(str(request["TrainingJobName"]))
         if job is None:
-            raise _AwsError("ValidationException", "Requested resource not found.")
+            raise AwsError("ValidationException", "Requested resource not found.")
         return job
-
-
-class _AwsError(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def _parse_request(environ: dict[str, Any], target: str, size: int) -> tuple[str, str, dict[str, Any] | None]:

@@ -139,8 +139,8 @@ class TrainingJob:
         self._hosts = [_Host(self, n, names) for n in range(count)]
         for host in self._hosts:
             host.prepare(self._call, count)
-        self._transition("Training", "Training image download completed. Training in progress.")
         with self._lock:
+            self._transition("Training", "Training image download completed. Training in progress.")
             self._started = self._started or time.time()
         stamp = int(self._created) + self._restarts
         for host in self._hosts:

@@ -53,6 +53,9 @@ class TestSagemaker(BackendContract):
         self.simulator = simulator
         return lambda: SagemakerBackend(options(simulator), home / "runs")
 
+    def calls(self) -> int:
+        return len(self.simulator.calls)
+
     def leftovers(self, handle: str) -> list[str]:
         name = handle.rpartition("/")[2]
         nodes = range(1, 5)

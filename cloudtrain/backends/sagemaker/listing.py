@@ -1,0 +1,122 @@
+"""Read the statuses of many training jobs: ListTrainingJobs, and DescribeTrainingJob for what has changed in it.
+
+A summary in the list has no reason, no exit code and no start time, so each change of a job is one DescribeTrainingJob.
+
+AWS limits ListTrainingJobs to 2 requests a second for an account, which cannot be raised (Service Quotas, as reported in
+https://github.com/aws-solutions/deepracer-on-aws/issues/87, 2026-08-10); for DescribeTrainingJob no rate is published
+(https://docs.aws.amazon.com/general/latest/gr/sagemaker.html, 2026-11-23). The filters of the list do not help: StatusEquals
+is applied to each page of jobs in any status (ListTrainingJobs in botocore 1.44.5), and LastModifiedTimeAfter returns empty
+pages one after the other (https://github.com/aws/aws-sdk/issues/486, 2023-01-18).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from cloudtrain.backends.aws import DENIED, Aws, AwsError
+from cloudtrain.backends.sagemaker.status import parse_status
+from cloudtrain.events import State, Status
+
+CALLS_PER_S = 1.0  # half of what ListTrainingJobs allows
+PAGE = 100  # jobs; the API's maximum (MaxResults in botocore 1.44.5)
+PAGES = 10  # in one call: older jobs are left out
+DESCRIBES = 100  # in one call; what else has changed is left out
+# The message of a job that waits may change while its status and secondary status stay.
+RECHECK_S, RECHECKS = 30.0, 5  # how old it gets, and how many are read again in one call
+DENIED_S = 600.0  # without permission to list jobs, how long they are not listed
+_WAITING = (State.QUEUED, State.STARTING)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of a job: the summary that was described, its status, and when that was read (monotonic)."""
+
+    summary: tuple[Any, ...]
+    created: datetime
+    status: Status
+    read_at: float
+
+
+class JobList:
+    """The jobs of one account and region. It remembers the jobs of its last call; `describe` returns a job by its name."""
+
+    def __init__(self, aws: Aws, describe: Callable[[str], Mapping[str, Any] | None]) -> None:
+        self._aws, self._describe = aws, describe
+        self._seen: dict[str, _Seen] = {}
+        self._denied_at: float | None = None  # monotonic
+        self._absent: set[str] = set()  # ARNs that the list did not show: it is not searched to its end for them again
+
+    def statuses(self, arns: Collection[str]) -> dict[str, Status]:
+        """Return ARN -> status of the jobs that the list shows, {} where listing is denied; blocking. Raises BackendError."""
+        if self._denied_at is not None and time.monotonic() - self._denied_at < DENIED_S:
+            return {}
+        self._seen = {arn: seen for arn, seen in self._seen.items() if arn in arns}
+        try:
+            jobs = self._find(arns)
+        except AwsError as error:
+            if error.code not in DENIED:
+                raise
+            self._denied_at = time.monotonic()
+            return {}
+        self._absent = set(arns) - jobs.keys()
+        again = self._outdated()
+        found: dict[str, Status] = {}
+        described = 0
+        for arn, job in jobs.items():
+            seen, summary = self._seen.get(arn), _summary(job)
+            if seen is None or seen.summary != summary or arn in again:
+                if described == DESCRIBES:
+                    continue
+                described += 1
+                seen = self._read(arn, job, summary)
+            if seen is not None:
+                found[arn] = seen.status
+        return found
+
+    def _find(self, arns: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        """Return the summaries of jobs, from as few pages as show them all."""
+        wanted = set(arns) - self._absent
+        found: dict[str, Mapping[str, Any]] = {}
+        for page in self._pages([seen.created for seen in self._seen.values()] if wanted <= self._seen.keys() else []):
+            found |= {job["TrainingJobArn"]: job for job in page if job["TrainingJobArn"] in arns}
+            if wanted <= found.keys():
+                break
+        return found
+
+    def _pages(self, created: Collection[datetime]) -> Iterator[list[Mapping[str, Any]]]:
+        """Yield pages of the list, the newest jobs first, back to the oldest of these times."""
+        query: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": PAGE}
+        if created:
+            query["CreationTimeAfter"] = min(created) - timedelta(seconds=1)
+        for _ in range(PAGES):
+            answer = self._aws.call("sagemaker", "list_training_jobs", **query)
+            yield answer["TrainingJobSummaries"]
+            if not answer.get("NextToken"):
+                return
+            query["NextToken"] = answer["NextToken"]
+
+    def _outdated(self) -> set[str]:
+        """Return the jobs whose message is read again although their summary stays."""
+        limit = time.monotonic() - RECHECK_S
+        waiting = [(seen.read_at, arn) for arn, seen in self._seen.items() if seen.status.state in _WAITING]
+        return {arn for read_at, arn in sorted(waiting)[:RECHECKS] if read_at < limit}
+
+    def _read(self, arn: str, listed: Mapping[str, Any], summary: tuple[Any, ...]) -> _Seen | None:
+        """Return a job's status, None if it is gone; remember it unless it is older than the list, or half written."""
+        job = self._describe(str(listed["TrainingJobName"]))
+        self._seen.pop(arn, None)
+        if job is None or job["TrainingJobArn"] != arn:
+            return None
+        seen = _Seen(summary, listed["CreationTime"], parse_status(job), time.monotonic())
+        complete = seen.status.state is not State.RUNNING or seen.status.started_at is not None
+        if complete and _summary(job)[:2] == summary[:2]:
+            self._seen[arn] = seen
+        return seen
+
+
+def _summary(job: Mapping[str, Any]) -> tuple[Any, ...]:
+    return job["TrainingJobStatus"], job.get("SecondaryStatus"), job.get("LastModifiedTime")
