@@ -38,7 +38,8 @@ INPUT = "CLOUDTRAIN_INPUT_"
 EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
 MARKER = "COMPLETE"  # in a checkpoint's folder: size and sha256 of every other file; trainer/checkpoints/files.py writes the same
 _TRAINERS = re.compile(r"checkpoint-(\d+)")  # transformers.Trainer
-_ACCELERATES = re.compile(r"checkpoint_(\d+)")  # Accelerator.save_state with automatic names
+# Accelerator.save_state with automatic names, and as Accelerate's examples name what it saves
+_ACCELERATES = re.compile(r"(?:checkpoint|step|epoch)_(\d+)")
 
 _stop = False
 _epoch = 0  # which start of the run this is, once its script has asked for a checkpoint

@@ -5,11 +5,11 @@ from __future__ import annotations
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .errors import Refused
 
-VERSION = 1
+VERSIONS = (1, 2)  # 2: a form other than a script, placeholders, setup, or resume_args; older launchers refuse it
 PREFIX = "CLOUDTRAIN_MANIFEST_"
 
 
@@ -33,6 +33,10 @@ class Manifest:
     max_runtime_s: float
     grace_s: float
     stall_s: float | None = None  # left out where there is no limit
+    form: str = "script"  # what argv is: a script, a "command" that runs once per node, or a "shell" text in argv[0]
+    compat: str = ""  # "skypilot" or "dstack": whose node variables a command gets too
+    setup: str = ""  # shell text that every node runs before its ranks
+    resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:
@@ -65,8 +69,8 @@ def decode(pieces: list[str]) -> Manifest:
         version = fields.get("version")
     except (ValueError, AttributeError, binascii.Error, zlib.error) as error:
         raise Refused(f"the manifest is damaged: {error}") from None
-    if version != VERSION:
-        raise Refused(f"the manifest has version {version}, this launcher reads version {VERSION}")
+    if version not in VERSIONS:
+        raise Refused(f"the manifest has version {version}, this launcher reads versions up to {VERSIONS[-1]}")
     return Manifest(fields)
 
 

@@ -1,146 +1,16 @@
-"""Start the ranks of this node, set their environment, read their output, collect their exit codes."""
+"""Start the ranks of this node, read their output, collect their exit codes."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from . import processes
 from .exit_order import ExitOrder
 from .log import CHUNK, Log, Splitter
 from .loop import Loop
-from .manifest import Manifest
-from .world.channel import World
-from .world.cluster import LOOPBACK, Cluster
-
-# What only the launcher needs, or what another launcher left behind: ranks do not see it.
-HIDDEN = (
-    "CLOUDTRAIN_NODE_RANK",
-    "CLOUDTRAIN_HOST",
-    "CLOUDTRAIN_CONTROL",
-    "CLOUDTRAIN_GPUS",
-    "CLOUDTRAIN_STDIN",
-    "CLOUDTRAIN_JOIN_TIMEOUT_S",
-    "CLOUDTRAIN_LEASE_S",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-)
-HIDDEN_PREFIXES = ("CLOUDTRAIN_MANIFEST_", "CLOUDTRAIN_SECRET_", "TORCHELASTIC_", "SM_HP_CT_MANIFEST_")
-
-Prepared = namedtuple("Prepared", "python secrets inputs folders accelerate interface sync", defaults=("", None))
-Prepared.__doc__ = """What was found before training.
-
-python      interpreter of the ranks
-secrets     name -> value
-inputs      name -> path or URI
-folders     checkpoints, outputs, model -> path
-accelerate  environment that an Accelerate configuration file stands for
-interface   network interface for the collectives, or ""
-sync        what brings the folders to an object store, or None
-"""
-
-
-def environment(
-    base: Mapping[str, str],
-    manifest: Manifest,
-    cluster: Cluster,
-    world: World,
-    prepared: Prepared,
-    local_rank: int,
-    source: str,
-) -> dict[str, str]:
-    """Return the environment of one rank. Weakest first: the node's, defaults, the job's, secrets, the world's."""
-    count = manifest.processes_per_node
-    rank = world.node_rank * count + local_rank
-    sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
-    env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
-    env["PYTHONUNBUFFERED"] = "1"
-    env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))
-    if cluster.gpus is not None:
-        env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
-    if not manifest.gpus_per_node:
-        env["CUDA_VISIBLE_DEVICES"] = ""
-        env["ACCELERATE_USE_CPU"] = "true"  # without it Accelerate starts independent single processes on CPU
-    if prepared.interface:
-        env["GLOO_SOCKET_IFNAME"] = prepared.interface
-        if world.nodes > 1 and world.master_host != LOOPBACK:
-            env["NCCL_SOCKET_IFNAME"] = prepared.interface
-    env.update(prepared.accelerate)
-    env.update(manifest.env)
-    env.update(prepared.secrets)
-    path = os.path.join(source, ".cloudtrain", "path")
-    env["PYTHONPATH"] = path + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")
-    env.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(world.nodes * count),
-        LOCAL_WORLD_SIZE=str(count),
-        GROUP_RANK=str(world.node_rank),
-        NODE_RANK=str(world.node_rank),
-        MASTER_ADDR=world.master_host,
-        MASTER_PORT=str(world.master_port),
-        CLOUDTRAIN_NUM_NODES=str(world.nodes),
-        CLOUDTRAIN_RUN_ID=manifest.run_id,
-        CLOUDTRAIN_ATTEMPT=str(manifest.attempt),
-        CLOUDTRAIN_ATTEMPT_ID=manifest.attempt_id,
-        CLOUDTRAIN_CHECKPOINT_DIR=prepared.folders["checkpoints"],
-        CLOUDTRAIN_OUTPUT_DIR=prepared.folders["outputs"],
-        CLOUDTRAIN_MODEL_DIR=prepared.folders["model"],
-        CLOUDTRAIN_PARALLELISM=json.dumps(manifest.parallelism),
-    )
-    if "CLOUDTRAIN_NODE_DIR" in base:
-        env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
-    if cluster.launched:
-        # Another launcher made the world; only it knows the names in it.
-        env.update(
-            {
-                name: base[name]
-                for name in (
-                    "RANK",
-                    "LOCAL_RANK",
-                    "WORLD_SIZE",
-                    "LOCAL_WORLD_SIZE",
-                    "GROUP_RANK",
-                    "NODE_RANK",
-                    "MASTER_ADDR",
-                    "MASTER_PORT",
-                )
-                if name in base
-            }
-        )
-    for name in ("every_s", "every_steps", "keep"):
-        if manifest.checkpoint.get(name) is not None:
-            env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(manifest.checkpoint[name])
-    if prepared.sync is not None and prepared.sync.epoch:
-        env["CLOUDTRAIN_EPOCH"] = str(prepared.sync.epoch)
-    env.update({input_variable(name): path for name, path in prepared.inputs.items()})
-    return env
-
-
-def input_variable(name: str) -> str:
-    """Return the variable that holds the path of an input: my-data is CLOUDTRAIN_INPUT_MY_DATA."""
-    return "CLOUDTRAIN_INPUT_" + "".join(letter if letter.isalnum() else "_" for letter in name).upper()
-
-
-def command(python: str, argv: list[str]) -> list[str]:
-    """Return what is executed: a script's own interpreter, then the arguments as they were written."""
-    if argv[0].endswith(".sh"):
-        return ["bash", *argv]
-    if argv[0].startswith("-") and argv[0] != "-m":
-        return [python, f"./{argv[0]}", *argv[1:]]
-    return [python, *argv]
-
-
-def _processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 class _Rank:

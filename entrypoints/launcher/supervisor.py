@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping
 
 from . import manifest as manifests
-from . import processes
+from . import processes, resume
+from .environment import Prepared, command, command_environment, rank_environment
 from .errors import Refused
 from .log import KeptLog, Log
 from .loop import Loop
 from .output.written import NewCheckpoints
 from .prepare.node import prepare_node
-from .ranks import Prepared, Ranks, command, environment
+from .ranks import Ranks
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
@@ -242,11 +243,8 @@ class Supervisor:
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
         self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
-        environments = [
-            environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
-            for local in range(count)
-        ]
-        world_size = int(environments[0]["WORLD_SIZE"])
+        first = rank_environment(self._environ, manifest, self._cluster, world, prepared, 0, self._source)
+        world_size = int(first["WORLD_SIZE"])
         self.log.event(
             "world",
             nodes=world.nodes,
@@ -259,11 +257,18 @@ class Supervisor:
             platform=self._cluster.platform,
             python=sys.version.split()[0],
         )
-        argv = command(prepared.python, manifest.argv)
+        resumed = resume.arguments(manifest, prepared.folders.values())
+        if resumed:
+            self.log.say(f"resume_args: {' '.join(resumed)}")
+        argv = command(prepared, manifest, resumed)
         self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
         try:
-            for env in environments:
-                self._ranks.start(int(env["RANK"]), argv, env, self._source)
+            for local in range(count):
+                env = rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
+                rank = int(env["RANK"])
+                if manifest.form != "script":
+                    env = command_environment(self._environ, manifest, self._cluster, world, prepared, self._source)
+                self._ranks.start(rank, argv, env, self._source)
         except OSError as error:
             self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return

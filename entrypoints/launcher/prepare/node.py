@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+from .. import placeholders
+from ..environment import Prepared
 from ..errors import Refused
 from ..log import Log
 from ..manifest import Manifest
-from ..ranks import Prepared
 from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from . import declared
 
@@ -39,8 +40,9 @@ def prepare_node(
     """
     try:
         check_output(manifest.output)
-        check_script(manifest.argv, source)
-        declared.check(manifest.argv, manifest.parallelism, source)
+        if manifest.form == "script":
+            check_script(manifest.argv, source)
+            declared.check(manifest.argv, manifest.parallelism, source)
         secrets: dict[str, str] = {}
         if manifest.secrets:
             from . import secrets as store_of_secrets
@@ -82,7 +84,13 @@ def prepare_node(
 
             path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
             accelerate = accelerate_config.environment(python, path, manifest)
-        return Prepared(python, secrets, inputs, folders, accelerate, interface, sync)
+        values = placeholders.values_of(manifest, folders, inputs)
+        prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values)
+        if manifest.setup:
+            from . import setup
+
+            setup.run(manifest, cluster, environ, prepared, source, log)
+        return prepared
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Refused(f"the disk is full: {error}") from None

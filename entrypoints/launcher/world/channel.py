@@ -25,8 +25,10 @@ SILENCE_S = 10.0  # a node that sends nothing for so long is lost
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
-World = namedtuple("World", "nodes node_rank master_host master_port")
-World.__doc__ = "The world that starts: number of nodes, this node's rank in it, and where rank 0 will listen."
+World = namedtuple("World", "nodes node_rank master_host master_port addresses")
+World.__doc__ = (
+    """The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses."""
+)
 Listener = namedtuple("Listener", "start stop outcome")
 Listener.__doc__ = "The supervisor's callbacks: start(World), stop(state), outcome(Outcome)."
 
@@ -46,6 +48,7 @@ class Channel:
         self._buffer = b""
         self._open = True
         self.last_message_at = time.monotonic()
+        self.peer: str = connection.getpeername()[0]  # the other side's address
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(connection.fileno(), self._read)

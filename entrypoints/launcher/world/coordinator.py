@@ -234,8 +234,10 @@ class Coordinator:
 
             self._port = hold()
             port = self._port.getsockname()[1]
+        peers = {node: channel.peer for node, channel in self._workers.items()}
+        addresses = [host if node == 0 else peers.get(node, "") for node in start.node_ranks]
         for new, node in enumerate(start.node_ranks):
-            world = World(len(start.node_ranks), new, host, port)
+            world = World(len(start.node_ranks), new, host, port, addresses)
             if node == 0:
                 own = world
             elif node in self._workers:

@@ -17,7 +17,7 @@ from launcher.errors import Refused
 from launcher.manifest import Manifest as Received
 from launcher.output.written import NewCheckpoints
 from launcher.prepare import accelerate_config, gpus, inputs
-from launcher.ranks import input_variable
+from launcher.environment import input_variable
 from launcher.usage import Usage
 from launcher.world import ports
 from launcher.world.outcome import Outcome

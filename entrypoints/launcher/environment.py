@@ -1,0 +1,187 @@
+"""The environment and the command of the ranks, and of what runs once per node."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+
+from .manifest import Manifest
+from .world.channel import World
+from .world.cluster import LOOPBACK, Cluster
+
+# What only the launcher needs, or what another launcher left behind: ranks do not see it.
+HIDDEN = (
+    "CLOUDTRAIN_NODE_RANK",
+    "CLOUDTRAIN_HOST",
+    "CLOUDTRAIN_CONTROL",
+    "CLOUDTRAIN_GPUS",
+    "CLOUDTRAIN_STDIN",
+    "CLOUDTRAIN_JOIN_TIMEOUT_S",
+    "CLOUDTRAIN_LEASE_S",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+)
+HIDDEN_PREFIXES = ("CLOUDTRAIN_MANIFEST_", "CLOUDTRAIN_SECRET_", "TORCHELASTIC_", "SM_HP_CT_MANIFEST_")
+WORLD = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders")):
+    """What was found before training.
+
+    python        interpreter of the ranks
+    secrets       name -> value
+    inputs        name -> path or URI
+    folders       checkpoints, outputs, model -> path
+    accelerate    environment that an Accelerate configuration file stands for
+    interface     network interface for the collectives, or ""
+    sync          what brings the folders to an object store, or None
+    placeholders  placeholder -> value
+    """
+
+    def fill(self, text: str) -> str:
+        """Return a text with its placeholders replaced."""
+        if "{" not in text:
+            return text
+        from .placeholders import fill  # only here: it costs every job some milliseconds
+
+        return fill(text, self.placeholders)
+
+
+def node_environment(
+    base: Mapping[str, str],
+    manifest: Manifest,
+    cluster: Cluster,
+    prepared: Prepared,
+    source: str,
+    defaults: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return what all processes of a node have. Weakest first: the node's, `defaults`, the job's, secrets, the run's."""
+    env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
+    env["PYTHONUNBUFFERED"] = "1"
+    env.update(defaults or {})
+    if cluster.gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
+    if not manifest.gpus_per_node:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    env.update(prepared.accelerate)
+    env.update({name: prepared.fill(value) for name, value in manifest.env.items()})
+    env.update(prepared.secrets)
+    path = os.path.join(source, ".cloudtrain", "path")
+    env["PYTHONPATH"] = path + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")
+    env.update(
+        CLOUDTRAIN_RUN_ID=manifest.run_id,
+        CLOUDTRAIN_ATTEMPT=str(manifest.attempt),
+        CLOUDTRAIN_ATTEMPT_ID=manifest.attempt_id,
+        CLOUDTRAIN_CHECKPOINT_DIR=prepared.folders["checkpoints"],
+        CLOUDTRAIN_OUTPUT_DIR=prepared.folders["outputs"],
+        CLOUDTRAIN_MODEL_DIR=prepared.folders["model"],
+        CLOUDTRAIN_PARALLELISM=json.dumps(manifest.parallelism),
+    )
+    if "CLOUDTRAIN_NODE_DIR" in base:
+        env["CLOUDTRAIN_NODE_DIR"] = base["CLOUDTRAIN_NODE_DIR"]  # by this mark a stray process of the node is found
+    for name in ("every_s", "every_steps", "keep"):
+        if manifest.checkpoint.get(name) is not None:
+            env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(manifest.checkpoint[name])
+    if prepared.sync is not None and prepared.sync.epoch:
+        env["CLOUDTRAIN_EPOCH"] = str(prepared.sync.epoch)
+    env.update({input_variable(name): path for name, path in prepared.inputs.items()})
+    return env
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    manifest: Manifest,
+    cluster: Cluster,
+    world: World,
+    prepared: Prepared,
+    local_rank: int,
+    source: str,
+) -> dict[str, str]:
+    """Return the environment of one rank: that of its node, and its rank in the world."""
+    count = manifest.processes_per_node
+    sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
+    defaults = {"OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))}
+    if not manifest.gpus_per_node:
+        defaults["ACCELERATE_USE_CPU"] = "true"  # without it Accelerate starts independent single processes on CPU
+    if prepared.interface:
+        defaults["GLOO_SOCKET_IFNAME"] = prepared.interface
+        if world.nodes > 1 and world.master_host != LOOPBACK:
+            defaults["NCCL_SOCKET_IFNAME"] = prepared.interface
+    env = node_environment(base, manifest, cluster, prepared, source, defaults)
+    env.update(
+        RANK=str(world.node_rank * count + local_rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(world.nodes * count),
+        LOCAL_WORLD_SIZE=str(count),
+        GROUP_RANK=str(world.node_rank),
+        NODE_RANK=str(world.node_rank),
+        MASTER_ADDR=world.master_host,
+        MASTER_PORT=str(world.master_port),
+        CLOUDTRAIN_NUM_NODES=str(world.nodes),
+    )
+    if cluster.launched:  # another launcher made the world; only it knows the names in it
+        env.update({name: base[name] for name in WORLD if name in base})
+    return env
+
+
+def command_environment(
+    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
+) -> dict[str, str]:
+    """Return the environment of what runs once per node: no rank's variables, for it may start ranks of its own."""
+    env = node_environment(base, manifest, cluster, prepared, source)
+    for name in WORLD:
+        env.pop(name, None)
+    env["PATH"] = os.path.dirname(prepared.python) + os.pathsep + env.get("PATH", os.defpath)
+    env.update(
+        NODE_RANK=str(world.node_rank),
+        MASTER_ADDR=world.master_host,
+        MASTER_PORT=str(world.master_port),
+        CLOUDTRAIN_NUM_NODES=str(world.nodes),
+        CLOUDTRAIN_NODE_RANK=str(world.node_rank),
+        CLOUDTRAIN_NODE_ADDRESSES=",".join(world.addresses),
+        CLOUDTRAIN_GPUS_PER_NODE=str(manifest.gpus_per_node),
+    )
+    if manifest.compat:
+        from . import compat
+
+        env.update(compat.variables(manifest, world))
+    return env
+
+
+def input_variable(name: str) -> str:
+    """Return the variable that holds the path of an input: my-data is CLOUDTRAIN_INPUT_MY_DATA."""
+    return "CLOUDTRAIN_INPUT_" + "".join(letter if letter.isalnum() else "_" for letter in name).upper()
+
+
+def command(prepared: Prepared, manifest: Manifest, more: Sequence[str] = ()) -> list[str]:
+    """Return what is executed: a script's interpreter, its arguments with their placeholders replaced, and `more`."""
+    argv = manifest.argv
+    if manifest.form == "shell":
+        return ["bash", "-c", argv[0]]
+    filled = [argv[0], *map(prepared.fill, argv[1:]), *more]
+    if manifest.form == "command":
+        return filled
+    if argv[0].endswith(".sh"):
+        return ["bash", *filled]
+    if argv[0].startswith("-") and argv[0] != "-m":
+        return [prepared.python, f"./{argv[0]}", *filled[1:]]
+    return [prepared.python, *filled]
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
