@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadRequest
+from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
 MAX_BYTES = 64 * 1024  # encoded
 VERSION = 1
+EXTENDED = 2  # of a job that launchers of version 0.1 would not run as it is meant: they refuse it
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Manifest:
     max_runtime_s: int = 24 * 3600
     grace_s: int = 30
     stall_s: int | None = None  # no limit; left out of the JSON then
+    form: str = "script"  # what argv is: "script", "command" or "shell"; with the next three left out where default
+    setup: str = ""
+    resume_args: tuple[str, ...] = ()
+    compat: str = ""
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # for `attach` (provenance.about); only in the encoded pieces
@@ -63,7 +69,14 @@ class Manifest:
     @classmethod
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
         """Return the manifest for an attempt of a validated job."""
+        texts = [*(job.argv()[1:] if job.form != "shell" else ()), *job.env.values()]
+        extended = job.form != "script" or job.setup or job.resume_args or any(map(placeholders.used, texts))
         return cls(
+            form=job.form,
+            setup=job.setup or "",
+            resume_args=tuple(job.resume_args),
+            compat=job.compat or "",
+            version=EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
             argv=tuple(job.argv()),
@@ -92,17 +105,18 @@ class Manifest:
         """Return the manifest as JSON-ready data, as a plan shows it; without `about`."""
         data = asdict(self)
         del data["about"]  # a plan has the same data elsewhere
-        data["argv"] = list(self.argv)
-        if self.stall_s is None:
-            del data["stall_s"]
+        data["argv"], data["resume_args"] = list(self.argv), list(self.resume_args)
+        for name in ("stall_s", "form", "setup", "resume_args", "compat"):
+            if data[name] in (None, "", [], "script"):
+                del data[name]
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest of a plan; raises BadRequest for another version."""
-        if data.get("version") != VERSION:
-            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads {VERSION}")
-        return cls(**{**data, "argv": tuple(data["argv"])})
+        if data.get("version") not in (VERSION, EXTENDED):
+            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads up to {EXTENDED}")
+        return cls(**{**data, "argv": tuple(data["argv"]), "resume_args": tuple(data.get("resume_args", ()))})
 
     def encode(self) -> list[str]:
         """Return the encoded pieces; raises BadRequest if they exceed 64 KiB together.

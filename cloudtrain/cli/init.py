@@ -100,7 +100,7 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         ]
     else:
         lines += [
-            "# No entrypoint: the shared trainer, which these values train in a minute; the names are transformers' own.",
+            "trainer: true                  # the shared trainer; these values take a minute, the names are transformers' own",
             "hyperparameters:",
             "  dataset: python-stdlib       # or files (texts/*.txt, x.jsonl, x.csv, x.parquet), or a name of the hub",
             "  max_train_bytes: 400000      # leave this line out for all of it",

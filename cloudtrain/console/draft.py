@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.console import trainer
+from cloudtrain.console.fields import job_fields
 from cloudtrain.console.form import JOB_FILE, Form, lean
 from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
@@ -82,6 +83,8 @@ class Draft:
         draft = cls.blank(home, root, watch=watch)
         script = next((name for name in USUAL_SCRIPTS if (root / name).is_file()), None)
         draft.form.set_texts({"name": fit_name(root.name), "source": ".", **({"entrypoint": script} if script else {})})
+        if not script:
+            draft.form.set_field(next(field for field in job_fields() if field.name == "trainer"), "true")
         draft.original = draft.form.copy()
         return draft
 
@@ -136,7 +139,7 @@ class Draft:
         problems = []
         try:
             resolved = self._submitter().resolve((document, self.form.folder))
-            if resolved.job.entrypoint is None:
+            if resolved.job.trainer:
                 problems = trainer.problems(resolved.job.argv()[1:])
         except CloudtrainError as error:
             problems = _problems(error)

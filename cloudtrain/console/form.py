@@ -163,7 +163,8 @@ class Form:
             self._set((key,), text)
 
     def _read(self, field: Field, text: str) -> Node:
-        if field.kind in ("text", "choice"):
+        is_command = field.path == ("entrypoint",) and text.startswith("[")
+        if field.kind in ("text", "choice") and not is_command:
             return text
         if field.kind == "lines" and not text.startswith("["):
             return [line for line in text.split("\n") if line]

@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 SHARED_TRAINER = ".cloudtrain/train.py"
+LATER_FIELDS = ("run", "setup", "resume_args", "compat")  # came after version 0.1
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -78,8 +79,21 @@ class Job(Spec):
         default_factory=none_yet,
         description="Files that may be Git-LFS pointers, as in .gitignore; others are refused.",
     )
-    entrypoint: str | None = Field(
-        default=None, description="A script in the source, or -m package.module; left out: the shared trainer."
+    entrypoint: str | list[Text] | None = Field(
+        default=None,
+        description="A script in the source, -m package.module, or a command as a list, which runs once per node.",
+    )
+    run: str | None = Field(default=None, description="Shell text that runs once per node, in place of an entrypoint.")
+    trainer: bool = Field(default=False, description="true: the shared trainer runs, in place of an entrypoint.")
+    setup: str | None = Field(
+        default=None, description="Shell text that runs once per node before the ranks; a failure ends the job."
+    )
+    resume_args: list[Text] = Field(
+        default_factory=none_yet,
+        description="Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path.",
+    )
+    compat: Literal["skypilot", "dstack"] | None = Field(
+        default=None, description="Whose node variables a command or run gets too."
     )
     arg_style: Literal["argparse", "hf", "hydra"] = Field(
         default="argparse", description="How hyperparameters become arguments."
@@ -139,8 +153,12 @@ class Job(Spec):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the job that `to_dict` wrote; raises BadJob."""
-        return cls(**data)
+        """Return the job that `to_dict` wrote; raises BadJob.
+
+        One without an entry was written by version 0.1, where that asked for the shared trainer.
+        """
+        old = data.get("entrypoint") is None and not {"run", "trainer"} & data.keys()
+        return cls(**data, **({"trainer": True} if old else {}))
 
     def to_dict(self, *, given: bool = False) -> dict[str, Any]:
         """Return JSON-ready plain data from which `from_dict` makes an equal job.
@@ -182,7 +200,8 @@ class Job(Spec):
         """Return the sha256 of everything that the job says but its source, which the bundle's digest stands for."""
         import hashlib
 
-        data = {**self.model_dump(mode="json", exclude={"source"}), "argv": self.argv()}
+        later = {name for name in LATER_FIELDS if not getattr(self, name)}  # so that digests of version 0.1 still hold
+        data = {**self.model_dump(mode="json", exclude={"source", "trainer", *later}), "argv": self.argv()}
         return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -191,10 +210,20 @@ class Job(Spec):
     __hash__ = None  # type: ignore[assignment]
 
     def argv(self) -> list[str]:
-        """Return the rank's command behind the interpreter: script or -m module, hyperparameters, args."""
+        """Return what `form` says: a script or -m module with its arguments, a command with them, or a shell text."""
+        if self.run is not None:
+            return [self.run]
         head = self.entrypoint or SHARED_TRAINER
-        script = ["-m", head[3:]] if head.startswith("-m ") else [head]
-        return [*script, *argv(self.hyperparameters, self.arg_style), *self.args]
+        if isinstance(head, str):
+            head = ["-m", head[3:]] if head.startswith("-m ") else [head]
+        return [*head, *argv(self.hyperparameters, self.arg_style), *self.args]
+
+    @property
+    def form(self) -> Literal["script", "command", "shell"]:
+        """What `argv` is: a script, which every rank runs, or a command or a shell text, which runs once per node."""
+        if self.run is not None:
+            return "shell"
+        return "command" if isinstance(self.entrypoint, list) else "script"
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems that others found with the job, with the file and line of their paths."""
@@ -211,7 +240,9 @@ class Job(Spec):
 
     @property
     def processes(self) -> int:
-        """Ranks of a node."""
+        """Ranks of a node; 1 for a command or a shell text, which may start ranks of its own."""
+        if self.form != "script":
+            return self.processes_per_node or 1
         return self.processes_per_node or self.resources.gpus or 1
 
     @property
@@ -251,9 +282,15 @@ class Job(Spec):
 
     @field_validator("entrypoint")
     @classmethod
-    def _entrypoint(cls, value: str | None) -> str | None:
+    def _entrypoint(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is None:
             return None
+        if isinstance(value, list):
+            if not value or not value[0].strip():
+                raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
+            return value
+        if not value.strip():
+            raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
         if value == "-m" or value.startswith("-m "):
             module = value[2:].strip()
             if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from cloudtrain.errors import Problem
+from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -26,6 +27,8 @@ def find_conflicts(job: Job) -> Iterator[Conflict]:
             ("min_nodes", "num_nodes"),
             Problem(f"is {job.min_nodes}, more than num_nodes, {job.num_nodes}", "min_nodes"),
         )
+    yield from _entry(job)
+    yield from _placeholders(job)
     size = ("num_nodes", "processes_per_node", "resources", "parallelism")
     if 0 < job.resources.gpus < job.processes:
         yield Conflict(
@@ -61,16 +64,16 @@ def find_conflicts(job: Job) -> Iterator[Conflict]:
                     "leave one of them out",
                 ),
             )
-    if p.strategy == "none" and world > 1 and job.entrypoint is None and "strategy" in p.model_fields_set:
+    if p.strategy == "none" and world > 1 and job.trainer and "strategy" in p.model_fields_set:
         yield Conflict(
-            (*size, "entrypoint"),
+            (*size, "trainer"),
             Problem(
                 f"is none, but the shared trainer has {world} processes",
                 "parallelism.strategy",
                 "leave it out, or write ddp",
             ),
         )
-    if job.entrypoint is None:
+    if job.trainer:
         yield from _shared_trainer(job)
     if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
@@ -85,9 +88,54 @@ def find_conflicts(job: Job) -> Iterator[Conflict]:
         )
 
 
+def _entry(job: Job) -> Iterator[Conflict]:
+    """Yield what is wrong with what is to run: nothing, several things, or keys that it cannot take."""
+    entries = [name for name in ("entrypoint", "run", "trainer") if getattr(job, name) not in (None, False)]
+    if not entries:
+        hint = "entrypoint: train.py, run: for shell text, or trainer: true for the shared trainer"
+        yield Conflict(
+            ("entrypoint", "run", "trainer"), Problem("is missing: nothing says what runs", "entrypoint", hint)
+        )
+    for name in entries[1:]:
+        yield Conflict(tuple(entries), Problem(f"stands beside {entries[0]}", name, "keep one of them"))
+    if job.run is not None:
+        if not job.run.strip():
+            yield Conflict(("run",), Problem("is empty", "run", "write shell text"))
+        for name in ("hyperparameters", "args", "resume_args"):
+            if getattr(job, name):
+                hint = 'write them into the text, or entrypoint: ["bash", "run.sh"]'
+                yield Conflict(("run", name), Problem("goes to no script: run is a text", name, hint))
+    if job.form != "script" and (job.processes_per_node or 1) > 1:
+        message = f"is {job.processes_per_node}, but what is no script runs once per node and starts its own ranks"
+        yield Conflict(
+            ("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "leave it out")
+        )
+    if job.compat and job.form == "script" and entries:
+        hint = "write run:, or entrypoint as a list"
+        yield Conflict(("compat", "entrypoint", "run"), Problem("is for what runs once per node", "compat", hint))
+    if job.resume_args and job.trainer:
+        yield Conflict(("resume_args", "trainer"), Problem("is not needed: the shared trainer resumes", "resume_args"))
+
+
+def _placeholders(job: Job) -> Iterator[Conflict]:
+    """Yield placeholders of inputs that the job does not have."""
+    texts = {f"env.{name}": [value] for name, value in job.env.items()}
+    if job.run is None:
+        own = [*job.args, *job.resume_args]
+        texts |= {"args": own, "hyperparameters": job.argv()[1:]}
+    asked: set[str] = set()
+    for path, values in texts.items():
+        for name in {name for value in values for name in placeholders.inputs(value)} - job.inputs.keys() - asked:
+            asked.add(name)
+            field = path.partition(".")[0]
+            hint = f"{{{{input:{name}}}}} is the literal text"
+            message = f"asks for {{input:{name}}}, and the job has no such input"
+            yield Conflict((field, "inputs"), Problem(message, path, hint))
+
+
 def _shared_trainer(job: Job) -> Iterator[Conflict]:
     """Yield what the shared trainer would refuse on the node, whatever the model."""
-    p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint")
+    p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "trainer")
     if p.strategy.startswith("zero"):
         for key in ("tp_size", "pp_size", "cp_size"):
             if getattr(p, key) > 1:

@@ -107,7 +107,10 @@ class Planner:
         job = bound.model_copy(update=changes)
         backend = self.backend(resolved)
         plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
-        if job.retry.max_attempts > 1 and job.entrypoint is not None:  # the shared trainer resumes
+        if job.form != "script":
+            note = "it runs once per node and may start ranks of its own: only the number of nodes is checked"
+            plan = replace(plan, notes=(*plan.notes, note))
+        if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
             from cloudtrain.runs import resume_check
 
             if warning := resume_check.note(job, bundle):
@@ -136,9 +139,9 @@ def run_id(name: str, key: str | None = None) -> str:
     return f"{name}-{stamp}-{''.join(secrets.choice(alphabet) for _ in range(4))}"
 
 
-def _script(entrypoint: str | None) -> str | None:
+def _script(entrypoint: str | list[str] | None) -> str | None:
     """Return the file that an entrypoint needs in the source, where it names one."""
-    return entrypoint if entrypoint and not entrypoint.startswith("-m") else None
+    return entrypoint if isinstance(entrypoint, str) and not entrypoint.startswith("-m") else None
 
 
 def _remote(job: Job) -> bool:

@@ -220,7 +220,7 @@ def _choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any])
     """Return the container image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
     if image := job.image or options.get("image"):
         return str(image), []
-    if job.entrypoint is None:
+    if job.trainer:
         message = "is not named, and the shared trainer needs one with its torch and transformers"
         return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
     if machine is not None and not machine.accelerators:

@@ -66,7 +66,7 @@ class Request:
                 "output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix"
             )
         split = job.parallelism.tp_size * job.parallelism.pp_size > 1
-        if not job.entrypoint and job.num_nodes > 1 and (job.parallelism.strategy in paths.SHARDED or split):
+        if job.trainer and job.num_nodes > 1 and (job.parallelism.strategy in paths.SHARDED or split):
             message = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
             hint = "one node with more accelerators, or ddp; a script of your own may write to the bucket itself"
             self._add_problem("parallelism.strategy", message, hint)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_DRAFTS = 50  # kept in this process for a reload
 CHECK_S = 0.4  # between two checks for edits
 _drafts: OrderedDict[str, Draft] = OrderedDict()
+_OWN = {"entrypoint", "run", "setup", "resume_args", "compat"}  # keys of a script of one's own
 _TRAINER, _SCRIPT = "The shared trainer", "A script of mine"
 
 
@@ -137,13 +138,26 @@ class NewJob:
         other_fields = [field for field in general_fields if field.group in ("Parallelism", "Checkpoints")]
 
         def draw(own_script: bool) -> None:
-            self.controls.forget({"entrypoint", "args", "arg_style", "metrics", "hyperparameters"})
+            self.controls.forget(
+                {
+                    "entrypoint",
+                    "run",
+                    "setup",
+                    "resume_args",
+                    "compat",
+                    "trainer",
+                    "args",
+                    "arg_style",
+                    "metrics",
+                    "hyperparameters",
+                }
+            )
             self.controls.forget({f"hyperparameters.{name}" for name in trainer.arguments()})
             script.clear()
             with script:
-                members = [field for field in general_fields if field.group == "Script"]
+                members = [field for field in general_fields if field.group == "Script" and field.name != "trainer"]
                 if not own_script:
-                    members = [replace(field, main=False) for field in members if field.name != "entrypoint"]
+                    members = [replace(field, main=False) for field in members if field.name not in _OWN]
                 self.controls.draw_card("Script", members, above=lambda: choice(own_script))
                 with ui.element("section").classes("ct-card"):
                     shell.heading("Hyperparameters", 2)
@@ -159,14 +173,16 @@ class NewJob:
             )
 
             def turn() -> None:
-                if chosen.value == _TRAINER:
+                trained = chosen.value == _TRAINER
+                self.draft.form.set_field(self.fields["trainer"], "true" if trained else "")
+                if trained:
                     self.draft.form.set_field(self.fields["entrypoint"], "")
-                    self._edited()
-                draw(chosen.value == _SCRIPT)
+                self._edited()
+                draw(not trained)
 
             chosen.on_value_change(turn)
 
-        draw(self.draft.form.get(("entrypoint",)) is not None)
+        draw(self.draft.form.field_text(self.fields["trainer"]) != "true")
         self.controls.draw_groups(other_fields)
 
     def _draw_trainer(self) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from launcher import processes, sagemaker_failure, status
+from launcher.environment import input_variable
 from launcher.errors import Refused
 from launcher.manifest import Manifest as Received
 from launcher.output.written import NewCheckpoints
 from launcher.prepare import accelerate_config, gpus, inputs
-from launcher.environment import input_variable
 from launcher.usage import Usage
 from launcher.world import ports
 from launcher.world.outcome import Outcome
