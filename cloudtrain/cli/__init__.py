@@ -45,6 +45,10 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+ELSEWHERE = {  # what other tools call it
+    "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
+    "exec": "submit", "queue": "ls", "describe": "show", "download": "fetch",
+}  # fmt: skip
 
 
 class LazyGroup(click.Group):
@@ -78,6 +82,8 @@ class LazyGroup(click.Group):
 def _suggestion(typed: str) -> str:
     from difflib import get_close_matches
 
+    if typed in ELSEWHERE:
+        return f"; did you mean {ELSEWHERE[typed]}?"
     matches = get_close_matches(typed, COMMANDS, n=1) or (
         [typed] if typed.endswith((".yaml", ".yml", ".py", ".json")) else []
     )

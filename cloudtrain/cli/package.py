@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.cli.view.jobs import JOB_FILES, parse_job_argument
+from cloudtrain.cli.view.jobs import JOB_FILES, parse_job_words
 from cloudtrain.errors import BadRequest, BadSource
 from cloudtrain.job.units import format_size
 
@@ -78,7 +78,7 @@ def _resolve_source(text: str | None) -> tuple[Path, dict[str, list[str]]]:
     path = Path(text or ".")
     if path.is_dir() and (text or not any(Path(name).is_file() for name in JOB_FILES)):
         return path, {}
-    job_input = parse_job_argument(text)
+    job_input = parse_job_words(options.JobWords(text))
     if isinstance(job_input, Plan):
         raise BadRequest("a plan's source is packaged already", "name a folder or a job file")
     from cloudtrain.backends import registry

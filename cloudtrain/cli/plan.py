@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.cli.view.jobs import JobInput, parse_job_argument
+from cloudtrain.cli.view.jobs import JobInput, parse_job_words
 from cloudtrain.cli.view.summary import print_plan
 
 
@@ -20,13 +20,8 @@ from cloudtrain.cli.view.summary import print_plan
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @click.option("--manifests", is_flag=True, help="Print what `kubectl apply -f -` takes (Kubernetes).")
 def command(
-    job: str | None,
-    args: tuple[str, ...],
+    words: options.JobWords,
     target: str | None,
-    sets: tuple[str, ...],
-    gpus: str | None,
-    nodes: str | None,
-    processes: str | None,
     key: str | None,
     output: str | None,
     as_json: bool,
@@ -42,7 +37,7 @@ def command(
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
     """
-    plan = _make_plan(parse_job_argument(job, args, sets, gpus=gpus, nodes=nodes, processes=processes), target, key)
+    plan = _make_plan(parse_job_words(words), target, key)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
     if manifests:

@@ -125,10 +125,10 @@ _SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "
 
 def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     from cloudtrain.backends import registry
-    from cloudtrain.cli.view.jobs import parse_job_argument
+    from cloudtrain.cli.view.jobs import parse_job_words
     from cloudtrain.job import targets
 
-    job_input = parse_job_argument(argument, (), sets)
+    job_input = parse_job_words(options.JobWords(argument, sets=sets))
     if isinstance(job_input, Plan):
         raise BadRequest("a plan does not know where its values were written", "name the job file")
     resolved = targets.resolve(job_input.job, job_input.sets, target=target, backends=registry.names())

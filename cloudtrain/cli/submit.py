@@ -7,7 +7,7 @@ import click
 from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.follow import Begun, begin
-from cloudtrain.cli.view.jobs import parse_job_argument
+from cloudtrain.cli.view.jobs import parse_job_words
 from cloudtrain.errors import BadRequest
 
 
@@ -23,13 +23,8 @@ from cloudtrain.errors import BadRequest
 )
 @options.json_option
 def command(
-    job: str | None,
-    args: tuple[str, ...],
+    words: options.JobWords,
     target: str | None,
-    sets: tuple[str, ...],
-    gpus: str | None,
-    nodes: str | None,
-    processes: str | None,
     follow: bool,
     wait: bool,
     on_interrupt: str,
@@ -41,12 +36,15 @@ def command(
     """Submit a job file, a script or a plan.
 
     Without JOB it is the job.yaml here. A script needs no job file: its source is the folder that you stand in when the
-    script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script.
+    script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script; without
+    JOB, where its first word is a program, it is a command that runs once per node.
 
     The run goes on when this command ends: Ctrl-C while following only detaches and exits with 130.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4
+    cloudtrain submit -m package.train -- --lr 1e-4
+    cloudtrain submit -- torchrun --nproc-per-node 2 train.py
     cloudtrain submit job.yaml -t prod --set hyperparameters.lr=1e-4
     cloudtrain submit job.yaml --wait --key "$CI_COMMIT" --on-interrupt cancel
     cloudtrain submit plan.json
@@ -56,7 +54,7 @@ def command(
     options.check_exclusive(follow, wait)
     if new and adopt:
         raise click.UsageError("--new and --adopt exclude each other")
-    job_input = parse_job_argument(job, args, sets, gpus=gpus, nodes=nodes, processes=processes)
+    job_input = parse_job_words(words)
     if isinstance(job_input, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)

@@ -133,6 +133,7 @@ class Job(Spec):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
 
     _document: Document | None = PrivateAttr(None)
+    _written_name: str | None = PrivateAttr(None)  # with _ or capitals, which not every platform takes
 
     def __init__(self, **data: Any) -> None:
         data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in data.items()}
@@ -178,7 +179,7 @@ class Job(Spec):
         """
         data = self._unfollowed(self.to_dict())
         made = type(self)(**{**data, **{key: _plain(value) for key, value in changes.items()}})
-        made._document = self._document
+        made._document, made._written_name = self._document, self._written_name
         return made
 
     def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -228,6 +229,11 @@ class Job(Spec):
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems that others found with the job, with the file and line of their paths."""
         return [located(problem, self._document) for problem in problems]
+
+    @property
+    def renamed(self) -> str | None:
+        """The name as it was written, where another one stands for it; else None."""
+        return self._written_name if self._written_name not in (None, self.name) else None
 
     @property
     def exceptions(self) -> dict[str, list[str]]:

@@ -107,6 +107,8 @@ class Planner:
         job = bound.model_copy(update=changes)
         backend = self.backend(resolved)
         plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
+        if job.renamed:
+            plan = replace(plan, notes=(*plan.notes, f"the name {job.renamed} is written {job.name} on every platform"))
         if job.form != "script":
             note = "it runs once per node and may start ranks of its own: only the number of nodes is checked"
             plan = replace(plan, notes=(*plan.notes, note))

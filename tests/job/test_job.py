@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,12 +61,17 @@ options:
 
 
 def job(text: str = "", sets=()) -> Job:
-    return Job.load(f"name: x\n{text}", sets)
+    return Job.load(f"name: x\n{text}{entry(text)}", sets)
+
+
+def entry(text: str) -> str:
+    """What a text needs besides to be a job."""
+    return "" if re.search("(entrypoint|trainer|run):", text) else "\nentrypoint: t.py"
 
 
 def problems(text: str) -> list[str]:
     with pytest.raises(BadJob) as caught:
-        Job.load(f"name: x\n{text}")
+        Job.load(f"name: x\n{text}{entry(text)}")
     return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
 
 
@@ -93,7 +99,7 @@ def test_the_whole_file(tmp_path):
 
 
 def test_the_least_file():
-    made = Job.load("{}")
+    made = Job.load("trainer: true")
     assert made.name == fit_name(Path.cwd().name)
     assert made.source == str(Path.cwd())
     assert made.entrypoint is None and made.argv() == [".cloudtrain/train.py"]
@@ -107,7 +113,7 @@ def test_the_least_file():
 
 
 def test_null_means_left_out():
-    assert job("env:\nresources:\n  disk_gb:\noutput: ~\nnum_nodes: null\nentrypoint:") == job()
+    assert job("env:\nresources:\n  disk_gb:\noutput: ~\nnum_nodes: null\nrun:\nentrypoint: t.py") == job()
 
 
 def test_numbers_reach_the_script_as_they_were_written():
@@ -165,19 +171,19 @@ def test_entrypoints_that_are_none(bad):
 
 @pytest.mark.parametrize("name", ["a", "tiny-lm", "a1", "a--b", "a" * 30])
 def test_names(name):
-    assert Job(name=name).name == name
+    assert Job(name=name, entrypoint="t.py").name == name
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a b", "é", "a" * 31, "a\n"])
 def test_names_that_are_none(name):
     with pytest.raises(BadJob, match="is no name of a job"):
-        Job(name=name)
+        Job(name=name, entrypoint="t.py")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=50))
 def test_any_text_can_be_made_a_name(text):
-    assert Job(name=fit_name(text)).name
+    assert Job(name=fit_name(text), entrypoint="t.py").name
 
 
 def test_the_name_left_out(tmp_path):
@@ -187,13 +193,15 @@ def test_the_name_left_out(tmp_path):
     assert Job.load(folder / "job.yaml").name == "my-project-2"
     assert Job(entrypoint="src/fine_tune.py").name == "fine-tune"
     assert Job(entrypoint="-m pkg.train").name == "train"
-    assert Job(source=folder).name == "my-project-2"
+    assert Job(source=folder, trainer=True).name == "my-project-2"
 
 
 def test_paths_stand_below_the_files_folder(tmp_path, monkeypatch):
     inner = tmp_path / "a b" / "c"
     inner.mkdir(parents=True)
-    (inner / "job.yaml").write_text("name: x\nsource: ..\noutput: out\ninputs: {a: d/, b: /abs, c: ~/e, d: 'gs://b/x'}")
+    (inner / "job.yaml").write_text(
+        "name: x\nrun: x\nsource: ..\noutput: out\ninputs: {a: d/, b: /abs, c: ~/e, d: 'gs://b/x'}"
+    )
     monkeypatch.setenv("HOME", "/home/me")
     made = Job.load(inner / "job.yaml")
     assert made.source == str(tmp_path / "a b")
@@ -206,18 +214,18 @@ def test_paths_stand_below_the_files_folder(tmp_path, monkeypatch):
     }
     monkeypatch.chdir(inner)
     assert Job.load("job.yaml") == made
-    assert Job(name="x", source="q").source == f"{inner}/q"
+    assert Job(name="x", run="x", source="q").source == f"{inner}/q"
 
 
 @pytest.mark.parametrize("source", ["git+https://host/a/b@main", "git+ssh://git@host/a.git@v1", "git+file:///a/b"])
 def test_git_sources_are_kept(source):
-    assert Job(name="x", source=source).source == source
+    assert Job(name="x", run="x", source=source).source == source
 
 
 @pytest.mark.parametrize("source", ["https://host/a", "git@host:a/b", "git+http://host/a", "git+https://", "s3://a/b"])
 def test_sources_that_are_none(source):
     with pytest.raises(BadJob, match="git\\+https"):
-        Job(name="x", source=source)
+        Job(name="x", run="x", source=source)
 
 
 def test_what_follows_from_other_fields():
@@ -287,7 +295,7 @@ SCALARS = VALUES | st.booleans() | st.none() | st.integers() | st.floats()
     )
 )
 def test_a_plan_keeps_the_job_exactly(data):
-    made = Job(name="x", **data)
+    made = Job(**{"name": "x", "trainer": True, **data})
     stored = json.dumps(made.to_dict())
     again = Job.from_dict(json.loads(stored))
     assert again == made and again.argv() == made.argv() and again.digest() == made.digest()
@@ -295,10 +303,11 @@ def test_a_plan_keeps_the_job_exactly(data):
 
 
 @pytest.mark.parametrize(
-    "text", [WHOLE, "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}", "resources: {use_spot: true}", "{}"]
+    "text",
+    [WHOLE, "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}", "resources: {use_spot: true}", "trainer: true"],
 )
 def test_a_plan_keeps_whole_files_exactly(text):
-    made = Job.load(f"{text}\n")
+    made = Job.load(f"{text}\n{entry(text)}")
     assert Job.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
@@ -318,6 +327,7 @@ def test_the_digest_is_what_the_job_says():
 def test_given_is_what_was_written():
     assert job("num_nodes: 2\nresources: {disk_gb: 5}\nenvironment: {requirements: none}").to_dict(given=True) == {
         "name": "x",
+        "entrypoint": "t.py",
         "num_nodes": 2,
         "resources": {"disk_gb": 5},
         "environment": {"requirements": "none"},
@@ -327,6 +337,7 @@ def test_given_is_what_was_written():
 def test_python_says_the_same_as_the_file():
     made = Job(
         name="x",
+        entrypoint="t.py",
         hyperparameters={"lr": 3e-4, "on": True, "path": Path("/a")},
         args=("a", "b"),
         env={"A": 1, "B": True},
@@ -360,7 +371,7 @@ def test_a_mapping_is_not_changed():
 
 def test_problems_of_others_get_their_lines(tmp_path):
     (tmp_path / "job.yaml").write_text(
-        "name: x\nresources:\n  use_spot: true\noptions:\n  ssh:\n    hosts:\n    - a: 1\n    - b: 2\n"
+        "name: x\nresources:\n  use_spot: true\noptions:\n  ssh:\n    hosts:\n    - a: 1\n    - b: 2\nrun: x\n"
     )
     made = Job.load(tmp_path / "job.yaml").model_copy(update={"labels": {"user": "me"}})
     assert made.bind(["requirements.txt"]).located([Problem("m", "name")])[0].line == 1
@@ -384,12 +395,12 @@ def test_problems_of_others_get_their_lines(tmp_path):
         (8, "options.ssh.hosts[1].c"),
     ]
     assert {problem.file for problem in found} == {str(tmp_path / "job.yaml")}
-    assert Job(name="x").located([Problem("m", "image")]) == [Problem("m", "image")]
+    assert Job(name="x", run="x").located([Problem("m", "image")]) == [Problem("m", "image")]
 
 
 def test_what_no_process_can_receive_is_refused():
     with pytest.raises(BadJob) as caught:
-        Job(name="x", args=["a\0b"], env={"A": "\ud800"}, hyperparameters={"k\0": 1}, source="a\0")
+        Job(name="x", entrypoint="t.py", args=["a\0b"], env={"A": "\ud800"}, hyperparameters={"k\0": 1}, source="a\0")
     assert [(p.path, p.message.split(",")[0]) for p in caught.value.problems] == [
         ("args[0]", "holds a NUL character"),
         ("env.A", "holds half of a surrogate pair"),
@@ -465,7 +476,7 @@ def test_the_schema_agrees_with_the_loader():
     check = jsonschema.Draft202012Validator(made)
     good = [
         WHOLE,
-        "{}",
+        "trainer: true",
         "inputs: {a: s3://b/c}",
         "secrets: {A: 'env:A'}",
         "env: {A: 1, B: true}",
@@ -474,7 +485,7 @@ def test_the_schema_agrees_with_the_loader():
     ]
     for text in good:
         assert list(check.iter_errors(yaml.safe_load(text))) == []
-        Job.load(f"{text}\n")
+        Job.load(f"{text}\n{entry(text)}")
     for text in (
         "nam: x",
         "num_nodes: 0",

@@ -168,7 +168,8 @@ SAID = [
 @pytest.mark.parametrize(("text", "expected"), SAID, ids=[text.replace("\n", "|")[:40] for text, _ in SAID])
 def test_what_is_said(text, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text(f"name: x\n{text}\n")
+    runs = "" if "entrypoint" in text else "run: x\n"
+    (tmp_path / "job.yaml").write_text(f"name: x\n{text}\n{runs}")
     with pytest.raises(BadJob) as caught:
         Job.load("job.yaml")
     assert [str(problem) for problem in caught.value.problems] == expected

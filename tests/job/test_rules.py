@@ -77,7 +77,7 @@ def test_what_does_not(text, expected):
 
 def test_the_shared_trainer_needs_a_strategy():
     with pytest.raises(BadJob, match="the shared trainer has 2 processes"):
-        Job.load("name: x\nnum_nodes: 2\nparallelism: {strategy: none}")
+        Job.load("name: x\ntrainer: true\nnum_nodes: 2\nparallelism: {strategy: none}")
 
 
 def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
@@ -105,7 +105,7 @@ def test_what_the_shared_trainer_would_refuse_is_told_at_once(parallelism, expec
     """A script of one's own may mean something else by the same words."""
     job = f"num_nodes: 4\nparallelism: {parallelism}"
     with pytest.raises(BadJob) as refused:
-        Job.load(f"name: x\n{job}")
+        Job.load(f"name: x\ntrainer: true\n{job}")
     assert [f"{problem.path}: {problem.message}" for problem in refused.value.problems] == [expected]
     assert said(job) == []
 
@@ -114,4 +114,4 @@ def test_what_the_shared_trainer_carries_is_no_conflict():
     for parallelism in ("{strategy: fsdp, tp_size: 2}", "{cp_size: 2}", "{strategy: fsdp, cp_size: 2, tp_size: 2}",
                         "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
                         "{strategy: zero3, offload: true}", "{strategy: hsdp, dp_replicate_size: 2}"):  # fmt: skip
-        Job.load(f"name: x\nnum_nodes: 4\nparallelism: {parallelism}")
+        Job.load(f"name: x\ntrainer: true\nnum_nodes: 4\nparallelism: {parallelism}")

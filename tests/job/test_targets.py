@@ -48,7 +48,7 @@ def test_home(monkeypatch, tmp_path):
 
 
 def test_a_job_without_any_configuration(project):
-    (project / "job.yaml").write_text("name: x\nnum_nodes: 2")
+    (project / "job.yaml").write_text("name: x\nnum_nodes: 2\ntrainer: true")
     found = targets.resolve("job.yaml", backends=BACKENDS)
     assert (found.target, found.backend, found.options) == ("local", "local", {})
     assert found.job == Job.load("job.yaml")
@@ -63,7 +63,7 @@ def test_precedence_and_origins(project):
     (project / "cloudtrain.toml").write_text(
         '[defaults]\nimage = "project"\noutput = "s3://project"\n[defaults.env]\nB = "p"\nC = "p"\nD = "p"\n'
     )
-    (project / "job.yaml").write_text("name: x\noutput: s3://job\nenv:\n  C: job\n  D: job\n")
+    (project / "job.yaml").write_text("name: x\noutput: s3://job\nenv:\n  C: job\n  D: job\ntrainer: true\n")
     found = targets.resolve("job.yaml", ["env.D=set", "min_nodes=1"], target="ssh", backends=BACKENDS)
     assert found.job.env == {"A": "user", "B": "p", "C": "job", "D": "set"}
     assert (found.job.num_nodes, found.job.image, found.job.output) == (1, "project", "s3://job")
@@ -79,6 +79,7 @@ def test_precedence_and_origins(project):
         "env.D": "--set",
         "min_nodes": "--set",
         "target": "--target",
+        "trainer": "job.yaml:6",
     }
     assert set(found.origins) > {
         "resources.disk_gb",
@@ -93,7 +94,7 @@ def test_precedence_and_origins(project):
 def test_origins_of_short_and_nested_forms(project):
     (project / "job.yaml").write_text(
         "name: x\narg_style: hf\ninputs:\n  a: s3://b/c\n  b:\n    uri: s3://b/d\n"
-        "secrets:\n  S: env:S\nhyperparameters:\n  m: {x: 1}\nargs: [a]\n"
+        "secrets:\n  S: env:S\nhyperparameters:\n  m: {x: 1}\nargs: [a]\nentrypoint: t.py\n"
     )
     found = targets.resolve("job.yaml").origins
     assert {
@@ -107,7 +108,7 @@ def test_origins_of_short_and_nested_forms(project):
         "hyperparameters.m": "job.yaml:10",
         "args": "job.yaml:11",
     }
-    (project / "job.yaml").write_text("name: x\nhyperparameters:\n  a:\n    b: 1\n")
+    (project / "job.yaml").write_text("name: x\nhyperparameters:\n  a:\n    b: 1\ntrainer: true\n")
     assert targets.resolve("job.yaml").origins["hyperparameters.a.b"] == "job.yaml:4"
 
 
@@ -123,7 +124,9 @@ def test_targets(project):
         '[targets.prod]\nbackend = "sagemaker"\nrole = "r"\ntags = {a = "1", b = "1"}\n[targets.lab]\nbackend = "ssh"\n'
         '[defaults]\ntarget = "lab"\n[defaults.options.sagemaker]\nrole = "default"\nregion = "default"\n'
     )
-    (project / "job.yaml").write_text("name: x\noptions:\n  sagemaker:\n    tags: {b: '2'}\n  ssh: {user: me}\n")
+    (project / "job.yaml").write_text(
+        "name: x\noptions:\n  sagemaker:\n    tags: {b: '2'}\n  ssh: {user: me}\ntrainer: true\n"
+    )
     lab = targets.resolve("job.yaml", backends=BACKENDS)
     assert (lab.target, lab.backend, lab.options) == ("lab", "ssh", {"user": "me"})
     assert lab.origins["target"].endswith("cloudtrain.toml:8")
@@ -140,28 +143,28 @@ def test_targets(project):
 
 def test_a_target_may_bear_the_name_of_a_backend(project):
     (project / "cloudtrain.toml").write_text('[targets.ssh]\nbackend = "ssh"\nuser = "me"\n')
-    found = targets.resolve({"name": "x"}, target="ssh", backends=BACKENDS)
+    found = targets.resolve({"name": "x", "trainer": True}, target="ssh", backends=BACKENDS)
     assert (found.target, found.backend, found.options) == ("ssh", "ssh", {"user": "me"})
 
 
 def test_unknown_targets(project):
     with pytest.raises(UnknownBackend) as caught:
-        targets.resolve({"name": "x"}, target="sagemakr", backends=BACKENDS)
+        targets.resolve({"name": "x", "trainer": True}, target="sagemakr", backends=BACKENDS)
     assert str(caught.value) == "there is no target sagemakr" and caught.value.exit_code == 2
     assert caught.value.hint == (
         "did you mean sagemaker? backends are local, sagemaker, ssh; targets stand in cloudtrain.toml as [targets.NAME]"
     )
     (project / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "sagemakr"\n')
     with pytest.raises(UnknownBackend, match="the target prod names no backend: sagemakr") as caught:
-        targets.resolve({"name": "x"}, target="prod", backends=BACKENDS)
+        targets.resolve({"name": "x", "trainer": True}, target="prod", backends=BACKENDS)
     with pytest.raises(UnknownBackend) as caught:
-        targets.resolve({"name": "x"}, target="prd", backends=BACKENDS)
+        targets.resolve({"name": "x", "trainer": True}, target="prd", backends=BACKENDS)
     assert caught.value.hint == "did you mean prod? backends are local, sagemaker, ssh; targets are prod"
 
 
 def test_wrong_values_name_the_file_they_stand_in(project):
     (project / "cloudtrain.toml").write_text("[defaults]\nnum_nodes = 0\nnodes = 1\n")
-    (project / "job.yaml").write_text("name: X\nenv: {A: 1, A: 2}\n")
+    (project / "job.yaml").write_text("name: X\nenv: {A: 1, A: 2}\nrun: x\n")
     with pytest.raises(BadJob) as caught:
         targets.resolve("job.yaml", ["limits.grace=5", "bad"], backends=BACKENDS)
     assert {(problem.path, problem.file, problem.line) for problem in caught.value.problems} == {
@@ -178,7 +181,7 @@ def test_problems_of_options_get_the_line_in_the_targets_file(project):
     from cloudtrain.errors import Problem
 
     (project / "cloudtrain.toml").write_text('[targets.lab]\nbackend = "ssh"\nhost = "a"\n')
-    found = targets.resolve({"name": "x"}, target="lab", backends=BACKENDS)
+    found = targets.resolve({"name": "x", "trainer": True}, target="lab", backends=BACKENDS)
     (problem,) = found.job.located([Problem("is not a known key", "options.ssh.host")])
     assert (problem.file, problem.line) == (str(project / "cloudtrain.toml"), 3)
 
@@ -186,28 +189,31 @@ def test_problems_of_options_get_the_line_in_the_targets_file(project):
 def test_bad_toml_stops_at_once(project):
     (project / "cloudtrain.toml").write_text("[defaults\n")
     with pytest.raises(BadRequest, match="is no TOML: .*line 1"):
-        targets.resolve({"name": "x"})
+        targets.resolve({"name": "x", "trainer": True})
 
 
 def test_the_project_is_the_job_files(project, tmp_path):
     other = tmp_path / "other" / "jobs"
     other.mkdir(parents=True)
     (other.parent / "cloudtrain.toml").write_text("[defaults]\nnum_nodes = 3\n")
-    (other / "job.yaml").write_text("name: x")
+    (other / "job.yaml").write_text("name: x\ntrainer: true")
     assert targets.resolve(other / "job.yaml").job.num_nodes == 3
-    assert targets.resolve("name: x").job.num_nodes == 1
+    assert targets.resolve("{name: x, trainer: true}").job.num_nodes == 1
 
 
 def test_objects_and_mappings_are_not_changed(project):
     (project / "cloudtrain.toml").write_text("[defaults]\nnum_nodes = 3\n[defaults.env]\nA = '1'\n")
-    data = {"name": "x", "env": {"B": "2"}, "source": project}
+    data = {"name": "x", "run": "x", "env": {"B": "2"}, "source": project}
     found = targets.resolve(data, ["env.C=3"])
     assert found.job.env == {"A": "1", "B": "2", "C": "3"} and data == {
         "name": "x",
+        "run": "x",
         "env": {"B": "2"},
         "source": project,
     }
-    job = Job(name="x", env={"B": "2"}, environment={"requirements": "none"}, resources={"use_spot": True})
+    job = Job(
+        name="x", trainer=True, env={"B": "2"}, environment={"requirements": "none"}, resources={"use_spot": True}
+    )
     found = targets.resolve(job, ["env.C=3"])
     assert found.job.env == {"A": "1", "B": "2", "C": "3"} and job.env == {"B": "2"}
     assert (found.job.num_nodes, found.job.parallelism.strategy, found.job.retry.max_attempts) == (3, "ddp", 3)
@@ -216,7 +222,7 @@ def test_objects_and_mappings_are_not_changed(project):
 
 
 def test_what_was_decided_for_a_job_follows_a_setting(project):
-    stored = Job(name="x").to_dict()
+    stored = Job(name="x", trainer=True).to_dict()
     found = targets.resolve(Job.from_dict(stored), ["num_nodes=2", "resources.use_spot=true"]).job
     assert (found.num_nodes, found.parallelism.strategy, found.retry.max_attempts) == (2, "ddp", 3)
     again = targets.resolve(Job.from_dict(found.to_dict()), ["num_nodes=1", "resources.use_spot=false"]).job
@@ -237,9 +243,9 @@ def test_importing_the_configuration_costs_little():
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ("source: ./nope\nnum_nodes: two\n", ("source", 1, "does not exist")),
+        ("source: ./nope\nnum_nodes: two\nrun: x\n", ("source", 1, "does not exist")),
         ("num_nodes: two\nentrypoint: trian.py\n", ("entrypoint", 2, "trian.py is not in")),
-        ("num_nodes: two\nsource: job.yaml\n", ("source", 2, "is not a directory")),
+        ("num_nodes: two\nsource: job.yaml\nrun: x\n", ("source", 2, "is not a directory")),
     ],
 )
 def test_a_wrong_job_over_a_source_that_is_not_there_is_told_of_both(tmp_path, lines, told):

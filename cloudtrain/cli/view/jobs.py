@@ -1,15 +1,20 @@
-"""Parse the JOB argument: a job file, a script, a plan, a folder with a job.yaml, or the job.yaml here."""
+"""What a command line says of a job: a job file, a script, a module, a command, a plan, or the job.yaml here."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import which
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import terminal
+from cloudtrain.cli.view.options import JobWords
 from cloudtrain.errors import BadRequest
+from cloudtrain.job.load import fit_name
 
 JOB_FILES = ("job.yaml", "job.yml")
 SCRIPTS = (".py", ".sh")
@@ -22,22 +27,31 @@ class JobInput(NamedTuple):
     sets: tuple[str, ...]
 
 
-def parse_job_argument(
-    argument: str | None,
-    args: Sequence[str] = (),
-    sets: Sequence[str] = (),
-    *,
-    gpus: str | None = None,
-    nodes: str | None = None,
-    processes: str | None = None,
-) -> JobInput | Plan:
-    """Return the job or plan that a JOB argument names, with the options of the command line applied; blocking.
+def parse_job_words(words: JobWords) -> JobInput | Plan:
+    """Return the job or plan that a command line names, with its options applied; blocking.
 
-    Raises BadRequest when the argument names nothing that can be submitted.
+    Raises BadRequest when it names nothing that can be submitted.
     """
-    shorthand = (("resources.accelerators", gpus), ("num_nodes", nodes), ("processes_per_node", processes))
-    settings = [*sets, *(f"{key}={value}" for key, value in shorthand if value is not None)]
-    path = _resolve_path(argument)
+    args = words.args
+    gpus = None if words.gpus is None else _accelerators(words.gpus)
+    shorthand = (
+        ("name", words.name),
+        ("resources.accelerators", gpus),
+        ("num_nodes", words.nodes),
+        ("processes_per_node", words.processes),
+    )
+    settings = [*words.sets, *(f"{key}={value}" for key, value in shorthand if value is not None)]
+    settings += [_environment_setting(text) for text in words.env]
+    if words.module is not None:
+        if words.job is not None:
+            raise BadRequest(f"both the module {words.module} and {words.job} are named", "name one of them")
+        here = {"name": fit_name(words.module.rpartition(".")[2]), "source": str(Path.cwd())}
+        return JobInput({**here, "entrypoint": f"-m {words.module}", "args": list(args)}, tuple(settings))
+    if words.job is None and args and which(args[0]):
+        if any(Path(name).is_file() for name in JOB_FILES):
+            terminal.note(f"note: {args[0]} is a program: it runs once per node, and the job file here is not used")
+        return JobInput(_command_job(args), tuple(settings))
+    path = _resolve_path(words.job)
     if path.suffix in SCRIPTS or (path.suffix not in (".yaml", ".yml", ".json") and _has_shebang(path)):
         return JobInput(script_job(path, args), tuple(settings))
     if path.suffix == ".json" and (plan := _load_plan(path)):
@@ -56,17 +70,46 @@ def parse_job_argument(
     return JobInput(path, tuple(settings))
 
 
+def _command_job(args: Sequence[str]) -> dict[str, Any]:
+    """Return a job for a command without a job file: it runs in the current folder, once per node."""
+    cwd = Path.cwd()
+    if cwd in (Path.home(), Path("/")):
+        raise BadRequest(f"{cwd} would be packaged as the command's source", "go to the folder of its files")
+    return {"name": fit_name(Path(args[0]).name), "source": str(cwd), "entrypoint": list(args)}
+
+
+def _accelerators(text: str) -> str:
+    """Return the value of --gpus as resources.accelerators has it: 8xA100 and A100x8 are A100:8; raises BadRequest."""
+    if match := re.fullmatch(
+        r"(?P<n>[1-9]\d*)x(?P<type>[A-Za-z][\w.-]*)|(?P<type2>[A-Za-z][\w.-]*?)x(?P<n2>[1-9]\d*)", text
+    ):
+        return f"{match['type'] or match['type2']}:{match['n'] or match['n2']}"
+    if text.isdigit() and int(text):
+        raise BadRequest(f"--gpus {text} names no type of GPU", f"write --gpus A100:{text}")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", text):
+        raise BadRequest(f"--gpus {text} is no type and count of GPUs", "write --gpus A100:8")
+    return text
+
+
+def _environment_setting(text: str) -> str:
+    """Return NAME=VALUE of --env as a setting. NAME alone is taken from here, as a secret where it looks like one."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        if name not in os.environ:
+            raise BadRequest(f"--env {name}: there is no such variable here", f"write --env {name}=VALUE")
+        if re.search(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", name, re.IGNORECASE):
+            terminal.note(f"note: {name} is sent as a secret (secrets.{name}: env:{name}), not as plain text")
+            return f"secrets.{name}=env:{name}"
+        value = os.environ[name]
+    return f"env.{name}={json.dumps(value)}"
+
+
 def script_job(path: Path, args: Sequence[str] = ()) -> dict[str, Any]:
     """Return a job for a script without a job file.
 
     The source is the current folder when it contains the script and belongs to the same git work tree, else the root of
     the script's work tree. Outside git it is the script's own folder. The script runs in its source.
     """
-    from cloudtrain.importing import Quickly
-
-    with Quickly():
-        from cloudtrain.job.job import fit_name
-
     script = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would leave the tree through a link
     cwd = Path.cwd()
     root = _find_work_tree(script.parent)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JobWords(NamedTuple):
+    """What a command line says of a job."""
+
+    job: str | None = None
+    args: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    gpus: str | None = None
+    nodes: str | None = None
+    processes: str | None = None
+    module: str | None = None
+    name: str | None = None
+    env: tuple[str, ...] = ()
 
 
 class Command(click.Command):
@@ -17,6 +32,16 @@ class Command(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep what follows `--` for the script: click would take its first word for JOB."""
+        if not any(param.name == "args" for param in self.params) or "--" not in args:
+            return super().parse_args(ctx, args)
+        at = args.index("--")
+        ctx.meta["cloudtrain.command"] = args[at + 1 :]
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["args"] = (*ctx.params["args"], *args[at + 1 :])
+        return rest
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -70,7 +95,17 @@ sets_option = click.option(
 
 
 def job_options(function: F) -> F:
-    """Add the argument JOB and the options that override values of the job."""
+    """Add the argument JOB and the options that override values of the job.
+
+    All but --target reach the function as one argument, `words`, a view.jobs.JobWords.
+    """
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        words = JobWords(**{name: values.pop(name) for name in JobWords._fields})
+        return function(*args, words=words, **values)
+
+    wrapped = cast(F, gathered)
     for add in reversed(
         [
             click.argument("job", metavar="[JOB|SCRIPT]", required=False, type=click.Path()),
@@ -82,14 +117,27 @@ def job_options(function: F) -> F:
                 metavar="TYPE:COUNT",
                 help="Accelerators of each node, as in A100:8; short for --set resources.accelerators=...",
             ),
-            click.option("--nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
+            click.option("--nodes", "--num-nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
             click.option(
-                "--processes", metavar="N", help="Processes of each node; short for --set processes_per_node=N."
+                "--processes",
+                "--nproc",
+                metavar="N",
+                help="Processes of each node; short for --set processes_per_node=N.",
+            ),
+            click.option("-m", "--module", metavar="MODULE", help="Run a module of the source, as python -m does."),
+            click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
+            click.option(
+                "-e",
+                "--env",
+                "env",
+                metavar="NAME[=VALUE]",
+                multiple=True,
+                help="Environment variable of the ranks; without =VALUE it is taken from here. May be repeated.",
             ),
         ]
     ):
-        function = add(function)
-    return function
+        wrapped = add(wrapped)
+    return wrapped
 
 
 def check_exclusive(follow: bool, wait: bool) -> None:
