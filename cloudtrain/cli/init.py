@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,10 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     return 0
 
 
+# A script that uses this argument. A bare `trainer.train()` ignores it.
+RESUMES = re.compile(r"args\.resume_from_checkpoint|--resume_from_checkpoint")
+
+
 def _find_entrypoint(script: str | None, folder: Path, trainer: bool) -> str | None:
     """Return the script's path below the job file's folder, or None for the shared trainer."""
     if trainer:
@@ -98,6 +103,8 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
             f"entrypoint: {_quote_yaml(entrypoint)}",
             "hyperparameters: {}            # learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4",
         ]
+        if RESUMES.search(_text_of(folder / entrypoint)):
+            lines.append('resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # of later attempts')
     else:
         lines += [
             "trainer: true                  # the shared trainer; these values take a minute, the names are transformers' own",
@@ -122,6 +129,13 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         choices = sorted({*registry.names(), *targets.named_targets()})
         lines.append(f"target: local                  # one of {', '.join(choices)}")
     return "\n".join(lines) + "\n"
+
+
+def _text_of(script: Path) -> str:
+    try:
+        return script.read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:

@@ -205,12 +205,12 @@ class Form:
 
 def lean(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's plain data without default and derived values; it makes an equal job."""
-    from cloudtrain.job.job import Job
+    from cloudtrain.job.job import Job, Resources
 
     size = {key: data[key] for key in ("num_nodes", "processes_per_node", "resources") if key in data}
-    defaults = Job(name="job", **size).to_dict()
-    defaults.update(num_nodes=1, processes_per_node=None, resources=Job(name="job").to_dict()["resources"], name=None)
-    defaults.update(source=None)
+    defaults = Job(name="job", trainer=True, **size).to_dict()
+    defaults.update(num_nodes=1, processes_per_node=None, resources=Resources().model_dump(mode="json"), name=None)
+    defaults.update(source=None, trainer=False)
     kept: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inputs":

@@ -150,7 +150,7 @@ def unknown_key(folder: Path) -> list[str]:
 
 
 def wrong_types(folder: Path) -> list[str]:
-    (folder / "job.yaml").write_text("name: [x]\nnum_nodes: many\n")
+    (folder / "job.yaml").write_text("name: [x]\nnum_nodes: many\nrun: x\n")
     return ["plan", "job.yaml"]
 
 
@@ -220,7 +220,7 @@ BAD = [
     (["submit", "train.py", "--set", "nothing"], "'nothing' is no setting", "--set key=value"),
     (["submit", "train.py", "--set", "num_node=2"], "num_node", "num_nodes"),
     (["submit", "train.py", "--nodes", "two"], "num_nodes", ""),
-    (["submit", "train.py", "--gpus", "A100:many"], "resources.accelerators", ""),
+    (["submit", "train.py", "--gpus", "A100:many"], "--gpus A100:many is no type", ""),
     (["submit", "train.py", "--follow", "--wait"], "exclude each other", "cloudtrain submit --help"),
     (["submit", "train.py", "--on-interrupt", "explode"], "explode", "cloudtrain submit --help"),
     (no_source, "source", ""),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.cli.view.jobs import JobInput, parse_job_argument, script_job
+from cloudtrain.cli.view.jobs import JobInput, parse_job_words, script_job
+from cloudtrain.cli.view.options import JobWords
 from cloudtrain.errors import BadRequest
+from cloudtrain.job import targets
 from cloudtrain.job.job import Job
 
 HOSTILE = [
@@ -84,7 +86,7 @@ def test_a_nested_work_tree_is_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_folder_and_any_script_name(tmp_path, name, monkeypatch):
     script = script_at(tmp_path / name / f"{name.lstrip('-')}.py")
-    found = parse_job_argument(str(script))
+    found = parse_job_words(JobWords(str(script)))
     assert isinstance(found, JobInput)
     job = Job.from_dict(found.job)
     assert job.source == str(script.parent)
@@ -95,33 +97,33 @@ def test_any_folder_and_any_script_name(tmp_path, name, monkeypatch):
 def test_a_script_that_begins_with_a_dash_is_refused(project):
     script_at(project / "-train.py")
     with pytest.raises(BadRequest, match="begins with a dash"):
-        parse_job_argument("./-train.py")
+        parse_job_words(JobWords("./-train.py"))
 
 
 @pytest.mark.parametrize("name", ["run.sh", "train"])
 def test_other_scripts(project, name):
     (project / name).write_text("#!/bin/sh\necho hello\n")
-    found = parse_job_argument(name)
+    found = parse_job_words(JobWords(name))
     assert isinstance(found, JobInput) and found.job["entrypoint"] == name
 
 
 def test_a_job_file_with_more_arguments(project):
     (project / "job.yaml").write_text('entrypoint: train.py\nargs: [a, "1.10", no]\n')
-    found = parse_job_argument("job.yaml", ["--x", 'b "c"', ""])
+    found = parse_job_words(JobWords("job.yaml", ("--x", 'b "c"', "")))
     assert isinstance(found, JobInput) and found.job == Path("job.yaml")
     assert Job.load(found.job, found.sets).args == ["a", "1.10", "no", "--x", 'b "c"', ""]
 
 
 def test_set_args_and_more_arguments_add_up(project):
     (project / "job.yaml").write_text("entrypoint: train.py\nargs: [a]\n")
-    found = parse_job_argument("job.yaml", ["c"], ["args=[b]"])
+    found = parse_job_words(JobWords("job.yaml", ("c",), ("args=[b]",)))
     assert isinstance(found, JobInput)
     assert Job.load(project / "job.yaml", found.sets).args == ["b", "c"]
 
 
 def test_short_options_are_settings_and_win(project):
     (project / "job.yaml").write_text("entrypoint: train.py\nnum_nodes: 8\n")
-    found = parse_job_argument("job.yaml", sets=["num_nodes=3"], gpus="A100:8", nodes="2", processes="4")
+    found = parse_job_words(JobWords("job.yaml", sets=("num_nodes=3",), gpus="A100:8", nodes="2", processes="4"))
     assert isinstance(found, JobInput)
     job = Job.load(project / "job.yaml", found.sets)
     assert (job.num_nodes, job.processes, job.resources.accelerators) == (2, 4, "A100:8")
@@ -130,16 +132,59 @@ def test_short_options_are_settings_and_win(project):
 @pytest.mark.parametrize("text", [None, ".", "job.yaml", "../project"])
 def test_ways_to_name_the_job_file(project, text):
     (project / "job.yaml").write_text("entrypoint: train.py\n")
-    found = parse_job_argument(text)
+    found = parse_job_words(JobWords(text))
     assert isinstance(found, JobInput)
     assert Path(found.job).resolve() == project / "job.yaml"  # type: ignore[arg-type]
 
 
 def test_json_is_a_plan_or_a_job(project, cli):
     cli("plan", "train.py", "-o", "plan.json")
-    assert isinstance(parse_job_argument("plan.json"), Plan)
+    assert isinstance(parse_job_words(JobWords("plan.json")), Plan)
     (project / "job.json").write_text(json.dumps({"entrypoint": "train.py"}))
-    assert isinstance(parse_job_argument("job.json"), JobInput)
-    for more in ({"args": ["x"]}, {"sets": ["name=x"]}, {"nodes": "2"}):
+    assert isinstance(parse_job_words(JobWords("job.json")), JobInput)
+    for more in ({"args": ("x",)}, {"sets": ("name=x",)}, {"nodes": "2"}):
         with pytest.raises(BadRequest, match="as it is"):
-            parse_job_argument("plan.json", **more)
+            parse_job_words(JobWords("plan.json", **more))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "meant"), [("A100:8", "A100:8"), ("8xA100", "A100:8"), ("A100x8", "A100:8"), ("H100", "H100")]
+)
+def test_ways_to_write_gpus(project, gpus, meant):
+    found = parse_job_words(JobWords("train.py", gpus=gpus))
+    assert isinstance(found, JobInput) and found.sets == (f"resources.accelerators={meant}",)
+
+
+@pytest.mark.parametrize("gpus", ["1", "A100:many", "", "8", "A100:0"])
+def test_gpus_that_mean_nothing_are_refused_by_the_flags_name(project, gpus):
+    with pytest.raises(BadRequest, match="--gpus"):
+        parse_job_words(JobWords("train.py", gpus=gpus))
+
+
+def test_environment_variables(project, monkeypatch, capsys):
+    monkeypatch.setenv("MODE", "fast")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    words = JobWords("train.py", env=("A=1", "B=[x: {", "C=", "MODE", "HF_TOKEN"))
+    found = parse_job_words(words)
+    assert isinstance(found, JobInput)
+    job = targets.resolve(found.job, found.sets).job
+    assert job.env == {"A": "1", "B": "[x: {", "C": "", "MODE": "fast"} and job.secrets == {
+        "HF_TOKEN": ["env:HF_TOKEN"]
+    }
+    assert "hf_secret" not in str(found) and "sent as a secret" in capsys.readouterr().err
+    with pytest.raises(BadRequest, match="--env NOPE: there is no such variable here"):
+        parse_job_words(JobWords("train.py", env=("NOPE",)))
+
+
+def test_a_command_beside_a_job_file_is_a_command_only_when_it_is_a_program(project, capsys):
+    (project / "job.yaml").write_text("entrypoint: train.py\n")
+    found = parse_job_words(JobWords(args=("torchrun", "train.py")))
+    assert isinstance(found, JobInput) and found.job["entrypoint"] == ["torchrun", "train.py"]
+    assert "job.yaml is not used" in capsys.readouterr().err
+    found = parse_job_words(JobWords(args=("no-such-program",)))
+    assert isinstance(found, JobInput) and found.job == Path("job.yaml")
+
+
+def test_a_module_and_a_file_exclude_each_other(project):
+    with pytest.raises(BadRequest, match="both the module"):
+        parse_job_words(JobWords("train.py", module="pkg.mod"))

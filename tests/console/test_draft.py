@@ -104,6 +104,7 @@ def test_target_options_and_trainer_are_asked(root, home):
     assert problem.path == "options.local.pythn" and "python" in problem.hint
     (root / "cloudtrain.toml").unlink()
     shared = Draft.blank(home, root)
+    shared.form.set_field(FIELDS["trainer"], "true")
     shared.form.set_rows(("hyperparameters",), [("max_steps", "many"), ("learning_rat", "1")])
     assert {p.path for p in shared.problems()} == {"hyperparameters.max_steps", "hyperparameters.learning_rat"}
 

@@ -69,7 +69,8 @@ def same(one: Job, other: Job) -> bool:
 def test_a_job_becomes_a_form_and_the_same_job_again(data, given_values, written):
     """Also when every field is shown and put back, and when what is default is left out."""
     folder = Path("/project")
-    whole = {**data, "hyperparameters": given_values | written}
+    whole = {"trainer": True, **data, "hyperparameters": given_values | written}
+    whole["trainer"] = "entrypoint" not in whole
     job = Job.from_document(Document.of(whole, "Job"), folder)
     form = Form.of_job(job.to_dict(given=True), folder)
     assert same(job_of(form), job)
@@ -155,6 +156,7 @@ def test_new_keys_stand_in_the_order_of_the_reference():
 def test_arguments_are_read_as_a_shell_reads_them():
     form, args = Form.blank(Path("/p")), FIELDS["args"]
     form.set_field(args, "--tag 'a b' \"$x\" 1e-4")
+    form.set_field(FIELDS["entrypoint"], "t.py")
     assert job_of(form).args == ["--tag", "a b", "$x", "1e-4"]
     form.set_field(args, "--tag 'a b")
     (problem,) = form.problems[("args",)]
@@ -179,7 +181,7 @@ def test_a_name_that_is_given_twice_is_a_problem_of_the_file():
 def test_a_form_that_moves_takes_its_relative_paths_along(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(
-        "name: x\ninputs: {a: data/, b: {uri: more}, c: s3://b/x, d: /abs}\noutput: out\nenv: {P: keep/me}\n"
+        "name: x\ntrainer: true\ninputs: {a: data/, b: {uri: more}, c: s3://b/x, d: /abs}\noutput: out\nenv: {P: keep/me}\n"
     )
     form, away = Form.load(path), tmp_path / "jobs" / "deep"
     moved = form.moved_to(away)

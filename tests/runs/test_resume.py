@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtur
 CLOUDTRAIN = [sys.executable, "-m", "cloudtrain.cli"]
 JOB = """
 name: resume
+trainer: true
 source: .
 hyperparameters:
   dataset: python-stdlib

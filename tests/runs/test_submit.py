@@ -358,7 +358,7 @@ def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, jo
     several = {"retry": job.retry.model_copy(update={"max_attempts": 3})}
     assert len(notes(**several)) == told
     assert notes() == []  # one attempt
-    assert notes(**several, entrypoint=None) == []  # the shared trainer resumes
+    assert notes(**several, entrypoint=None, trainer=True) == []  # the shared trainer resumes
     assert notes(**several, args=["--resume", "auto"]) == []
 
 

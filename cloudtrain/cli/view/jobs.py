@@ -18,6 +18,7 @@ from cloudtrain.job.load import fit_name
 
 JOB_FILES = ("job.yaml", "job.yml")
 SCRIPTS = (".py", ".sh")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "bash", "sh")  # on the node, if not here
 
 
 class JobInput(NamedTuple):
@@ -47,10 +48,13 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
             raise BadRequest(f"both the module {words.module} and {words.job} are named", "name one of them")
         here = {"name": fit_name(words.module.rpartition(".")[2]), "source": str(Path.cwd())}
         return JobInput({**here, "entrypoint": f"-m {words.module}", "args": list(args)}, tuple(settings))
-    if words.job is None and args and which(args[0]):
-        if any(Path(name).is_file() for name in JOB_FILES):
-            terminal.note(f"note: {args[0]} is a program: it runs once per node, and the job file here is not used")
-        return JobInput(_command_job(args), tuple(settings))
+    if words.job is None and args and not args[0].startswith("-"):
+        job_file = next((name for name in JOB_FILES if Path(name).is_file()), None)
+        if job_file is None:
+            return JobInput(_command_job(args), tuple(settings))
+        if args[0] in LAUNCHERS or which(args[0]):
+            terminal.note(f"note: {args[0]} is a program: it runs once per node, and {job_file} is not used")
+            return JobInput(_command_job(args), tuple(settings))
     path = _resolve_path(words.job)
     if path.suffix in SCRIPTS or (path.suffix not in (".yaml", ".yml", ".json") and _has_shebang(path)):
         return JobInput(script_job(path, args), tuple(settings))

@@ -15,6 +15,7 @@ from tests.conftest import WAIT_S
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
 JOB = """
 name: spread
+trainer: true
 source: .
 hyperparameters:
   dataset: python-stdlib

@@ -1,0 +1,175 @@
+"""What a job can run: a script, a module, a command, a shell text, the shared trainer; each through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WAIT_S
+
+pytestmark = pytest.mark.usefixtures("census")
+ECHO = """
+import json, os, sys
+print("ARGV", json.dumps(sys.argv[1:]))
+print("ENV", json.dumps({k: v for k, v in os.environ.items() if "RANK" in k or k.startswith(("SKYPILOT", "DSTACK", "X_"))}))
+"""
+RESUMES = """
+import os, sys
+print("ARGV", sys.argv[1:])
+base = os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]
+print("HOLDS", sorted(os.listdir(base)))
+for name in ("checkpoint-5", "checkpoint-10"):
+    os.makedirs(f"{base}/{name}", exist_ok=True)
+    open(f"{base}/{name}/trainer_state.json", "w").write("{}")
+os.makedirs(f"{base}/checkpoint-15", exist_ok=True)  # cut off: it has no state
+sys.exit(0 if os.environ["CLOUDTRAIN_ATTEMPT"] == "2" else 1)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").touch()
+    for name in ("echo.py", "pkg/mod.py"):
+        (folder / name).write_text(ECHO)
+    return folder
+
+
+def run_cli(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cloudtrain", *words]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+def submit(project: Path, *words: str, job: str = "") -> tuple[int, str, str]:
+    """Submit and follow; return the exit code, the log and what was written to standard error."""
+    if job:
+        (project / "job.yaml").write_text(job)
+    done = run_cli(project, "submit", "-f", *words)
+    return done.returncode, done.stdout, done.stderr
+
+
+def argv(log: str) -> list[str]:
+    return json.loads(next(line for line in log.splitlines() if "ARGV" in line).partition("ARGV ")[2])
+
+
+def env(log: str) -> dict[str, str]:
+    return json.loads(next(line for line in log.splitlines() if "ENV" in line).partition("ENV ")[2])
+
+
+def test_placeholders_are_the_runs_folders(project: Path, home: Path):
+    texts = ["{model_dir}", "{{model_dir}}", '{"a": "{epoch:02d}"}', "{run_id}/{attempt}"]
+    code, log, said = submit(
+        project, "echo.py", "--env", "X_OUT={output_dir}", "--env", 'X_JSON={"a": {}}', "--", *texts
+    )
+    assert code == 0, said
+    run_id = next((home / "runs").iterdir()).name
+    folder = f"{home}/runs/{run_id}"
+    assert argv(log) == [f"{folder}/model", "{model_dir}", '{"a": "{epoch:02d}"}', f"{run_id}/1"]
+    assert env(log)["X_OUT"] == f"{folder}/outputs" and env(log)["X_JSON"] == '{"a": {}}'
+    plan = json.loads(run_cli(project, "show", "--json", run_id).stdout)["job"]["args"]
+    assert plan == texts  # as written
+
+
+def test_an_input_that_is_not_there_is_refused(project: Path):
+    code, _, said = submit(project, "echo.py", "--", "{input:data}")
+    assert code == 2 and "asks for {input:data}, and the job has no such input" in said
+
+
+def test_a_module(project: Path):
+    code, log, said = submit(project, "-m", "pkg.mod", "--", "--lr", "1e-4")
+    assert code == 0, said
+    assert argv(log) == ["--lr", "1e-4"]
+
+
+def test_a_command_runs_once_per_node_with_the_nodes_variables(project: Path):
+    code, log, said = submit(project, "--nodes", "2", "--", "python", "echo.py", "a b")
+    assert code == 0, said
+    ranks = [json.loads(line.partition("ENV ")[2]) for line in log.splitlines() if "ENV" in line]
+    assert sorted(each["CLOUDTRAIN_NODE_RANK"] for each in ranks) == ["0", "1"]
+    assert all("RANK" not in each and "LOCAL_RANK" not in each for each in ranks)
+    assert argv(log) == ["a b"]
+    assert "only the number of nodes is checked" in run_cli(project, "plan", "--", "python", "x").stdout
+
+
+@pytest.mark.train
+def test_torchrun_makes_its_own_world(project: Path):
+    (project / "world.py").write_text(
+        "import os, torch.distributed as d\nd.init_process_group('gloo')\n"
+        "print('WORLD', d.get_rank(), d.get_world_size(), flush=True)\nd.destroy_process_group()\n"
+    )
+    code, log, said = submit(project, "--", "torchrun", "--nproc-per-node", "2", "world.py")
+    assert code == 0, said
+    assert {"WORLD 0 2", "WORLD 1 2"} <= {line.partition("] ")[2] or line for line in log.splitlines()}
+
+
+@pytest.mark.parametrize(("compat", "variable"), [("skypilot", "SKYPILOT_NODE_RANK"), ("dstack", "DSTACK_NODE_RANK")])
+def test_a_shell_text_after_its_setup(project: Path, compat: str, variable: str):
+    job = f"setup: |\n  echo {{model_dir}} > made\nrun: |\n  cat made; echo rank ${variable}; python echo.py\ncompat: {compat}\n"
+    code, log, said = submit(project, job=job)
+    assert code == 0, said
+    assert "{model_dir}" in log and "rank 0" in log and variable in env(log)
+
+
+def test_a_setup_that_fails_ends_the_job(project: Path):
+    job = "setup: |\n  echo preparing\n  exit 3\nentrypoint: echo.py\n"
+    code, log, said = submit(project, job=job)
+    assert code == 78 and "setup: preparing" in log and "setup exited with code 3" in log and "ARGV" not in log
+
+
+def test_what_a_setup_leaves_running_delays_nothing(project: Path):
+    code, log, said = submit(project, job="setup: sleep 1000 &\nentrypoint: echo.py\n")
+    assert code == 0 and argv(log) == [], said
+
+
+def test_later_attempts_get_the_newest_whole_checkpoint(project: Path):
+    (project / "resumes.py").write_text(RESUMES)
+    job = "entrypoint: resumes.py\nargs: [--lr, '1']\nresume_args: [--resume_from_checkpoint, '{checkpoint}']\n"
+    assert submit(project, job=job)[0] == 1
+    run_id = json.loads(run_cli(project, "show", "--json").stdout)["run_id"]
+    assert run_cli(project, "resume", run_id, "--wait").returncode == 0
+    log = run_cli(project, "logs", run_id).stdout
+    first, second = [line.partition("ARGV ")[2] for line in log.splitlines() if "ARGV" in line]
+    assert first == "['--lr', '1']" and second.startswith("['--lr', '1', '--resume_from_checkpoint', '/")
+    assert second.endswith("/checkpoint-10']")
+    assert next(line for line in log.splitlines() if "HOLDS" in line).endswith(
+        "HOLDS []"
+    )  # the first start's folder is empty
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        ("name: x", "entrypoint: is missing: nothing says what runs"),
+        ("entrypoint: ''", "entrypoint: is empty"),
+        ("entrypoint: []", "entrypoint: is an empty command"),
+        ("run: ' '", "run: is empty"),
+        ("run: x\ntrainer: true", "trainer: stands beside run"),
+        ("run: x\nargs: [a]", "args: goes to no script"),
+        ("entrypoint: [bash, x]\nprocesses_per_node: 2", "processes_per_node: is 2"),
+        ("entrypoint: echo.py\ncompat: dstack", "compat: is for what runs once per node"),
+        ("trainer: true\nresume_args: [x]", "resume_args: is not needed"),
+    ],
+)
+def test_entries_that_are_refused(project: Path, job: str, sentence: str):
+    from cloudtrain.errors import BadJob
+    from cloudtrain.job.job import Job
+
+    with pytest.raises(BadJob) as refused:
+        Job.load(f"{job}\n")
+    assert any(sentence in f"{problem.path}: {problem.message}" for problem in refused.value.problems)
+
+
+def test_a_stored_job_without_an_entry_is_the_shared_trainers():
+    from cloudtrain.job.job import Job
+
+    stored = Job(name="x", trainer=True).to_dict()
+    old = {
+        key: value for key, value in stored.items() if key not in ("trainer", "run", "setup", "resume_args", "compat")
+    }
+    assert Job.from_dict(old) == Job(name="x", trainer=True)
+    assert Job.from_dict(old).argv() == [".cloudtrain/train.py"]
