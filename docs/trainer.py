@@ -13,13 +13,14 @@ ARGUMENTS = Path(__file__).parents[1] / "entrypoints" / "trainer"  # this file h
 HEAD = """\
 # The shared trainer
 
-A job without `entrypoint` is trained by cloudtrain's own script, `entrypoints/train.py`: one page, read from top to bottom, over
+A job with `trainer: true` is trained by cloudtrain's own script, `entrypoints/train.py`: one page, read from top to bottom, over
 [Accelerate](https://huggingface.co/docs/accelerate). It learns causal language models and sequence classification, on one process or spread over
 many in any of the ways below, on CPU or GPU. Your own script is as welcome: see `examples/own-script`.
 
 ```yaml
 name: tiny-lm
 source: .
+trainer: true
 hyperparameters:
   dataset: texts/*.txt           # files of the source, folders, globs, a hub dataset, or input:NAME
   tokenizer: bpe:4096            # trained first; or a hub name, or a folder
