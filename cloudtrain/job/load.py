@@ -99,7 +99,7 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
 
     if data.get("name") is None:
         data = {**data, "name": fit_name(_first_name(data, document, folder))}
-    elif isinstance(written := data["name"], str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,29}", written):
+    elif isinstance(written := data["name"], str) and re.fullmatch(r"(?=.*[A-Z_])[A-Za-z][A-Za-z0-9_-]{0,29}", written):
         data = {**data, "name": fit_name(written)}
         job._written_name = written
     validator = type(job).__pydantic_validator__

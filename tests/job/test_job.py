@@ -174,10 +174,17 @@ def test_names(name):
     assert Job(name=name, entrypoint="t.py").name == name
 
 
-@pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a b", "é", "a" * 31, "a\n"])
+@pytest.mark.parametrize("name", ["", "1a", "-a", "a-", "a b", "é", "a" * 31, "a\n"])
 def test_names_that_are_none(name):
     with pytest.raises(BadJob, match="is no name of a job"):
         Job(name=name, entrypoint="t.py")
+
+
+@pytest.mark.parametrize(("name", "fit"), [("A", "a"), ("a_b", "a-b"), ("My_Model-2", "my-model-2"), ("A__", "a")])
+def test_names_that_are_made_fit(name, fit):
+    made = Job(name=name, entrypoint="t.py")
+    assert (made.name, made.renamed) == (fit, name)
+    assert made.replace(num_nodes=2).renamed == name and Job(name=fit, entrypoint="t.py").renamed is None
 
 
 @settings(max_examples=200, deadline=None)

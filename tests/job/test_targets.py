@@ -164,7 +164,7 @@ def test_unknown_targets(project):
 
 def test_wrong_values_name_the_file_they_stand_in(project):
     (project / "cloudtrain.toml").write_text("[defaults]\nnum_nodes = 0\nnodes = 1\n")
-    (project / "job.yaml").write_text("name: X\nenv: {A: 1, A: 2}\nrun: x\n")
+    (project / "job.yaml").write_text("name: 1x\nenv: {A: 1, A: 2}\nrun: x\n")
     with pytest.raises(BadJob) as caught:
         targets.resolve("job.yaml", ["limits.grace=5", "bad"], backends=BACKENDS)
     assert {(problem.path, problem.file, problem.line) for problem in caught.value.problems} == {
