@@ -97,11 +97,11 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
     """
     from pydantic import ValidationError
 
-    if data.get("name") is None:
+    given = data.get("name")
+    if given is None:
         data = {**data, "name": fit_name(_first_name(data, document, folder))}
-    elif isinstance(written := data["name"], str) and re.fullmatch(r"(?=.*[A-Z_])[A-Za-z][A-Za-z0-9_-]{0,29}", written):
-        data = {**data, "name": fit_name(written)}
-        job._written_name = written
+    elif isinstance(given, str) and re.fullmatch(r"(?=.*[A-Z_])[A-Za-z][A-Za-z0-9_-]{0,29}", given):
+        data = {**data, "name": fit_name(given)}
     validator = type(job).__pydantic_validator__
     context = {"folder": folder}
     problems = [*(document.problems if document else ()), *unsendable(data, document)]
@@ -124,7 +124,7 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
         problems += [located(conflict.problem, document) for conflict in conflicts]
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
-    job._document = document
+    job._document, job._written_name = document, given
 
 
 def fit_name(text: str) -> str:
