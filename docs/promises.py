@@ -68,6 +68,7 @@ LAWS = (
         (
             "tests/runs/test_exactly_once.py",
             "tests/runs/test_send.py",
+            "tests/runs/test_adoption.py",
             "tests/laws/test_law3_outcomes.py",
             "tests/laws/test_law3_outcomes_clusters.py",
             "tests/laws/test_law3_outcomes_sdk.py",

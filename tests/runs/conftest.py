@@ -1,0 +1,78 @@
+"""A submitter over a backend that starts nothing, and a job for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import registry
+from cloudtrain.cli import main
+from cloudtrain.job.job import Job
+from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.runs import retry
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.platform import Platform
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))  # other tests in this process do not know it
+    MemoryBackend.install()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "my source"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    return folder
+
+
+@pytest.fixture
+def job(source: Path) -> Job:
+    return Job.from_dict({"name": "mine", "source": str(source), "entrypoint": "train.py"})
+
+
+@pytest.fixture
+def submitter() -> Submitter:
+    return Submitter("memory", watch=False)
+
+
+@pytest.fixture
+def dead() -> Process:
+    """A process that has died: the owner of what a killed submit left behind."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = replace(Process.here(), pid=child.pid, started=start_time(child.pid))
+    child.kill()
+    child.wait()
+    return process
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
+    monkeypatch.setattr(Platform, "attempts", {})
+    monkeypatch.setattr(Platform, "fails", {})
+    monkeypatch.setattr(Platform, "calls", [])
+    monkeypatch.setattr(Platform, "after_commit", False)
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    Platform.install()
+    return Platform
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]):
+    """Run a command in this process; return exit code, output and standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(words))
+        return (code, *capsys.readouterr())
+
+    return run

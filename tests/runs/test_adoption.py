@@ -1,0 +1,162 @@
+"""An interrupted submit is adopted by the next one of the same job or key, over a backend that starts nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.errors import BackendError, BadRequest
+from cloudtrain.events import State
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.runs import keys, send
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.platform import LOST, Platform, interrupted, look
+
+pytestmark = pytest.mark.usefixtures("platform")
+
+
+@pytest.fixture
+def submitter() -> Submitter:
+    return Submitter("platform", watch=False)
+
+
+def test_an_old_interrupted_submit_needs_a_decision(submitter, job):
+    name = interrupted(submitter, job, age=timedelta(minutes=16))
+    with pytest.raises(BadRequest, match=f"submitted 16 min ago as {name}, and that was interrupted") as caught:
+        submitter.submit(job)
+    assert caught.value.exit_code == 2 and "--adopt" in caught.value.hint and "--new" in caught.value.hint
+    assert submitter.submit(job, adopt=True).run_id == name
+    young = interrupted(submitter, job.replace(name="young"), age=timedelta(minutes=14))
+    assert submitter.submit(job.replace(name="young")).run_id == young
+
+
+def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, job, platform, cli):
+    name = interrupted(submitter, job)
+    submitter.store.accept(f"{name}-a1", Platform({}, Path()).submit(submitter.store.attempts(name)[0].plan, None))
+    Platform.finish(f"{name}-a1", State.FAILED, 3)
+    look(Run(name, submitter.store))
+    with pytest.raises(BadRequest, match=f"{name}, and that has ended FAILED since"):
+        submitter.submit(job)
+    assert submitter.submit(job, new=True).run_id != name
+    code, _, err = cli("submit", "train.py", "--new", "--adopt")
+    assert code == 2 and "exclude each other" in err
+
+
+def test_an_interrupted_submit_that_nobody_repeats_ends_by_itself(submitter, job, platform):
+    name = interrupted(submitter, job, age=timedelta(minutes=14))
+    run = Run(name, submitter.store)
+    look(run, 3)
+    assert not run.record.status.state.final and "submit" not in platform.calls, "only a submit sends it"
+    old = Run(interrupted(submitter, job.replace(name="old"), age=timedelta(minutes=16)), submitter.store)
+    look(old)
+    assert old.record.status.state is State.FAILED and "has no such job" in old.record.status.reason
+
+
+def test_an_intent_elsewhere_never_blocks_a_submit(submitter, job, platform, cli):
+    name = interrupted(submitter, job)
+    platform.fails = {"find": [BackendError("there are no AWS credentials")] * 9}
+    MemoryBackend.install()
+    elsewhere = Submitter("memory", watch=False)
+    run = elsewhere.submit(job)
+    assert run.attempts[0].handle and platform.calls == []
+    (note,) = elsewhere.notes
+    assert name in note and "platform" in note
+    other = submitter.submit(job.replace(name="other"))
+    assert other.attempts[0].handle and name in submitter.notes[0], "nor where it goes to the same place"
+    code, _, err = cli("cancel", name)
+    assert code == 5 and "no AWS credentials" in err and not Run(name, submitter.store).record.status.state.final
+
+
+def test_a_key_of_another_job_is_refused_with_what_differs(submitter, job, platform):
+    first = submitter.submit(job, key="nightly")
+    with pytest.raises(BadRequest, match=r"differs in hyperparameters\.lr, num_nodes, parallelism") as caught:
+        submitter.submit(job.replace(hyperparameters={"lr": "1"}, num_nodes=2), key="nightly")
+    assert caught.value.exit_code == 2 and first.run_id in caught.value.message
+    (Path(job.source) / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadRequest, match="differs in the source"):
+        submitter.submit(job, key="nightly")
+    MemoryBackend.install()
+    with pytest.raises(BadRequest, match=r"the target \(platform, now memory\)"):
+        Submitter("memory", watch=False).submit(job, key="nightly")
+    assert len(platform.attempts) == 1
+
+
+def test_a_key_is_checked_from_an_empty_history(submitter, job, platform, tmp_path):
+    first = submitter.submit(job, key="nightly")
+    elsewhere = Submitter("platform", home=tmp_path / "elsewhere", watch=False)
+    with pytest.raises(BadRequest, match=r"the job's digest \([0-9a-f]{16}, now [0-9a-f]{16}\)"):
+        elsewhere.submit(job.replace(hyperparameters={"lr": "1"}), key="nightly")
+    assert Store(tmp_path / "elsewhere").runs() == [], "nothing was written"
+    (Path(job.source) / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadRequest, match="the source's digest"):
+        elsewhere.submit(job, key="nightly")
+    (Path(job.source) / "train.py").write_text("print(1)\n")
+    again = elsewhere.submit(job, key="nightly")
+    assert again.run_id == first.run_id and again.adopted
+
+
+def test_the_key_of_a_run_that_never_began_is_free(submitter, job, platform, cli):
+    """Refused, then cancelled before it started: the same key, even with a corrected job, is submitted each time."""
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError):
+        submitter.submit(job, key="nightly")
+    refused = Run.find()
+    submitter.store.claim_notice(refused.attempts[0].attempt_id, "failed")
+    platform.fails = {"submit": [LOST]}
+    corrected = job.replace(hyperparameters={"lr": "1"})
+    run = submitter.submit(corrected, key="nightly")
+    assert run.run_id == refused.run_id and run.record.status.state is State.QUEUED and not run.adopted
+    assert submitter.store.claim_notice(run.attempts[0].attempt_id, "failed"), "it is told of this one, too"
+    assert cli("cancel", run.run_id)[0] == 0 and run.record.status.state is State.CANCELLED
+    again = submitter.submit(corrected, key="nightly")
+    assert again.attempts[0].handle and again.state is State.RUNNING and not again.adopted
+    assert not again.record.cancel_requested and len(again.attempts) == len(platform.attempts) == 1
+    Platform.finish(again.attempts[0].attempt_id, State.FAILED, 1)
+    look(again)
+    assert submitter.submit(corrected, key="nightly").adopted, "what ran keeps its key"
+    assert platform.calls.count("submit") == 3
+
+
+def test_a_free_key_finds_what_another_machine_has_submitted(submitter, job, platform, cli, tmp_path):
+    platform.fails = {"submit": [BackendError("no such role")]}
+    with pytest.raises(BackendError):
+        submitter.submit(job, key="nightly")
+    elsewhere = Submitter("platform", home=tmp_path / "elsewhere", watch=False)
+    handle = elsewhere.submit(job, key="nightly").attempts[0].handle
+    again = submitter.submit(job, key="nightly")
+    assert again.adopted and again.attempts[0].handle == handle and len(platform.attempts) == 1
+
+
+def test_two_processes_send_it_once(submitter, job, platform):
+    platform.fails = {"submit": [LOST]}
+    run = submitter.submit(job)
+    attempt = run.attempts[0]
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert submitter.store.change_owner(attempt.attempt_id, old=attempt.owner, new=parent)
+    look(run, 3)
+    assert platform.calls == ["submit"], "somebody else sends it just now"
+    assert submitter.submit(job).run_id == run.run_id and platform.calls == ["submit"]
+    assert send.send_again(submitter.store, attempt, Platform({}, Path())) is None
+
+
+def test_a_job_of_an_older_version_is_the_same_job(submitter, job):
+    """A field that is new since is no other job: neither for a key nor for an interrupted submit."""
+    plan = submitter.plan(job, key="nightly")
+    data = {name: value for name, value in plan.job.items() if name not in ("min_nodes", "image", "inputs")}
+    assert keys.same(replace(plan, job=data), plan)
+    assert not keys.same(replace(plan, job={**data, "args": ["other"]}), plan)
+
+
+def test_a_key_of_an_attached_run_is_refused(submitter, job, platform):
+    plan = submitter.plan(job, key="nightly")
+    submitter.store.attach(plan, "attached:x", "2026-11-23T00:00:00Z", "/shared/x", {})
+    with pytest.raises(BadRequest, match="was submitted elsewhere"):
+        submitter.submit(job, key="nightly")
+    assert platform.calls == []

@@ -1,0 +1,130 @@
+"""Cancel, resume, rerun, logs and fetch of a run over a backend that starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import events
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+
+def test_cancel(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    assert run.cancel(60).state is State.CANCELLED
+    assert run.cancel().state is State.CANCELLED
+    assert len(run.attempts) == 1
+
+
+def test_a_cancel_that_the_canceller_did_not_survive(submitter, job):
+    run = submitter.submit(job)
+    run.store.request_cancel(run.run_id)  # killed here
+    watch(run)
+    assert run.state is State.CANCELLED
+
+
+def test_cancelled_even_if_the_platform_says_failed(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    run.store.request_cancel(run.run_id)
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 143)
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+def test_success_before_the_cancel_stays_success(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    assert run.cancel(60).state is State.SUCCEEDED
+
+
+def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
+    run = submitter.submit(job)
+    with pytest.raises(BadRequest, match="still RUNNING"):
+        run.resume()
+    run.cancel(60)
+    assert run.resume().run_id == run.run_id
+    assert newest(run) == f"{run.run_id}-a2" and newest(run) in MemoryBackend.attempts
+    MemoryBackend.finish(newest(run), State.SUCCEEDED, 0)
+    watch(run)
+    assert run.state is State.SUCCEEDED
+    with pytest.raises(BadRequest, match="nothing to resume"):
+        run.resume()
+
+
+def test_rerun_is_a_new_run_over_the_same_bundle(submitter, job, source):
+    run = submitter.submit(job)
+    run.acknowledge()
+    (source / "train.py").write_text("print('changed')\n")
+    again = run.rerun(sets=["hyperparameters.lr=1e-4"])
+    assert again.run_id != run.run_id and again.record.parent == run.run_id
+    first, second = run.attempts[0].plan, again.attempts[0].plan
+    assert first.bundle["sha256"] == second.bundle["sha256"]
+    assert second.manifest["argv"] == ["train.py", "--lr", "1e-4"]
+    third = run.rerun(source=str(source)).attempts[0].plan
+    assert third.bundle["sha256"] != first.bundle["sha256"]
+
+
+def test_logs_of_all_attempts_with_cursors(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.say(newest(run), "one", "two")
+    MemoryBackend.finish(newest(run), State.LOST)
+    watch(run)
+    MemoryBackend.say(newest(run), "three")
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    lines = list(run.logs())
+    assert [line.text for line in lines] == ["one", "two", "three"]
+    for at, line in enumerate(lines):
+        assert list(run.logs(after=line.cursor)) == lines[at + 1 :]
+    assert list(run.logs(follow=True)) == lines
+    with pytest.raises(BadRequest, match="no cursor"):
+        list(run.logs(after="junk"))
+
+
+def test_events_are_no_lines_unless_raw(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), "one", events.format("metric", {"step": 1, "loss": 2.0}), "two")
+    MemoryBackend.finish(newest(run))
+    assert [line.text for line in run.logs()] == ["one", "two"]
+    assert len(list(run.logs(raw=True))) == 3
+    (first, _) = run.logs()
+    assert [line.text for line in run.logs(after=first.cursor)] == ["two"]
+
+
+def _a_link_to_a_folder(self, handle, into, what):
+    (into / "outputs").mkdir(parents=True)
+    (into / "outputs" / "latest").symlink_to(into, target_is_directory=True)
+
+
+def test_a_fetched_folder_is_one_runs(submitter, job, tmp_path, monkeypatch):
+    first, second = submitter.submit(job), submitter.submit(job, new=True)
+    out = tmp_path / "out"
+    assert second.fetch(out) == out and [path.name for path in out.iterdir()] == [".gitignore"], "it left nothing"
+    MemoryBackend.say(newest(first), "hello")
+    assert first.fetch(out) == first.fetch(out) == out
+    assert (out / "outputs" / "said").read_text() == "hello"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBackend, "fetch", _a_link_to_a_folder)
+        second.fetch(tmp_path / "linked")
+    assert (tmp_path / "linked" / ".cloudtrain-run").exists(), "a link to a folder is something too"
+    with pytest.raises(BadRequest, match=f"holds what was fetched from {first.run_id}"):
+        second.fetch(out)
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    with pytest.raises(BadRequest, match="holds model/ already"):
+        second.fetch(tmp_path / "mine")
+    assert not (tmp_path / "mine" / ".gitignore").exists()
+    before = submitter.plan(job).bundle["source_sha256"]
+    first.fetch(Path(job.source) / "out")
+    assert submitter.plan(job).bundle["source_sha256"] == before, "what is fetched into the source is not packaged"
+
+
+def test_find_a_run_by_prefix(submitter, job):
+    run = submitter.submit(job)
+    assert Run.find(run.run_id[:8]).run_id == Run.find().run_id == run.run_id

@@ -1,0 +1,276 @@
+"""The watcher over a backend that starts nothing: logs, metrics, retries and their ends, step by step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from cloudtrain import events
+from cloudtrain.backends import registry
+from cloudtrain.errors import BackendError, RunFailed
+from cloudtrain.events import State
+from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.runs import notify
+from cloudtrain.runs.retry import capacity_pause_s
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.watch import Watcher
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+pytestmark = pytest.mark.usefixtures("memory")
+
+
+def test_the_log_becomes_events_and_metrics(submitter, job):
+    run = submitter.submit(job.replace(metrics={"acc": "acc=([0-9.]+)"}))
+    handle = newest(run)
+    MemoryBackend.say(handle, "hello", events.format("metric", {"step": 1, "loss": 2.0, "note": "text"}))
+    watch(run)
+    MemoryBackend.say(handle, "acc=0.5", "{'loss': 1.5}", events.format("world", {"world_size": 1}))
+    MemoryBackend.finish(handle)
+    watch(run)
+    assert [(row.step, row.name, row.value) for row in run.metrics()] == [
+        (1, "loss", 2.0),
+        (1, "acc", 0.5),
+        (2, "loss", 1.5),
+    ]
+    assert [event.data for event in run.store.events(run.run_id, "world")] == [{"world_size": 1}]
+
+
+def test_what_was_said_just_before_the_end_is_not_lost(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(5000)))
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    assert [row.step for row in run.metrics("loss")] == list(range(5000))
+
+
+@pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
+def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert [attempt.status.state for attempt in run.attempts][0] is state
+    assert newest(run) == f"{run.run_id}-a2" and not run.record.status.state.final
+    assert run.attempts[1].plan.attempt == 2 and run.attempts[1].plan.manifest["attempt"] == 2
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert run.state is state and len(run.attempts) == 2, "two were allowed"
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[tuple[str, str]]:
+    """(attempt, event) of every notification."""
+    heard: list[tuple[str, str]] = []
+    monkeypatch.setattr(notify, "start", lambda store, run, attempt, event, hidden: heard.append((attempt[-2:], event)))
+    return heard
+
+
+@pytest.mark.parametrize(("state", "last"), [(State.PREEMPTED, "preemption"), (State.LOST, "failure")])
+def test_an_attempt_that_is_lost_is_told_where_another_follows(submitter, job, told, state, last):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert told == [("a1", "preemption")] and newest(run)[-2:] == "a2"
+    MemoryBackend.finish(newest(run), state, 75)
+    watch(run)
+    assert set(told[1:]) == {("a2", last)} and run.state is state
+
+
+def test_an_attempt_that_cannot_be_made_again_is_a_failure(submitter, job, told, monkeypatch):
+    monkeypatch.setenv("T", "geheim")
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}, secrets={"T": "env:T"}))
+    monkeypatch.delenv("T")
+    MemoryBackend.finish(newest(run), State.LOST, 75)
+    watch(run)
+    assert told == [("a1", "failure")] and run.verdict() is not None
+
+
+def test_a_run_whose_bundle_is_gone_ends_instead_of_being_asked_for_ever(submitter, job, told):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    for path in (submitter.home / "bundles").glob("*.tar.gz"):
+        path.unlink()
+    MemoryBackend.finish(newest(run), State.LOST, 75)
+    watch(run)
+    status = run.record.status
+    assert status.state is State.LOST and "no new attempt: the bundle of" in status.reason
+    assert len(run.attempts) == 1 and told == [("a1", "failure")]
+
+
+CHECKPOINT = '::cloudtrain::{"kind":"checkpoint",%s}'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("for step in range(10): print(step)\n", True),
+        ("torch.save(model.state_dict(), 'checkpoint.pt')\nmodel.gradient_checkpointing_enable()\n", True),
+        ("trainer.train(resume_from_checkpoint=True)\n", False),
+        ("accelerator.load_state(folder)\n", False),
+        ("import cloudtrain_runtime\n", False),
+        ("folder = os.environ['CLOUDTRAIN_CHECKPOINT_DIR']\n", False),
+        ("model.load_state_dict(torch.load('last.pt'))\n", False),
+    ],
+)
+def test_retries_of_a_script_that_cannot_resume_are_told_at_submit(submitter, job, source, text, told):
+    def notes(**changes) -> list[str]:
+        return [note for note in submitter.plan(job.model_copy(update=changes)).notes if "looks like resuming" in note]
+
+    (source / "train.py").write_text("import lib\n")
+    (source / "lib").mkdir()
+    (source / "lib" / "loop.py").write_text(text)
+    several = {"retry": job.retry.model_copy(update={"max_attempts": 3})}
+    assert len(notes(**several)) == told
+    assert notes() == []  # one attempt
+    assert notes(**several, entrypoint=None, trainer=True) == []  # the shared trainer resumes
+    assert notes(**several, args=["--resume", "auto"]) == []
+
+
+def test_a_watcher_keeps_its_client_until_that_fails(submitter, job, monkeypatch):
+    made, looks = [], []
+
+    def create(name, options, home):
+        made.append(registry_create(name, options, home))
+        return made[-1]
+
+    def look(backend, handle):
+        looks.append(backend)
+        if len(looks) == 3:
+            raise BackendError("the token has expired", "")
+        return status(backend, handle)
+
+    registry_create, status = registry.create, MemoryBackend.status
+    run = submitter.submit(job)
+    monkeypatch.setattr(registry, "create", create)
+    monkeypatch.setattr(MemoryBackend, "status", look)
+    assert Watcher(run.store, run.run_id).run(until=lambda: len(looks) >= 5) is not None
+    assert [made.index(backend) for backend in looks[:5]] == [0, 0, 0, 1, 1]
+
+
+def test_a_watcher_ends_with_its_history(submitter, job):
+    run = submitter.submit(job)
+    looks = []
+
+    def until() -> bool:
+        looks.append(run.store.home)
+        shutil.rmtree(run.store.home, ignore_errors=True)
+        return len(looks) > 3
+
+    assert Watcher(run.store, run.run_id).run(until) is None
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("state", [State.PREEMPTED, State.LOST])
+def test_two_attempts_without_a_newer_checkpoint_are_enough(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 9}))
+    for number, said in enumerate(["", '"step":7', "", '"written":"checkpoint-7"', "", '"stored":"step-7"'], 1):
+        assert newest(run) == f"{run.run_id}-a{number}" and not run.record.status.state.final
+        MemoryBackend.say(newest(run), CHECKPOINT % said if said else "nothing was saved")
+        MemoryBackend.finish(newest(run), state, 75, "the machine is gone")
+        watch(run)
+    assert run.state is state and len(run.attempts) == 6, "to bring an old one to the output is nothing new"
+    assert run.record.status.reason.startswith("the machine is gone; no new attempt: the last two were lost before ")
+    resumed = Run(run.run_id, run.store).resume()
+    MemoryBackend.say(newest(resumed), CHECKPOINT % '"step":9')
+    MemoryBackend.finish(newest(resumed), state, 75)
+    watch(resumed)
+    assert len(resumed.attempts) == 8, "who saves more often goes on"
+
+
+def test_spot_capacity_brings_retries(submitter, job):
+    run = submitter.submit(job.replace(resources={"use_spot": True}))
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
+    watch(run)
+    assert len(run.attempts) == 2
+
+
+def long_ago(run, **more) -> None:
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    status = MemoryBackend.attempts[newest(run)].status
+    MemoryBackend.attempts[newest(run)].status = replace(status, ended_at="2026-01-01T00:00:00.000000Z", **more)
+
+
+def test_where_there_were_no_machines_another_attempt_waits_its_time(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
+    assert run.record.status.reason.startswith("no such machines; another attempt in 1 min")
+    long_ago(run, billable_s=0)
+    watch(run)
+    assert newest(run) == f"{run.run_id}-a2" and not run.record.status.state.final
+    long_ago(run, billable_s=90)
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.FAILED, 2), "two were allowed"
+    assert [attempt.status.billable_s for attempt in run.attempts] == [0, 90] and run.record.status.billable_s == 90
+
+
+def test_who_waits_for_machines_can_be_cancelled(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+    watch(run)
+    run.cancel()
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+def test_not_every_job_waits_for_machines(submitter, job):
+    for retry in ({"max_attempts": 1}, {"max_attempts": 3, "on_events": ["preempted", "lost"]}):
+        run = submitter.submit(job.replace(retry=retry), new=True)
+        MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")
+        watch(run)
+        assert (run.state, len(run.attempts)) == (State.FAILED, 1)
+
+
+def test_pauses_grow_are_bounded_and_differ_between_runs():
+    pauses = [capacity_pause_s("run-a", number) for number in range(1, 12)]
+    assert pauses == sorted(pauses) and 45 <= pauses[0] <= 75 and pauses[-1] <= 1800 * 1.25
+    assert len({capacity_pause_s(f"run-{n}", 1) for n in range(20)}) > 10
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.TIMED_OUT, State.CANCELLED])
+def test_other_ends_are_ends(submitter, job, state):
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}))
+    MemoryBackend.finish(newest(run), state, 3, "why")
+    watch(run)
+    assert (run.state, len(run.attempts)) == (state, 1)
+    with pytest.raises(RunFailed, match="why"):
+        run.result(60)
+
+
+def test_no_new_attempt_without_its_secret(submitter, job, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "value-of-it")
+    run = submitter.submit(job.replace(retry={"max_attempts": 3}, secrets={"T": "env:MY_TOKEN"}))
+    monkeypatch.delenv("MY_TOKEN")
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75)
+    watch(run)
+    assert run.state is State.PREEMPTED and len(run.attempts) == 1
+    assert "no new attempt: secret T: env:MY_TOKEN is not set in the watcher's environment" in run.record.status.reason
+
+
+def test_a_lost_attempt_is_ended_before_the_next(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    first = newest(run)
+    MemoryBackend.finish(first, State.LOST)
+    watch(run)
+    assert MemoryBackend.attempts[first].cancels == 1
+
+
+def test_a_watcher_finishes_what_a_killed_one_began(submitter, job, dead):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    MemoryBackend.finish(newest(run), State.LOST)
+    first = run.attempts[0]
+    run.store.record(first.attempt_id, status=replace(first.status, state=State.LOST))
+    second = replace(first.plan, attempt=2)
+    assert run.store.next_attempt(second, owner=dead), "killed between the intent and the submit"
+    watch(run)
+    assert run.attempts[1].handle == second.attempt_id in MemoryBackend.attempts
+
+
+def test_two_watchers_do_not_watch_at_once(submitter, job):
+    run = submitter.submit(job)
+    parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
+    assert run.store.lease(run.run_id, parent, 60)
+    assert Watcher(run.store, run.run_id).run() is None
