@@ -16,7 +16,7 @@ from cloudtrain.runs.watch import Watcher
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 from tests.backends.kubernetes.clusters import ground
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
-from tests.backends.vertex.test_backend import Bench
+from tests.backends.vertex.bench import Bench
 from tests.runs.test_attach import told
 
 pytestmark = [pytest.mark.usefixtures("census"), pytest.mark.timeout(600)]

@@ -27,8 +27,8 @@ from cloudtrain.simulators.vertex.lifecycle import Behavior
 from cloudtrain.simulators.vertex.logs import format_time
 from cloudtrain.simulators.vertex.server import Simulator
 from tests.backends.test_google import Tokens, tokens  # noqa: F401 - a fixture
+from tests.backends.vertex.bench import Bench
 from tests.backends.vertex.registry import Googles, Registry
-from tests.backends.vertex.test_backend import Bench
 from tests.conftest import WAIT_S
 
 NAME, TAG = "my-project/train/gpu", "1"
