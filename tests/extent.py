@@ -11,6 +11,7 @@ SLOW = (
     "backends/kubernetes/test_backend.py",
     "backends/kubernetes/test_faults.py",
     "backends/kubernetes/test_restarts.py",
+    "backends/kubernetes/test_statuses.py",
     "backends/sagemaker/test_backend.py",
     "backends/sagemaker/test_faults.py",
     "backends/sagemaker/test_followed.py",

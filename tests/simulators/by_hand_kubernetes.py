@@ -111,6 +111,8 @@ made = batch.create_namespaced_job(SPACE, body)
 assert made.metadata.uid and made.metadata.resource_version and made.metadata.creation_timestamp
 assert "already exists" in refused(409, batch.create_namespaced_job, SPACE, body)
 until(lambda: "Suspended" in conditions("pair"), "it is suspended")
+for selector, count in (("app in (other, pair)", 1), ("app in (other),app", 0), ("app notin (pair)", 0), ("app", 1)):
+    assert len(batch.list_namespaced_job(SPACE, label_selector=selector).items) == count, selector
 assert pods("pair") == []
 owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pair", "uid": made.metadata.uid}
 service = {"metadata": {"name": "pair", "ownerReferences": [owner]},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
+from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import OUTPUT
 from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests
@@ -55,6 +56,7 @@ class KubernetesBackend:
 
     name = "kubernetes"
     poll_s = follow_s = POLL_S
+    calls_per_s = CALLS_PER_S
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -70,10 +72,13 @@ class KubernetesBackend:
         self._options = {"namespace": "default", **options}
         if options.get("poll_s"):
             self.poll_s = self.follow_s = float(options["poll_s"])
+        place = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
+        self.group = f"kubernetes {'/'.join([*place, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options)
         self._store = KubeStore()
         self._jobs = KubeJobs(self._api)
+        self._list = KubeList(self._api)
         self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
         self._logs = KubeLogs(self._api, self._jobs, self._store, self._volumes, self.poll_s)
 
@@ -134,6 +139,9 @@ class KubernetesBackend:
 
     def status(self, handle: str) -> Status:
         return self._jobs.status(handle)
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        return self._list.statuses(handles)
 
     def labels(self, handle: str) -> dict[str, str]:
         return self._jobs.labels(handle)

@@ -7,7 +7,7 @@ is not reported as lost when the context points to another cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,8 +156,7 @@ class KubeJobs:
         _, namespace, name, uid = parse_handle(handle)
         query = {"labelSelector": f"{ATTEMPT}={name}"}
         pod_list = self._api.get(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query) or {}
-        pods = [pod for pod in pod_list.get("items") or () if _is_owned_by(pod, uid)]
-        return sorted(pods, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
+        return pods_of(uid, pod_list.get("items") or ())
 
     def status(self, handle: str) -> Status:
         """Return the attempt's state; while it waits, the reason is the cluster's message."""
@@ -167,7 +166,8 @@ class KubeJobs:
         pods = self.pods(handle)
         status = status_of(job, pods)
         if status.state is State.STARTING and not status.reason:
-            return replace(status, reason=self._waiting_event(job, pods))
+            uid = str(waiting_object(job, pods)["metadata"]["uid"])
+            return replace(status, reason=self.newest_warning(str(job["metadata"]["namespace"]), uid))
         return status
 
     def images(self, handle: str) -> dict[int, str]:
@@ -176,12 +176,6 @@ class KubeJobs:
             node: digest for node, pod in newest_by_node(self.pods(handle)).items() if (digest := image_digest(pod))
         }
 
-    def _waiting_event(self, job: Object, pods: list[Object]) -> str:
-        """Return the newest warning about a waiting pod, or about the Job if it has no pods (an exceeded quota)."""
-        waiting = [pod for pod in newest_by_node(pods).values() if not container_state(pod)]
-        metadata = (waiting or [job])[0]["metadata"]
-        return self.newest_warning(str(job["metadata"]["namespace"]), str(metadata["uid"]))
-
     def newest_warning(self, namespace: str, uid: str) -> str:
         """Return the newest warning event of an object, "" if there is none or events may not be read."""
         query = {"fieldSelector": f"involvedObject.uid={uid}"}
@@ -189,9 +183,7 @@ class KubeJobs:
             events = self._api.get(f"/api/v1/namespaces/{namespace}/events", "events cannot be listed", query) or {}
         except KubeError:
             return ""  # nothing depends on it
-        warnings = [event for event in events.get("items") or () if event.get("type") == "Warning"]
-        newest = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default=None)
-        return f"{newest.get('reason')}: {newest.get('message')}" if newest else ""
+        return newest_warning([event for event in events.get("items") or () if event.get("type") == "Warning"])
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
@@ -214,6 +206,23 @@ class KubeJobs:
             self._api.call(
                 "DELETE", f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}", failure, body=body, accept=(404, 409)
             )
+
+
+def pods_of(uid: str, pods: Iterable[Object]) -> list[Object]:
+    """Return the pods of a Job among others, in order of creation."""
+    own = [pod for pod in pods if _is_owned_by(pod, uid)]
+    return sorted(own, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
+
+
+def waiting_object(job: Object, pods: Sequence[Object]) -> Object:
+    """Return the pod that waits and whose warnings say why, or the Job if it has no pods (an exceeded quota)."""
+    return next((pod for pod in newest_by_node(pods).values() if not container_state(pod)), job)
+
+
+def newest_warning(warnings: Iterable[Object]) -> str:
+    """Return the newest of some warning events as text, "" without any."""
+    newest = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default=None)
+    return f"{newest.get('reason')}: {newest.get('message')}" if newest else ""
 
 
 def _is_same_job(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import uuid
@@ -109,24 +110,32 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_COMMA = re.compile(r",(?![^(]*\))")  # between terms, not between the values of a set
+_SET = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
+
+
 def parse_selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
     """Parse labelSelector and fieldSelector into a predicate; raises StatusError for unsupported selectors."""
-    terms = []
+    terms: list[tuple[tuple[str, ...], set[str] | None, bool]] = []
     for field, base in (("labelSelector", ("metadata", "labels")), ("fieldSelector", ())):
-        for term in filter(None, query.get(field, "").split(",")):
+        for term in filter(None, _COMMA.split(query.get(field, ""))):
+            if base and (match := _SET.fullmatch(term.strip())):
+                values = {value.strip() for value in match[3].split(",")}
+                terms.append(((*base, match[1]), values, match[2] == "in"))
+                continue
             positive = "!=" not in term
             key, equal, value = term.replace("!=", "=").replace("==", "=").partition("=")
-            if " in " in key or " notin " in key:
-                raise StatusError(400, f"this simulator knows no set-based selectors: {term}")
+            if " " in key.strip():
+                raise StatusError(400, f"unable to parse requirement: {term}")
             path = (*base, key) if base else tuple(key.split("."))
-            terms.append((path, value if equal else None, positive))
+            terms.append((path, {value} if equal else None, positive))
 
     def matches(resource: Object) -> bool:
-        for path, value, positive in terms:
+        for path, values, positive in terms:
             value_at_path: Any = resource
             for key in path:
                 value_at_path = value_at_path.get(key) if isinstance(value_at_path, Mapping) else None
-            matches = value_at_path is not None if value is None else (value_at_path or "") == value
+            matches = value_at_path is not None if values is None else (value_at_path or "") in values
             if matches is not positive:
                 return False
         return True

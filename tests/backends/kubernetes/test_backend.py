@@ -26,5 +26,8 @@ class TestKubernetes(BackendContract):
     def job_changes(self) -> dict:
         return {"output": "gs://local/out"}
 
+    def calls(self) -> int:
+        return len(self.shared.cluster.server.requests)
+
     def leftovers(self, handle: str) -> list[str]:
         return self.shared.left(handle)

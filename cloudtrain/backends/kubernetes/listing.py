@@ -1,0 +1,81 @@
+"""Read the statuses of many attempts: one list of Jobs and one of pods, with a label selector that names the attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
+from cloudtrain.backends.kubernetes.jobs import newest_warning, parse_handle, pods_of, waiting_object
+from cloudtrain.backends.kubernetes.names import ATTEMPT
+from cloudtrain.backends.kubernetes.status import Object, status_of
+from cloudtrain.events import State, Status
+
+# Without its own limits a client of client-go makes 5 requests a second (DefaultQPS,
+# https://github.com/kubernetes/client-go/blob/v0.34.1/rest/config.go, 2026-11-23).
+CALLS_PER_S = 5.0
+NAMES = 100  # in one selector, of up to 63 characters each: with them an address is shorter than proxies allow (8 KiB)
+PAGE = 500  # objects in one answer
+
+
+class KubeList:
+    """The Jobs of one cluster. Every call blocks; raises BackendError."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return handle -> status of the Jobs that exist; {} where the account may not list Jobs."""
+        namespaces: dict[str, list[str]] = {}
+        for handle in handles:
+            namespaces.setdefault(parse_handle(handle)[1], []).append(handle)
+        found: dict[str, Status] = {}
+        for namespace, own in namespaces.items():
+            try:
+                for first in range(0, len(own), NAMES):
+                    found |= self._statuses(namespace, own[first : first + NAMES])
+            except KubeError as error:
+                if error.status != 403:
+                    raise
+        return found
+
+    def _statuses(self, namespace: str, handles: Sequence[str]) -> dict[str, Status]:
+        by_uid = {parse_handle(handle)[3]: handle for handle in handles}
+        names = sorted({parse_handle(handle)[2] for handle in handles})
+        query = {"labelSelector": f"{ATTEMPT} in ({','.join(names)})"}
+        jobs = list(self._list(f"/apis/batch/v1/namespaces/{namespace}/jobs", "the Jobs cannot be listed", query))
+        pods = list(self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query))
+        found: dict[str, Status] = {}
+        silent: dict[str, Object] = {}  # handle -> the object whose newest warning is the reason
+        for job in jobs:
+            if handle := by_uid.get(str(job["metadata"]["uid"])):
+                own = pods_of(job["metadata"]["uid"], pods)
+                status = found[handle] = status_of(job, own)
+                if status.state is State.STARTING and not status.reason:
+                    silent[handle] = waiting_object(job, own)
+        warnings = self._warnings(namespace) if silent else {}
+        for handle, waiting in silent.items():
+            found[handle] = replace(found[handle], reason=newest_warning(warnings.get(waiting["metadata"]["uid"], ())))
+        return found
+
+    def _warnings(self, namespace: str) -> dict[str, list[Object]]:
+        """Return uid -> warning events of a namespace's objects, {} where events may not be read."""
+        warnings: dict[str, list[Object]] = {}
+        path = f"/api/v1/namespaces/{namespace}/events"
+        try:
+            for event in self._list(path, "events cannot be listed", {"fieldSelector": "type=Warning"}):
+                warnings.setdefault(str((event.get("involvedObject") or {}).get("uid")), []).append(event)
+        except KubeError:
+            pass  # nothing depends on it
+        return warnings
+
+    def _list(self, path: str, failure: str, query: Mapping[str, str]) -> Iterator[Object]:
+        """Yield the objects of a list, page by page."""
+        more = ""
+        while True:
+            page = {"limit": str(PAGE), **({"continue": more} if more else {})}
+            answer = self._api.get(path, failure, {**query, **page}) or {}
+            yield from answer.get("items") or ()
+            more = str((answer.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return
