@@ -75,7 +75,8 @@ def processes_of(folder: Path) -> list[str]:
             state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
         except OSError:
             continue
-        marks = (f"CLOUDTRAIN_NODE_DIR={folder}", "cloudtrain.runs.watch\0", f"CLOUDTRAIN_RUN_DIR={folder}")
+        watchers = ("cloudtrain.runs.watch\0", "cloudtrain.runs.watch_all\0")
+        marks = (f"CLOUDTRAIN_NODE_DIR={folder}", f"CLOUDTRAIN_RUN_DIR={folder}", *watchers)
         mine = str(folder).encode() in words and any(mark.encode() in words for mark in marks)
         if mine and state not in (b"Z", b"X"):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")

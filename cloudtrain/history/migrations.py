@@ -142,4 +142,28 @@ _EIGHTH = (
     "ALTER TABLE attempts ADD COLUMN event TEXT NOT NULL DEFAULT ''",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)
+# The process that watches all runs of this home on one host, its cloudtrain and the address of its socket. Of a run's
+# environment only names of variables, and values that are paths or names (runs/environment.py), never credentials.
+_NINTH = (
+    """CREATE TABLE watchers (
+        host TEXT PRIMARY KEY, owner TEXT NOT NULL, version TEXT NOT NULL, address TEXT NOT NULL, expires_at REAL NOT NULL
+    )""",
+    """CREATE TABLE environments (
+        run_id   TEXT PRIMARY KEY REFERENCES runs,
+        pointers TEXT NOT NULL,             -- JSON, name -> value
+        hidden   TEXT NOT NULL,             -- JSON, names of variables whose values are only in the watcher's memory
+        lacking  TEXT NOT NULL DEFAULT '[]' -- JSON, those of them that the watcher does not have
+    )""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _SECOND,
+    _THIRD,
+    _FOURTH,
+    _FIFTH,
+    _SIXTH,
+    _SEVENTH,
+    _EIGHTH,
+    _NINTH,
+)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.backends.api import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, State, Status
-from cloudtrain.history.queries import History
+from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, placeholders
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
@@ -24,7 +23,7 @@ MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
 
-class Store(History):
+class Store(Leases):
     """The history below a home folder, read and write. Opened on first use; each process and thread needs its own object."""
 
     # -- submitting ---------------------------------------------------------------------------------------------------
@@ -266,30 +265,6 @@ class Store(History):
                 (now(), now(), run_id),
             )
 
-    def lease(self, run_id: str, owner: Process, ttl_s: float) -> bool:
-        """Take or renew the lease to watch a run; False while another living process holds it."""
-        moment = datetime.now(UTC).timestamp()
-        with self.database.write() as db:
-            row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-            if row and row[0] != str(owner) and _lease_valid(row[0], row[1], moment):
-                return False
-            db.execute(
-                "INSERT OR REPLACE INTO leases (run_id, owner, expires_at) VALUES (?, ?, ?)",
-                (run_id, str(owner), moment + ttl_s),
-            )
-            return True
-
-    def release(self, run_id: str, owner: Process) -> None:
-        """Release the lease to watch a run, if this process holds it."""
-        with self.database.write() as db:
-            db.execute("DELETE FROM leases WHERE run_id = ? AND owner = ?", (run_id, str(owner)))
-
-    def watched(self, run_id: str) -> bool:
-        """Return whether a living process watches the run."""
-        with self.database.read() as db:
-            row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
-        return bool(row) and _lease_valid(row[0], row[1], datetime.now(UTC).timestamp())
-
 
 def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None:
     """Add the event of a changed reason, unless the attempt has ended or ends with it; delete the oldest of too many."""
@@ -305,11 +280,6 @@ def _add_reason(db: sqlite3.Connection, attempt_id: str, status: Status) -> None
     )
     old = (attempt_id, PLATFORM, seq - MOST_REASONS)
     db.execute("DELETE FROM events WHERE attempt_id = ? AND node = ? AND seq <= ? AND kind = 'status'", old)
-
-
-def _lease_valid(owner: str, expires_at: float, moment: float) -> bool:
-    process = Process.parse(owner)
-    return expires_at > moment and not (process and process.alive is False)
 
 
 def _status_columns(status: Status) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,25 @@ def event_of(status: Status, *, final: bool) -> str | None:
     return "failure" if status.state in _FAILED else "end"
 
 
-def start(store: Store, run_id: str, attempt_id: str, event: str, hidden: Sequence[str] = ()) -> None:
+def start(
+    store: Store,
+    run_id: str,
+    attempt_id: str,
+    event: str,
+    hidden: Collection[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
     """Start a process that says so, once for each attempt and event; returns at once.
 
-    `hidden` are the variables of this process that nobody else may see. Nothing happens where nothing is configured.
+    `hidden` are variables of `environ` (None: this process's) that nobody else may see. Nothing happens where nothing is
+    configured.
     """
     if not _files(store, run_id) or not store.claim_notice(attempt_id, event):
         return
     folder = store.home / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
-    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    known = os.environ if environ is None else environ
+    env = {name: value for name, value in known.items() if name not in hidden}
     command = [sys.executable, "-m", "cloudtrain.runs.notify", str(store.home), run_id, attempt_id, event]
     detach(command, given=b"", log=folder / "notify.log", env=env, cwd=Path("/"))
 

@@ -9,9 +9,11 @@ from cloudtrain.backends.api import Backend, HasRemoteLog
 from cloudtrain.runs.attempts import FIRST_POLL_S, pause
 
 SOON_S = 0.05  # the first pause between two questions when a change is expected; each one is twice as long
-NOTICE_S = (
-    0.2  # the longest time until a request to cancel, or a new reader, is noticed; the shortest between two reads
-)
+# The longest time until a request to cancel, or a new reader, is noticed; the shortest between two reads.
+NOTICE_S = 0.2
+# An attempt older than this is asked about so rarely, unless its platform is a simulator.
+OLD_AFTER_S, OLD_S = 600.0, 30.0
+SIMULATED_S = 1.0  # which wants to be asked more often than this
 
 
 class Pace:
@@ -22,13 +24,13 @@ class Pace:
     at every look, and a new attempt is looked at more often than an old one.
     """
 
-    def __init__(self, backend: Backend, followed: Callable[[], bool]) -> None:
+    def __init__(self, backend: Backend, followed: Callable[[], bool], age_s: float = 0.0) -> None:
         self._shared = isinstance(backend, HasRemoteLog)
         self._poll_s = max(backend.poll_s, FIRST_POLL_S)
         self._follow_s = max(backend.follow_s, NOTICE_S) if isinstance(backend, HasRemoteLog) else 0.0
         self._followed = followed
-        self._began = time.monotonic()
-        self._read_at = self._began
+        self._began = time.monotonic() - age_s
+        self._read_at = time.monotonic()
         self._cancelled = False
         self.expect_change()
 
@@ -54,17 +56,19 @@ class Pace:
 
     def asked(self) -> None:
         """Note that the status is asked for now."""
-        self._due = time.monotonic() + min(self._pause_s, self._poll_s)
-        self._pause_s *= 2
+        moment = time.monotonic()
+        old = self._poll_s > SIMULATED_S and moment - self._began > OLD_AFTER_S
+        self._due = moment + min(self._pause_s, max(self._poll_s, OLD_S) if old else self._poll_s)
+        self._pause_s = min(self._pause_s * 2, OLD_S)
 
     def read(self) -> None:
         """Note that the log was read just now."""
         self._read_at = time.monotonic()
 
-    def sleep_s(self) -> float:
-        """Return how long to sleep before the next look."""
+    def wait_s(self) -> float:
+        """Return how long to wait before the next look."""
         now = time.monotonic()
         if not self._shared:
             return pause(now - self._began, self._poll_s)
         until = min(self._due, self._read_at + self._follow_s) if self._followed() else self._due
-        return min(max(until - now, FIRST_POLL_S), NOTICE_S)
+        return max(until - now, FIRST_POLL_S)

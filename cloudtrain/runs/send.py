@@ -125,8 +125,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     if may_send and not run.cancel_requested and not retry.outage_is_over(attempt):
         return False
     first, old = attempt.number == 1, age_s(attempt) > ADOPTABLE_S
-    wanted = not first or (attempt.unanswered_since is not None and not old)
-    if may_send and wanted and not run.cancel_requested:
+    if may_send and is_wanted(run, attempt):
         outcome = send_again(store, attempt, backend)
         if isinstance(outcome, Unknown):
             raise outcome.error
@@ -161,6 +160,12 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
             store.change_owner(attempt.attempt_id, old=str(Process.here()), new=attempt.owner)
             return False
     return True
+
+
+def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
+    """Return whether an attempt without a handle is to be sent, once nobody else is sending it."""
+    unanswered = attempt.unanswered_since is not None and age_s(attempt) <= ADOPTABLE_S
+    return not run.cancel_requested and (attempt.number > 1 or unanswered)
 
 
 def is_free(attempt: AttemptRecord) -> bool:

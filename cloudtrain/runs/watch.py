@@ -1,7 +1,7 @@
-"""The watcher of a run: collects its log, metrics and status into the store, and starts the next attempt when one is due.
+"""Watch one run: collect its log, metrics and status into the store, and start the next attempt when one is due.
 
-`submit` starts it detached, one process for each run, with a lease in the store. When it dies, any reader takes over: all
-that it needs is in the store, and the job does not depend on it.
+The watcher of a home (runs/watch_all.py) does it for all runs, `cloudtrain watch` for one in the foreground, a reader once
+where nobody watches. A lease in the store says who. All that is needed is in the store, and the job does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from cloudtrain.backends.api import Backend, HasImages, HasRemoteLog, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.diagnosis.tail import Tail
-from cloudtrain.errors import BackendError, CloudtrainError
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Event, LogLine, State, Status
 from cloudtrain.history import event_files
 from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -29,24 +30,38 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, unix_time
 from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, retry, send
+from cloudtrain.runs import asked, retry, send, watcher
 from cloudtrain.runs.attempts import backend_of, replan
-from cloudtrain.runs.pace import Pace
+from cloudtrain.runs.pace import NOTICE_S, Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
-from cloudtrain.runs.watcher import STARTING
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 LEASE_S = 30.0
-TAKE_OVER_TIMEOUT_S = 5.0  # for a reader or the previous watcher to release the lease
 NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
 FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 
 
+class Look(Enum):
+    """What one look at a run has found."""
+
+    SAME = "nothing to do before the next look"
+    MOVED = "the run or its attempt moved on: look again at once"
+    SEND = "an attempt is to be sent, by somebody who may"
+    ENDED = "the run is final"
+
+
 class Watcher:
-    """Watches one run until it is final. With `may_send=False` it only reads: it starts no attempt."""
+    """Watches one run until it is final.
+
+    Args:
+        may_send: False where it only reads: it starts no attempt.
+        backend: returns the backend of an attempt, where several runs share one.
+        environ: the environment of the shell that submitted the run, for notifications; None for this process's.
+        lease: renews the lease meanwhile and returns whether it is still held, where somebody else does that.
+    """
 
     def __init__(
         self,
@@ -56,8 +71,15 @@ class Watcher:
         complain: Callable[[CloudtrainError], None] | None = None,
         *,
         may_send: bool = True,
+        backend: Callable[[AttemptRecord], Backend] | None = None,
+        environ: Mapping[str, str] | None = None,
+        lease: Callable[[], bool] | None = None,
     ) -> None:
         self._may_send = may_send
+        self._backend = backend or self._own_backend
+        self.environ = environ
+        self._lease = lease or self._own_lease
+        self._send_due = False
         self._complain = complain or self._write  # what is done where a platform cannot be asked
         self.store = store
         self.run_id = run_id
@@ -91,7 +113,9 @@ class Watcher:
                 moved = self._step_when_due(run, attempt, backend)
             except BackendError as error:
                 asked.note(self.store.home, self.run_id, backend, error)
-                moved, self._cached_backend = False, None  # a new client next time: credentials may be renewed
+                moved = False
+                if not isinstance(error, Unreachable):
+                    self._cached_backend = None  # a new client next time: credentials may be renewed
                 self._complain(error)
             if moved:
                 continue
@@ -99,47 +123,77 @@ class Watcher:
                 if not (hold and isinstance(backend, HasRemoteLog)):
                     self.store.release(self.run_id, self.me)
                 return run.status
-            time.sleep(self._pace(attempt, backend).sleep_s())
+            time.sleep(min(self.pace(attempt, backend).wait_s(), NOTICE_S))
         return None
 
-    def _write(self, error: CloudtrainError) -> None:
-        print(f"{now()} {self.run_id}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+    def look(self, status: Status | None = None, *, log_only: bool = False) -> Look:
+        """Bring the store up to date with the newest attempt once, for who watches many runs; blocking.
 
-    def take_over(self) -> None:
-        """Wait, for seconds at the most, until nobody else holds the lease; then readers start no watcher any more."""
-        began = time.monotonic()
-        while not self._lease() and time.monotonic() - began < TAKE_OVER_TIMEOUT_S:
-            time.sleep(0.05)
-        (self.store.home / "runs" / self.run_id / STARTING).unlink(missing_ok=True)
+        Args:
+            status: what the platform has just reported of the newest attempt, None to ask it here.
+            log_only: only read the log, which somebody follows.
 
-    def _pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:
+        Raises BackendError, and StoreError where the history cannot be used.
+        """
+        run, attempt = self._newest()
+        if run.status.state.final:
+            return Look.ENDED
+        if (
+            attempt.handle is None
+            and not attempt.status.state.final
+            and not self._may_send
+            and send.is_wanted(run, attempt)
+        ):
+            return Look.SEND if send.is_free(attempt) and retry.outage_is_over(attempt) else Look.SAME
+        backend = self._backend(attempt)
+        try:
+            if log_only and attempt.handle is not None:
+                self._read_log(attempt, backend)
+                return Look.SAME
+            self._send_due = False
+            moved = self._ask(run, attempt, backend, status)
+        except BackendError as error:
+            asked.note(self.store.home, self.run_id, backend, error)
+            raise
+        return Look.MOVED if moved else Look.SEND if self._send_due else Look.SAME
+
+    def pace(self, attempt: AttemptRecord, backend: Backend) -> Pace:
+        """Return when an attempt is to be looked at."""
         if attempt.handle not in self._paces:
             followed = Spool(self.store.home, self.run_id, attempt.number).is_followed
-            self._paces = {attempt.handle: Pace(backend, followed)}
+            self._paces = {attempt.handle: Pace(backend, followed, send.age_s(attempt))}
         return self._paces[attempt.handle]
 
-    def _backend(self, attempt: AttemptRecord) -> Backend:
+    def _write(self, error: CloudtrainError | str) -> None:
+        print(f"{now()} {self.run_id}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+    def _own_backend(self, attempt: AttemptRecord) -> Backend:
         if self._cached_backend is None or self._cached_backend[0] != attempt.attempt_id:
             self._cached_backend = (attempt.attempt_id, backend_of(attempt.plan, self.store.home))
         return self._cached_backend[1]
 
     def _step_when_due(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
         """Look at the newest attempt as often as its platform may be asked, and at its log as often as it is followed."""
-        pace = self._pace(attempt, backend)
+        pace = self.pace(attempt, backend)
         if run.cancel_requested:
             pace.expect_cancel()
         if attempt.handle is None or pace.status_is_due:
-            pace.asked()
-            moved = self.step(run, attempt, backend)
-            if time.monotonic() - self._noted_at > NOTED_S:
-                asked.note(self.store.home, self.run_id, backend)
-                self._noted_at = time.monotonic()
-            return moved
+            return self._ask(run, attempt, backend)
         if pace.log_is_due:
             self._read_log(attempt, backend)
         return False
 
-    def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend) -> bool:
+    def _ask(self, run: RunRecord, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> bool:
+        """Do a step, and note for readers that the platform was asked."""
+        if status is None:
+            self.pace(attempt, backend).asked()
+        moved = self.step(run, attempt, backend, status)
+        if time.monotonic() - self._noted_at > NOTED_S:
+            asked.note(self.store.home, self.run_id, backend)
+            self._noted_at = time.monotonic()
+        return moved
+
+    def step(self, run: RunRecord, attempt: AttemptRecord, backend: Backend, status: Status | None = None) -> bool:
         """Bring the store up to date with the newest attempt once; True when the run or its attempt moved on."""
         if attempt.handle is None:
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
@@ -147,9 +201,9 @@ class Watcher:
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
         # `cloudtrain cancel` may have died after storing the request and before calling the platform.
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
-        if to_cancel and _cancel(backend, attempt.handle):
+        if to_cancel and self._cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
-        status = backend.status(attempt.handle)
+        status = status or backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
@@ -164,7 +218,7 @@ class Watcher:
         if moved and status.state is State.RUNNING:
             self._ask_images(attempt, backend)  # again where the platform has started it anew
         elif moved:
-            self._pace(attempt, backend).expect_change()
+            self.pace(attempt, backend).expect_change()
         return False
 
     def catch_up(self, statuses: Mapping[str, Status], files: Callable[[], None]) -> None:
@@ -202,8 +256,8 @@ class Watcher:
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
             if any(event.kind in ("state", "result") for event in others):
-                self._pace(attempt, backend).expect_change()
-        self._pace(attempt, backend).read()
+                self.pace(attempt, backend).expect_change()
+        self.pace(attempt, backend).read()
         if spool := self._spools.get(attempt.attempt_id):
             spool.touch()
 
@@ -230,7 +284,7 @@ class Watcher:
                 del self._spools[attempt.attempt_id]
                 raise
             except OSError as error:  # the disk is full: readers ask the platform from now on
-                print(f"{now()} the log is not kept: {error}", file=sys.stderr, flush=True)  # noqa: T201 - own log
+                self._write(f"the log is not kept: {error}")
                 spool.remove() if spool else None
                 spool = self._spools[attempt.attempt_id] = None
             yield batch
@@ -284,6 +338,7 @@ class Watcher:
                     self.store.set_status(self.run_id, waiting)
                 return False
             if not self._may_send:
+                self._send_due = True
                 return False
         return self._end(run, attempt, status, backend)
 
@@ -294,7 +349,7 @@ class Watcher:
         if status.ended_at is None:
             status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
         if status.state is State.LOST and attempt.handle is not None:
-            _cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
+            self._cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)
         if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
             self._ask_images(attempt, backend)
@@ -332,7 +387,7 @@ class Watcher:
         except BackendError as error:
             self._write(error)
         except Exception as error:
-            print(f"{now()} no images: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+            self._write(f"no images: {error!r}")
 
     def _diagnose(self, attempt: AttemptRecord, status: Status, backend: Backend) -> None:
         """Store why the run failed, before its end: whoever waits for the end finds the verdict. An error is only logged."""
@@ -348,7 +403,7 @@ class Watcher:
                     tail.add(line)
             record.judge_attempt(self.store, attempt, status, tail.lines())
         except Exception as error:
-            print(f"{now()} no verdict: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+            self._write(f"no verdict: {error}")
 
     def _notify(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
         """Send the notifications that cloudtrain.toml asks for; an error is only logged."""
@@ -356,9 +411,10 @@ class Watcher:
 
         try:
             if event := notify.event_of(status, final=final):
-                notify.start(self.store, self.run_id, attempt.attempt_id, event, sorted(secret_names(attempt.plan)))
+                hidden = secret_names(attempt.plan)
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, hidden, self.environ)
         except (CloudtrainError, OSError) as error:
-            print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+            self._write(str(error))
 
     def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
         """Start the next attempt."""
@@ -367,7 +423,7 @@ class Watcher:
         ):  # with it nothing was started, so nothing was lost
             self._notify(attempt, status, final=False)
         outcome = send.send_attempt(
-            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=self.me)
+            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=Process.here())
         )
         if isinstance(outcome, send.Unknown):
             self._complain(outcome.error)
@@ -376,26 +432,25 @@ class Watcher:
             self._diagnose(newest, newest.status, backend)
             self._notify(newest, newest.status, final=True)
 
+    def _cancel(self, backend: Backend, handle: str) -> bool:
+        """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
+        try:
+            backend.cancel(handle)
+        except BackendError as error:
+            self._write(error)
+            return False
+        return True
+
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:
         return self.store.find(self.run_id), self.store.attempts(self.run_id)[-1]
 
-    def _lease(self) -> bool:
+    def _own_lease(self) -> bool:
         if time.monotonic() - self._leased_at < LEASE_S / 3 and self._leased_at:
             return True
         if not self.store.lease(self.run_id, self.me, LEASE_S):
             return False
         self._leased_at = time.monotonic()
         return True
-
-
-def _cancel(backend: Backend, handle: str) -> bool:
-    """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
-    try:
-        backend.cancel(handle)
-    except BackendError as error:
-        print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
-        return False
-    return True
 
 
 def _points(event: Event) -> list[tuple[float, str, float]]:
@@ -411,15 +466,24 @@ def _points(event: Event) -> list[tuple[float, str, float]]:
 
 
 def main() -> int:
-    """Watch one run to its end: `python -m cloudtrain.runs.watch RUN HOME`, secrets as JSON on standard input."""
-    run_id, home = sys.argv[1:3]
+    """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watch RUN HOME WATCHER`.
+
+    The watcher of a home starts it, with the environment of the run's shell as JSON on standard input: no other run's
+    calls see it. Without WATCHER an older cloudtrain has started it, and the run is handed to the watcher.
+    """
+    run_id, home, *rest = sys.argv[1:]
     os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
     try:
-        watcher = Watcher(Store(Path(home)), run_id)
-        watcher.take_over()
-        watcher.run()
+        store = Store(Path(home))
+        owner = Process.parse(rest[0]) if rest else None
+        if owner is None:
+            watcher.start(store, store.attempts(run_id)[-1].plan)
+        elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
+            looks = Watcher(store, run_id, owner)
+            while looks.look() is Look.MOVED and store.attempts(run_id)[-1].handle is None:
+                pass
     except CloudtrainError as error:
-        print(f"{now()} {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
+        print(f"{now()} {run_id}: {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
         return error.exit_code
     return 0
 

@@ -1,40 +1,115 @@
-"""Start the watcher of a run as a detached process; start another one only after the first has died."""
+"""Hand a run to the watcher of its home, one process for all runs of this host; start that process where none lives.
+
+The environment of this shell goes with the run, over a private socket or the new process's standard input: it is neither
+stored nor visible in /proc. The watcher confirms once it has the run's lease.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.manifest import secret_names, secret_sources
+from cloudtrain.backends.manifest import secret_sources
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
+from cloudtrain.runs import environment, mailbox
+from cloudtrain.runs.mailbox import Message
 
-STARTING = "watch.starting"  # in a run's folder: a watcher was started, and has not taken its lease yet
-BIRTH_S = 30.0  # how long it may take for that; then it is taken for dead
+STARTING = "watch.starting"  # in the home: a watcher was started and is not elected yet
+LOG = "watch.log"  # in the home: what went wrong
+BIRTH_S = 30.0  # how long that may take; then it is taken for dead
+PATIENCE_S = 2.0  # how long a submit waits for a watcher that another one has just started
+CONFIRM_S = 5.0  # how long for its answer
 
 
 def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
-    """Start the watcher of a run as a detached process; returns at once.
+    """Hand a run to the watcher, which is started where there is none; blocks until it has confirmed, or was started.
 
-    With `instead` of one that has died: not while another one that was started has yet to take its lease, which takes
-    seconds on a busy machine, and would take longer with every further one.
+    With `instead` of a watcher that has died this process is a reader: the run keeps what is known of its environment,
+    and no other watcher is started while one that was started is not up yet.
     """
-    folder = store.home / "runs" / plan.run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    starting = folder / STARTING
-    with suppress(OSError):
-        if instead and abs(time.time() - starting.stat().st_mtime) < BIRTH_S:
+    message: Message = {
+        "do": "watch",
+        "run": plan.run_id,
+        "environ": dict(os.environ),
+        "sources": sorted(secret_sources(plan)),
+        "own": not instead,
+    }
+    if _hand_over(store, message):
+        return
+    if _is_starting(store.home):
+        if instead:
             return
+        end = time.monotonic() + PATIENCE_S
+        while _is_starting(store.home) and time.monotonic() < end:
+            time.sleep(0.02)
+        if _hand_over(store, message):
+            return
+    store.offer(plan.run_id)  # should this one die at once, the next one finds the run
+    _start_process(store.home, message)
+
+
+def look_now(store: Store, run_id: str) -> None:
+    """Tell the watcher that something has happened to a run, such as a cancel; blocks for a moment."""
+    if (holder := store.watcher()) and holder.valid:
+        mailbox.call(holder.address, {"do": "look", "run": run_id}, CONFIRM_S)
+
+
+def give_missing(store: Store, run_id: str) -> None:
+    """Hand the watcher the variables of a run that it lacks and this shell has: values that are stored nowhere."""
+    record = store.environments([run_id]).get(run_id)
+    found = {name: os.environ[name] for name in record.lacking if name in os.environ} if record else {}
+    if found and (holder := store.watcher()) and holder.valid:
+        mailbox.call(holder.address, {"do": "fill", "run": run_id, "environ": found}, CONFIRM_S)
+
+
+def is_newer(version: str, other: str) -> bool:
+    """Return whether a cloudtrain replaces the watcher of another one."""
+    return _version_key(version) > _version_key(other)
+
+
+@cache
+def own_version() -> str:
+    """Return this cloudtrain's version and when its newest module was changed: an upgrade in place is newer too."""
+    from cloudtrain import __version__
+
+    newest = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
+    return f"{__version__}+{newest}"
+
+
+def _version_key(version: str) -> tuple[list[int], int]:
+    number, _, changed = version.partition("+")
+    return [int(part) for part in re.findall(r"\d+", number)], int(changed or 0)
+
+
+def _hand_over(store: Store, message: Message) -> bool:
+    """Send a run to the watcher; False where none confirms, or this cloudtrain is newer and replaces it."""
+    holder = store.watcher()
+    if holder is None or not holder.valid or is_newer(own_version(), holder.version):
+        return False
+    return mailbox.call(holder.address, message, CONFIRM_S) is not None
+
+
+def _is_starting(home: Path) -> bool:
     with suppress(OSError):
-        starting.touch()
-    hidden = secret_names(plan)
-    environ = {name: value for name, value in os.environ.items() if name not in hidden}
-    secrets = {name: os.environ[name] for name in secret_sources(plan) if name in os.environ}
+        return abs(time.time() - (home / STARTING).stat().st_mtime) < BIRTH_S
+    return False
+
+
+def _start_process(home: Path, message: Message) -> None:
+    with suppress(OSError):
+        (home / STARTING).touch()
     # Nicer than the job: where ranks share this machine's cores, the watcher waits, not they.
-    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.runs.watch", plan.run_id, str(store.home)]
-    detach(command, given=json.dumps(secrets).encode(), log=folder / "watch.log", env=environ, cwd=Path("/"))
+    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.runs.watch_all", str(home)]
+    hidden = message["sources"]
+    begins_with = {
+        name: value for name, value in environment.select(os.environ, environment.BASE).items() if name not in hidden
+    }
+    detach(command, given=json.dumps([message]).encode(), log=home / LOG, env=begins_with, cwd=Path("/"))

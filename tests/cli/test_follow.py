@@ -75,7 +75,7 @@ def test_on_interrupt_cancel_ends_the_run(project, how, signum):
         ("history.sqlite3", signal.SIGINT),
         ("runs/*/a1", signal.SIGINT),
         ("runs/*/a1/node-0/started", signal.SIGTERM),
-        ("runs/*/watch.log", signal.SIGINT),
+        ("watch.log", signal.SIGINT),
     ],
 )
 def test_on_interrupt_cancel_at_any_moment_of_a_submit(project, shell, home, moment, signum):

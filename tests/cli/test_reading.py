@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.cli.view.terminal import clean
+from cloudtrain.nodes.process import Process
 from tests.cli.conftest import CLI, SCRIPT
 from tests.conftest import WAIT_S, wait_for
 
@@ -123,10 +124,8 @@ def test_ls_on_a_narrow_terminal_leaves_columns_out_and_wraps_none(ids, columns)
 
 def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home, tmp_path, census):
     run_id = shell("submit", "train.py", "--json", "--", "--gate", tmp_path / "gate").json["run_id"]
-    wait_for(lambda: watchers(run_id), "a watcher")
-    for pid in watchers(run_id):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not watchers(run_id), "the watcher's end")
+    wait_for(lambda: watched_by(home, run_id), "a watcher")
+    kill_watchers(home)
     (tmp_path / "gate").touch()
     status = home / "runs" / run_id / "a1" / "node-0" / "status.json"
     # it may not even be there yet: submit returns before the supervisor's first word
@@ -137,38 +136,53 @@ def test_ls_sees_the_end_of_a_run_whose_watcher_was_killed(shell, project, home,
 def test_a_watcher_that_was_started_but_is_not_up_yet_is_given_time(shell, project, home, tmp_path, census):
     """On a busy machine every reader would start another one, which makes it busier."""
     run_id = shell("submit", "train.py", "--json", "--", "--gate", tmp_path / "gate").json["run_id"]
-    starting = home / "runs" / run_id / "watch.starting"
-    wait_for(lambda: watchers(run_id) and not starting.exists(), "a watcher that is up")
-    for pid in watchers(run_id):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not watchers(run_id), "the watcher's end")
+    starting = home / "watch.starting"
+    wait_for(lambda: watched_by(home, run_id) and not starting.exists(), "a watcher that is up")
+    kill_watchers(home)
     starting.touch()
     for _ in range(3):
         assert shell("show", run_id, "--json").json["state"] in ("QUEUED", "PENDING", "RUNNING")
-    assert watchers(run_id) == []
+    assert watchers(home) == []
     os.utime(starting, (0, 0))  # it has never come up
     shell("show", run_id)
-    [second] = wait_for(lambda: not starting.exists() and watchers(run_id), "another watcher")
+    second = wait_for(lambda: not starting.exists() and watched_by(home, run_id), "another watcher")
     os.kill(second, signal.SIGSTOP)
     with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
-        history.execute("UPDATE leases SET expires_at = 0 WHERE run_id = ?", (run_id,))
+        history.execute("UPDATE leases SET expires_at = 0")
+        history.execute("UPDATE watchers SET expires_at = 0")
     shell("show", run_id)
-    wait_for(lambda: len(watchers(run_id)) == 2, "one instead of that which hangs")
+    wait_for(lambda: watched_by(home, run_id) not in (None, second), "one instead of that which hangs")
     os.kill(second, signal.SIGCONT)
+    wait_for(lambda: second not in watchers(home), "the end of that which hung")
     (tmp_path / "gate").touch()
     assert shell("wait", run_id, "--json").json["state"] == "SUCCEEDED"
 
 
-def watchers(run_id: str) -> list[int]:
+def watchers(home: Path) -> list[int]:
+    """Return the processes that watch all runs of a home."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"cloudtrain.runs.watch" in words and run_id.encode() in words:
+        if b"cloudtrain.runs.watch_all" in words and str(home).encode() in words:
             found.append(int(entry.parent.name))
     return found
+
+
+def watched_by(home: Path, run_id: str) -> int | None:
+    """Return the process that holds a run's lease, if it is a watcher."""
+    with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
+        row = history.execute("SELECT owner FROM leases WHERE run_id = ?", (run_id,)).fetchone()
+    owner = Process.parse(row[0]) if row else None
+    return owner.pid if owner and owner.pid in watchers(home) else None
+
+
+def kill_watchers(home: Path) -> None:
+    for pid in watchers(home):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not watchers(home), "the watcher's end")
 
 
 # -- show -------------------------------------------------------------------------------------------------------------

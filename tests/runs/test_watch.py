@@ -64,7 +64,7 @@ def test_a_lost_attempt_is_followed_by_another(submitter, job, state):
 def told(monkeypatch) -> list[tuple[str, str]]:
     """(attempt, event) of every notification."""
     heard: list[tuple[str, str]] = []
-    monkeypatch.setattr(notify, "start", lambda store, run, attempt, event, hidden: heard.append((attempt[-2:], event)))
+    monkeypatch.setattr(notify, "start", lambda store, run, attempt, event, *_: heard.append((attempt[-2:], event)))
     return heard
 
 

@@ -1,0 +1,398 @@
+"""Watch many runs in one process: who is asked when, in which thread, and how often.
+
+One thread decides (`Multiplexer.turn`); all calls of platforms are made in threads of their group, an account, cluster or
+host. A call that hangs delays only its own run, or its own group's where the group has no thread left.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cloudtrain.backends.api import Backend, HasStatuses
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.events import Status
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import asked, rates
+from cloudtrain.runs.attempts import backend_of
+from cloudtrain.runs.groups import SOON_S, Entry, Group
+from cloudtrain.runs.pace import NOTICE_S, OLD_S
+from cloudtrain.runs.watch import LEASE_S, Look, Watcher
+
+SENDERS = 4  # processes that send an attempt, at once
+LONG_S = 1.0  # a pause that is spread
+FEW = 100  # runs; of more of them it is noticed later that somebody has begun to follow a log
+RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
+GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain watch`
+SHARE, CAPACITY = 0.10, 20.0  # of a processor that looks may take together; above it pauses grow, this much at the most
+BACKENDS = 64  # that are kept: a client of an SDK takes megabytes
+
+
+class Multiplexer:
+    """Watches runs of one home until each is final.
+
+    Args:
+        ended: called with the id of each run that needs no watching any more, on the thread of `turn`.
+    """
+
+    def __init__(self, home: Path, me: Process, ended: Callable[[str], None] = lambda run_id: None) -> None:
+        self.home, self.me, self._ended = home, me, ended
+        self.store = Store(home)
+        self.runs: dict[str, Entry] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._backends: dict[tuple[str, str], Backend] = {}
+        self._renewed_clients: dict[tuple[str, str], float] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._senders = ThreadPoolExecutor(SENDERS, "send")
+        self._threads = threading.local()
+        self._leased_at = self._lease_tried_at = self._notice_at = 0.0
+        self._measured = (time.monotonic(), time.process_time())
+        self._stretch = 1.0
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have an action done on the thread that decides."""
+        self._inbox.put(action)
+
+    # -- the thread that decides --------------------------------------------------------------------------------------
+
+    def add(self, run_id: str, environ: Mapping[str, str] | None) -> None:
+        """Watch a run, or one that is watched with another environment."""
+        entry = self.runs.get(run_id)
+        if entry is None:
+            entry = self.runs[run_id] = Entry(run_id, environ)
+        elif environ is not None:
+            entry.environ = environ
+            if entry.watch:
+                entry.watch.environ = environ
+        self.look_now(run_id)
+
+    def look_now(self, run_id: str) -> None:
+        """Look at a run at once, and often for a while: something has happened to it."""
+        if entry := self.runs.get(run_id):
+            entry.failures = 0
+            entry.again = True
+            if entry.pace:
+                entry.pace.expect_change()
+            if entry.group:
+                entry.group.schedule(entry, 0.0)
+
+    def turn(self, longest_s: float) -> None:
+        """Do what is due; blocking until something happens, for `longest_s` seconds at the most."""
+        wait_s = min(self._next_s(), longest_s)
+        try:
+            action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                action()
+                action = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._renew_leases()
+        self._measure()
+        self._notice_followers()
+        for group in self._groups.values():
+            self._dispatch(group)
+
+    def release(self) -> None:
+        """Give all leases away; calls that are under way end by themselves."""
+        for run_id in self.runs:
+            self.store.release(run_id, self.me)
+        self.runs.clear()
+
+    def _next_s(self) -> float:
+        """Return how long nothing is due, in seconds."""
+        moment = time.monotonic()
+        times = [moment + LEASE_S, *([self._notice_at] if self.runs else [])]
+        if any(not entry.leased for entry in self.runs.values()):
+            times.append(self._lease_tried_at + RETRY_LEASE_S)
+        times += [at for group in self._groups.values() if (at := group.next_at()) is not None]
+        return max(0.0, min(times) - moment)
+
+    def _renew_leases(self) -> None:
+        moment = time.monotonic()
+        if moment - self._leased_at > LEASE_S / 3:
+            held = self.store.renew(self.me, LEASE_S)
+            self._leased_at = moment
+            for entry in self.runs.values():
+                if entry.leased and entry.run_id not in held:
+                    entry.leased, entry.wanted = False, moment
+        if moment - self._lease_tried_at >= RETRY_LEASE_S:
+            self.lease_new()
+
+    def lease_new(self) -> None:
+        """Lease the runs that are not leased yet; other living processes may hold some."""
+        wanted = [entry.run_id for entry in self.runs.values() if not entry.leased]
+        if wanted:
+            self._lease_tried_at = time.monotonic()
+            for run_id in self.store.lease_all(wanted, self.me, LEASE_S):
+                self._begin(self.runs[run_id])
+            for entry in [self.runs[run_id] for run_id in wanted if run_id in self.runs]:
+                if not entry.leased and time.monotonic() - entry.wanted > GIVE_UP_S:
+                    self._drop(entry)
+
+    def _begin(self, entry: Entry) -> None:
+        """Look at a run whose lease was taken."""
+        entry.leased = True
+        try:
+            self._find_group(entry, self.store.attempts(entry.run_id)[-1])
+        except (CloudtrainError, ImportError) as error:  # a backend that is not installed here
+            self._write(f"{entry.run_id}: {error}")
+            self._drop(entry)
+            return
+
+    def _find_group(self, entry: Entry, attempt: AttemptRecord) -> None:
+        backend = self._backend(attempt)
+        asks = backend if isinstance(backend, HasStatuses) else None
+        key = (attempt.plan.backend, asks.group if asks else attempt.plan.target)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(" ".join(key), backend)
+        if attempt.attempt_id != entry.attempt_id:
+            entry.seen = entry.given = entry.pace = None
+        entry.attempt_id, entry.handle, entry.group = attempt.attempt_id, attempt.handle, group
+        group.schedule(entry, 0.0)
+
+    def _measure(self) -> None:
+        """Let pauses grow where looks take more than their share of a processor."""
+        moment, used = time.monotonic(), time.process_time()
+        if moment - self._measured[0] >= 1:
+            share = (used - self._measured[1]) / (moment - self._measured[0])
+            self._stretch = min(max(1.0, self._stretch * min(max(share / SHARE, 0.5), 2.0)), CAPACITY)
+            self._measured = (moment, used)
+
+    def _notice_followers(self) -> None:
+        """Let a log be read soon that somebody has begun to follow."""
+        moment = time.monotonic()
+        if moment >= self._notice_at:
+            self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LONG_S)
+            for entry in self.runs.values():
+                if entry.pace and entry.group and entry.due > moment and entry.pace.log_is_due:
+                    entry.group.schedule(entry, 0.0)
+
+    def notice_cancelled(self, run_ids: Iterable[str]) -> None:
+        """Look at once at runs that are to be cancelled: whoever asked for it may have died before telling the platform."""
+        for entry in [self.runs[run_id] for run_id in run_ids if run_id in self.runs]:
+            if not entry.cancelled:
+                entry.cancelled = True
+                self.look_now(entry.run_id)
+
+    # -- one group ----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, group: Group) -> None:
+        """Start what is due in a group, as far as it has threads and calls left."""
+        if time.monotonic() < group.not_before:
+            return
+        if not group.asking and (due := group.take_due()):
+            known = []
+            for entry in due:
+                pace = entry.pace
+                if pace is None or entry.again or not entry.handle or not entry.seen or not group.asks:
+                    entry.given = None
+                    entry.log_only = pace is not None and not entry.again and not pace.status_is_due
+                    group.queue(entry)
+                elif pace.status_is_due:
+                    pace.asked()
+                    known.append(entry)
+                elif pace.log_is_due:
+                    entry.log_only = True
+                    group.queue(entry)
+                else:
+                    group.schedule(entry, self._pause_s(entry))
+            if known and group.asks:
+                group.asking = True
+                group.budget.take(1 + len(known) // 100)
+                group.lane.submit(self._ask, group, group.asks, known)
+        while entry_waiting := group.take_waiting():
+            if self.runs.get(entry_waiting.run_id) is not entry_waiting or not entry_waiting.leased:
+                continue
+            entry_waiting.busy, entry_waiting.again = True, False
+            group.running += 1
+            group.budget.take(1 if entry_waiting.given or entry_waiting.log_only else 2)
+            group.pool.submit(self._look, group, entry_waiting, entry_waiting.given)
+
+    def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
+        """Ask for the states of many runs, in the group's own thread."""
+        found: Mapping[str, Status] = {}
+        error: Exception | None = None
+        try:
+            found = asks.statuses([entry.handle for entry in entries if entry.handle])
+        except Exception as problem:
+            error = problem
+        if error is None and group.failures:
+            self._note(asks, entries, None)
+        elif isinstance(error, BackendError):
+            self._note(asks, entries, error)
+        self.post(lambda: self._asked(group, entries, found, error))
+
+    def _note(self, asks: HasStatuses, entries: list[Entry], error: BackendError | None) -> None:
+        """Note for readers since when a platform does not answer, or that it does again."""
+        if isinstance(asks, Backend):
+            for entry in entries:
+                asked.note(self.home, entry.run_id, asks, error)
+
+    def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
+        group.asking = False
+        if error is not None:
+            group.failures += 1
+            group.not_before = time.monotonic() + rates.outage_pause_s(group.failures)
+            self._complain(group.name, error)
+        else:
+            group.failures = 0
+        for entry in entries:
+            if entry.busy:
+                continue
+            entry.given, entry.log_only = found.get(entry.handle or ""), False
+            group.schedule(entry, self._pause_s(entry))
+            if error is None and entry.needs_look():
+                changed = (
+                    entry.given is not None and entry.seen is not None and entry.given.state is not entry.seen.state
+                )
+                group.queue(entry, first=changed)
+
+    def _pause_s(self, entry: Entry) -> float:
+        if entry.failures:
+            return rates.outage_pause_s(entry.failures)
+        pause_s = entry.pace.wait_s() if entry.pace else SOON_S
+        if pause_s > LONG_S:  # runs that were submitted together are not asked for together for ever
+            pause_s *= random.uniform(0.9, 1.1)
+        return min(pause_s * self._stretch, max(pause_s, OLD_S))
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    def _look(self, group: Group, entry: Entry, given: Status | None) -> None:
+        """Look at one run, in a thread of its group."""
+        found, error, attempt = Look.SAME, None, None
+        try:
+            store = self._thread_store()
+            if entry.watch is None:
+                entry.watch = Watcher(
+                    store, entry.run_id, self.me, may_send=False, backend=self._backend, environ=entry.environ,
+                    lease=lambda: True,
+                )  # fmt: skip
+            entry.watch.store = store
+            found = entry.watch.look(given, log_only=entry.log_only)
+            attempt = store.attempts(entry.run_id)[-1]
+            entry.pace = entry.watch.pace(attempt, self._backend(attempt))
+        except Exception as problem:
+            error = problem
+        self.post(lambda: self._looked(group, entry, found, attempt, error))
+
+    def _looked(
+        self, group: Group, entry: Entry, found: Look, attempt: AttemptRecord | None, error: Exception | None
+    ) -> None:
+        group.running -= 1
+        entry.busy = entry.log_only = False
+        entry.given, entry.looked = None, time.monotonic()
+        if self.runs.get(entry.run_id) is not entry:
+            return
+        if error is not None or attempt is None:
+            entry.failures += 1
+            self._complain(entry.run_id, error)
+            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
+                self._renew_client(entry)
+        else:
+            entry.failures = 0
+            if attempt.attempt_id != entry.attempt_id or attempt.handle != entry.handle:
+                self._find_group(entry, attempt)
+            entry.seen = attempt.status
+        if found is Look.ENDED:
+            self._drop(entry)
+        elif found is Look.SEND:
+            entry.busy = True
+            self._senders.submit(self._send, entry)
+        else:
+            entry.again = entry.again or found is Look.MOVED
+            group = entry.group or group
+            group.schedule(entry, 0.0 if entry.again and error is None else self._pause_s(entry))
+
+    def _drop(self, entry: Entry) -> None:
+        del self.runs[entry.run_id]
+        self.store.release(entry.run_id, self.me)
+        self._ended(entry.run_id)
+
+    def _send(self, entry: Entry) -> None:
+        """Send a run's next attempt, in a process that alone has the environment of the run's shell."""
+        code = 1
+        try:
+            code = run_sender(self.home, entry.run_id, self.me, entry.environ or {})
+        except OSError as error:
+            self._write(f"{entry.run_id}: no process can be started: {error}")
+        self.post(lambda: self._sent(entry, code))
+
+    def _sent(self, entry: Entry, code: int) -> None:
+        entry.busy = False
+        entry.failures = entry.failures + 1 if code else 0
+        entry.seen = None
+        if entry.group:
+            entry.group.schedule(entry, self._pause_s(entry) if code else 0.0)
+
+    # -- what threads share -------------------------------------------------------------------------------------------
+
+    def _thread_store(self) -> Store:
+        store: Store | None = getattr(self._threads, "store", None)
+        if store is None:
+            store = self._threads.store = Store(self.home)
+        return store
+
+    def _backend(self, attempt: AttemptRecord) -> Backend:
+        """Return the backend of an attempt; attempts with the same options share one."""
+        key = _backend_key(attempt)
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = backend_of(attempt.plan, self.home)
+            while len(self._backends) >= BACKENDS:
+                self._backends.pop(next(iter(self._backends)), None)
+            backend = self._backends.setdefault(key, backend)
+        return backend
+
+    def _renew_client(self, entry: Entry) -> None:
+        """Make a new client after a refusal, once a minute: credentials may have been renewed since the last one."""
+        attempt = self.store.attempts(entry.run_id)[-1]
+        key = _backend_key(attempt)
+        if time.monotonic() - self._renewed_clients.get(key, -rates.OUTAGE_MAX_S) >= rates.OUTAGE_MAX_S:
+            self._renewed_clients[key] = time.monotonic()
+            self._backends.pop(key, None)
+            if entry.group and entry.group.asks:
+                entry.group.renew(self._backend(attempt))
+
+    def _complain(self, whom: str, error: Exception | None) -> None:
+        if isinstance(error, CloudtrainError):
+            self._write(f"{whom}: {error}")
+        elif error is not None:
+            self._write(f"{whom}: {''.join(traceback.format_exception(error))}")
+
+    def _write(self, text: str) -> None:
+        print(f"{now()} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
+
+
+def run_sender(home: Path, run_id: str, me: Process, environ: Mapping[str, str]) -> int:
+    """Look at a run in a process of its own that may send its next attempt; blocking. Raises OSError."""
+    from cloudtrain.runs import environment
+
+    command = [sys.executable, "-m", "cloudtrain.runs.watch", run_id, str(home), str(me)]
+    done = subprocess.run(
+        command,
+        input=json.dumps(dict(environ)).encode(),
+        env=environment.select(environ, environment.BASE),
+        cwd="/",
+        check=False,
+    )
+    return done.returncode
+
+
+def _backend_key(attempt: AttemptRecord) -> tuple[str, str]:
+    options = (attempt.plan.job.get("options") or {}).get(attempt.plan.backend) or {}
+    return attempt.plan.backend, json.dumps(options, sort_keys=True, default=str)

@@ -1,0 +1,241 @@
+"""The watcher of a home: one process for all its runs on this host, elected by a lease in the history.
+
+    python -m cloudtrain.runs.watch_all HOME        the first runs, with their environments, as JSON on standard input
+
+A process that loses the election hands its runs to the winner. A newer cloudtrain asks an older one for its runs and takes
+its place. The watcher takes over the runs whose watcher on this host has died, and ends when no run has been live for
+LINGER_S. Environments are only in its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from cloudtrain.errors import StoreError
+from cloudtrain.history.leases import EnvironmentRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import environment, mailbox, watcher
+from cloudtrain.runs.mailbox import Mailbox, Message
+from cloudtrain.runs.multiplex import Multiplexer
+from cloudtrain.runs.watch import LEASE_S
+
+LINGER_S = 2.0  # without a live run
+ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
+ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
+LOG_BYTES = 4 << 20  # of the log; what is older is kept once
+Environ = dict[str, str]
+
+
+class HomeWatcher:
+    """Watches all runs of a home on this host that were handed to it, or whose watcher has died."""
+
+    def __init__(self, home: Path, shell: Environ) -> None:
+        self.home, self._shell = home, shell
+        self.me = Process.here()
+        self.store = Store(home)
+        self._runs = Multiplexer(home, self.me, self._ended)
+        self._environs: dict[str, Environ] = {}
+        self._mailbox: Mailbox | None = None
+        self._replaced = False
+        self._elected_at = self._orphans_at = 0.0
+        self._history = _identity(self.store.database.path)
+
+    def run(self, messages: Sequence[Message]) -> None:
+        """Watch until no run is live, another process is elected, or the history is gone; blocking."""
+        while self._win(list(messages)):
+            self._serve()
+            self.store.resign(self.me)
+            if self._mailbox:
+                self._mailbox.close()
+            if self._is_gone() or self._replaced:
+                self._runs.release()
+                return
+            self._runs.turn(0.1)  # a run may have come at the last moment
+            messages = [{"do": "watch", "run": run_id, "environ": environ, "own": True, "sources": []}
+                        for run_id, environ in self._environs.items()]  # fmt: skip
+            self._runs.release()
+            if not messages:
+                return
+
+    # -- the election -------------------------------------------------------------------------------------------------
+
+    def _win(self, messages: list[Message]) -> bool:
+        """Get elected and take the runs, or hand them to the winner and return False."""
+        end = time.monotonic() + ELECTION_S
+        while time.monotonic() < end:
+            name = f"{os.uname().nodename}-{os.getpid()}.sock"
+            self._mailbox = Mailbox(self.home / "watcher", name, self._receive)
+            holder = self.store.elect(self.me, watcher.own_version(), str(self._mailbox.path), LEASE_S)
+            if holder.owner == str(self.me):
+                self._elected_at = time.monotonic()
+                (self.home / watcher.STARTING).unlink(missing_ok=True)
+                for message in messages:
+                    self._watch(message)
+                return True
+            self._mailbox.close()
+            if watcher.is_newer(watcher.own_version(), holder.version):
+                answer = mailbox.call(holder.address, {"do": "stop"}) or {}
+                known = {message["run"] for message in messages}
+                messages += [message for message in answer.get("runs", ()) if message["run"] not in known]
+            else:
+                messages = [one for one in messages if mailbox.call(holder.address, one) is None]
+                if not messages:
+                    return False
+            time.sleep(0.1)
+        print(f"{now()} no watcher answers, and none could be elected", file=sys.stderr)  # noqa: T201 - its own log
+        return False
+
+    def _is_elected(self) -> bool:
+        """Renew the lease; False when another process was elected, while this one hung."""
+        if time.monotonic() - self._elected_at > LEASE_S / 3 and self._mailbox:
+            version, address = watcher.own_version(), str(self._mailbox.path)
+            if self.store.elect(self.me, version, address, LEASE_S).owner != str(self.me):
+                return False
+            self._elected_at = time.monotonic()
+            _bound_log()
+        return True
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        live_at = time.monotonic()
+        while not (self._replaced or self._is_gone()) and time.monotonic() - live_at < LINGER_S:
+            try:
+                if not self._is_elected():
+                    self._replaced = True
+                    return
+                self._take_orphans()
+                self._runs.turn(1.0)
+            except StoreError as error:  # a full disk, another process that locks it for long
+                print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - its own log
+                time.sleep(1)
+            if self._runs.runs:
+                live_at = time.monotonic()
+
+    def _is_gone(self) -> bool:
+        """Return whether the history is no longer there: SQLite would go on with a file that was removed."""
+        return _identity(self.store.database.path) != self._history
+
+    def _take_orphans(self) -> None:
+        if time.monotonic() - self._orphans_at < ORPHANS_S:
+            return
+        self._orphans_at = time.monotonic()
+        self._runs.notice_cancelled(self.store.cancelled(self.me))
+        orphans = [run_id for run_id in self.store.orphans() if run_id not in self._runs.runs]
+        if orphans:
+            for run_id in orphans:
+                self._restore(run_id, self._shell)
+            self._runs.lease_new()
+
+    def _restore(self, run_id: str, shell: Environ) -> None:
+        """Watch a run with what is known of its environment; variables whose values are not stored come from a shell."""
+        record = self.store.environments([run_id]).get(run_id)
+        if record is None:  # of an older cloudtrain, whose readers gave what they had
+            self._add(run_id, shell)
+            return
+        environ = environment.restore(record.pointers, record.hidden, shell)
+        lacking = tuple(name for name in record.hidden if name not in environ)
+        self.store.keep_environments({run_id: EnvironmentRecord(record.pointers, record.hidden, lacking)})
+        self._add(run_id, environ)
+
+    def _add(self, run_id: str, environ: Environ) -> None:
+        # Runs of one shell share one copy.
+        environ = next((known for known in self._environs.values() if known == environ), environ)
+        self._environs[run_id] = environ
+        self._runs.add(run_id, environ)
+
+    def _ended(self, run_id: str) -> None:
+        self._environs.pop(run_id, None)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, message: Message) -> Message:
+        """Have a message carried out by the thread that decides, and return the answer; on a thread of the mailbox."""
+        answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._runs.post(lambda: answers.put(self._carry_out(message)))
+        return answers.get(timeout=mailbox.WAIT_S)
+
+    def _carry_out(self, message: Message) -> Message:
+        try:
+            if message["do"] == "watch":
+                self._watch(message)
+            elif message["do"] == "look":
+                self._runs.look_now(message["run"])
+            elif message["do"] == "fill":
+                self._fill(message["run"], message["environ"])
+            elif message["do"] == "stop":
+                self._replaced = True
+                return {"runs": [{"do": "watch", "run": run_id, "environ": environ, "own": True, "sources": []}
+                                 for run_id, environ in self._environs.items()]}  # fmt: skip
+        except Exception:
+            traceback.print_exc()
+            return {"ok": False}
+        return {"ok": True}
+
+    def _watch(self, message: Message) -> None:
+        run_id, environ = message["run"], message["environ"]
+        if message["own"]:
+            known = self.store.environments([run_id]).get(run_id)
+            hidden = environment.hidden(environ, [*message["sources"], *(known.hidden if known else ())])
+            pointers = environment.pointers(environ)
+            self.store.keep_environments({run_id: EnvironmentRecord(pointers, hidden, ())})
+            self._add(run_id, environ)
+        elif run_id not in self._runs.runs:
+            self._restore(run_id, environ)
+        self._runs.lease_new()
+
+    def _fill(self, run_id: str, found: Environ) -> None:
+        """Add variables to a run's environment that were not known since the watcher that had them died."""
+        record = self.store.environments([run_id]).get(run_id)
+        if record and run_id in self._environs:
+            found = {name: value for name, value in found.items() if name in record.lacking}
+            lacking = tuple(name for name in record.lacking if name not in found)
+            self.store.keep_environments({run_id: EnvironmentRecord(record.pointers, record.hidden, lacking)})
+            self._add(run_id, self._environs[run_id] | found)
+
+
+def _identity(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _bound_log() -> None:
+    """Move what the log has to watch.log.1 where it has become long; other processes go on appending to the same file."""
+    with suppress(OSError):
+        path = Path("/proc/self/fd/2").readlink()
+        if path.name == watcher.LOG and path.stat().st_size > LOG_BYTES:
+            path.with_name(f"{watcher.LOG}.1").write_bytes(path.read_bytes())
+            os.truncate(path, 0)
+
+
+def main() -> int:
+    """Watch all runs of a home; see the module's docstring."""
+    home = Path(sys.argv[1])
+    messages = json.loads(sys.stdin.read() or "[]")
+    shell: Environ = messages[0]["environ"] if messages else dict(os.environ)
+    # In memory only: /proc shows what a process began with.
+    os.environ.update(environment.select(shell, (*environment.CREDENTIALS, *environment.BASE)))
+    code = 0
+    try:
+        HomeWatcher(home, shell).run(messages)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # a thread that waits for a platform would keep the process
+
+
+if __name__ == "__main__":
+    main()
