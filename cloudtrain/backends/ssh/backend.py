@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.ssh.machines import CUT_OFF_S, Machine, Node, merge_reports, read_reports
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import directory, logs, paths, ssh, transfer
-from cloudtrain.nodes.rpc import Answer, RemoteAgent, begin_each, read_each, remote_log_reader
+from cloudtrain.nodes import directory, logs, paths, transfer
+from cloudtrain.nodes.rpc import Answer, begin_each, remote_log_reader
 from cloudtrain.nodes.ssh import call_all
 from cloudtrain.source import provenance
 
@@ -31,13 +32,25 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-CUT_OFF_S = 15.0  # a node that lost contact with the others has ended itself after this time
+
 LEASE_S = 120.0  # with `lease: client`
+
+
 LOST_AFTER_S = 600.0
+
+
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
+
+
 LATE_S = 2.0  # how long a machine may answer after the first one, where several are asked at once
+
+
 TAIL_S = 0.2  # how often followed logs are asked for
+
+
 DIRECTORY = "~/.cloudtrain"
+
+
 _HANDLE = re.compile(r"(?P<labels>.+?):(?P<folder>[~/].*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
 
 
@@ -65,7 +78,7 @@ class SshBackend:
         self.lease = str(options.get("lease") or "supervisors")
         self.lease_s = float(options.get("lease_s") or LEASE_S)
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
-        self.machines = [_Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
+        self.machines = [Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
         place = [[machine.to_dict() for machine in self.machines], self.lease, self.lost_after_s]
         self.group = f"ssh {json.dumps(place, sort_keys=True)}"
 
@@ -137,7 +150,7 @@ class SshBackend:
         request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": _min_nodes(plan)}
         request_json = json.dumps(request).encode()
 
-        def ship(item: tuple[int, tuple[_Machine, Mapping[str, Any]]]) -> None:
+        def ship(item: tuple[int, tuple[Machine, Mapping[str, Any]]]) -> None:
             rank, (machine, answer) = item
             if not answer["bundle"]:
                 transfer.send_bundle(machine.agent, self.root, bundle)
@@ -179,12 +192,12 @@ class SshBackend:
             message = f"{error.message}; its other nodes may run: {unconfirmed.message}"
             raise Unreachable(message, error.hint) from None
 
-    def _choose_machines(self, plan: Plan) -> list[tuple[_Machine, Mapping[str, Any]]]:
+    def _choose_machines(self, plan: Plan) -> list[tuple[Machine, Mapping[str, Any]]]:
         """Return the machines by node rank, each with its answer to `prepare`; raises Unreachable if too few answer.
 
         Repeats the choice of an interrupted submit. Node 0 stays on the machine that has the run's checkpoints.
         """
-        machines = [_Machine({}, host) for host in plan.request["hosts"]]
+        machines = [Machine({}, host) for host in plan.request["hosts"]]
         arguments = {"root": self.root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
         answers = call_all(lambda machine: machine.agent.ask("prepare", timeout_s=START_S, **arguments).value, machines)
         unreachable = {
@@ -219,7 +232,7 @@ class SshBackend:
             available.sort(key=lambda machine: machine not in holders)
         return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
 
-    def _check_shared_output(self, plan: Plan, machines: Sequence[_Machine]) -> None:
+    def _check_shared_output(self, plan: Plan, machines: Sequence[Machine]) -> None:
         """Check that an output path is the same folder on all nodes, with a marker file; raises BackendError."""
         output, _ = paths.output_path(plan.manifest["output"])
         if output is None or len(machines) == 1:
@@ -236,7 +249,7 @@ class SshBackend:
                 )
 
     def _launch_node(
-        self, plan: Plan, machines: Sequence[_Machine], rank: int, control: str | None, secrets: Mapping[str, Any]
+        self, plan: Plan, machines: Sequence[Machine], rank: int, control: str | None, secrets: Mapping[str, Any]
     ) -> dict[str, Any]:
         machine = machines[rank]
         values = {"node.address": machine.internal, "node.rank": str(rank), "node.python": machine.python,
@@ -310,16 +323,16 @@ class SshBackend:
         from concurrent.futures import FIRST_COMPLETED, wait
 
         attempts = {handle: nodes for handle in handles if (nodes := self._attempt_nodes(handle))}
-        by_machine: dict[str, list[_Node]] = {}
+        by_machine: dict[str, list[Node]] = {}
         for node in chain.from_iterable(attempts.values()):
             by_machine.setdefault(node.label, []).append(node)
         futures = [(nodes, self._begin_reports(nodes)) for nodes in by_machine.values()]
         wait([future for _, future in futures], return_when=FIRST_COMPLETED)
         wait([future for _, future in futures], timeout=LATE_S)
-        answers: dict[_Node, Any] = {}
+        answers: dict[Node, Any] = {}
         for nodes, future in futures:
             if future.done():
-                answers.update(zip(nodes, _read_reports(nodes, future), strict=True))
+                answers.update(zip(nodes, read_reports(nodes, future), strict=True))
         found: dict[str, Status] = {}
         errors = []
         for handle, attempt in attempts.items():
@@ -332,13 +345,13 @@ class SshBackend:
             _raise_first(errors)
         return found
 
-    def _begin_reports(self, nodes: Sequence[_Node]) -> Future[Answer]:
+    def _begin_reports(self, nodes: Sequence[Node]) -> Future[Answer]:
         """Ask a machine for the reports of several nodes in one request."""
         lease = self.lease == "client"
         arguments = [{"folder": node.attempt, "rank": node.rank, "lease": lease} for node in nodes]
         return begin_each(nodes[0].agent, "report", arguments)
 
-    def _status_from(self, attempt: Sequence[_Node], answers: Sequence[Any]) -> Status:
+    def _status_from(self, attempt: Sequence[Node], answers: Sequence[Any]) -> Status:
         """Return the status that the nodes' reports give; raises the first error of a node that answered."""
         for answer in answers:
             if isinstance(answer, CloudtrainError) and not isinstance(answer, Unreachable):
@@ -351,7 +364,7 @@ class SshBackend:
             return Status(State.LOST, None, f"{unreachable[0].label} was not reached for {self.lost_after_s:g} s")
         if all(answer["request"] is None for answer in reports):
             return Status(State.LOST, None, f"there is no attempt in {attempt[0].attempt}")
-        return _merge_reports(attempt, answers, unreachable)
+        return merge_reports(attempt, answers, unreachable)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         attempt = self._attempt_nodes(handle) or []
@@ -367,7 +380,7 @@ class SshBackend:
         yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
         cut_off = [node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < CUT_OFF_S]
         # Of an attempt that was lost with its node nothing more can be had; of any other the reader should know.
-        if cut_off and _merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
+        if cut_off and merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
             raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")
 
     def cancel(self, handle: str) -> None:
@@ -412,88 +425,20 @@ class SshBackend:
         hosts = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
         return {"hosts": [{"address": name} for name in dict.fromkeys(hosts)]} if hosts else {}
 
-    def _reports(self, attempt: Sequence[_Node]) -> list[Any]:
+    def _reports(self, attempt: Sequence[Node]) -> list[Any]:
         lease = self.lease == "client"
         return call_all(
             lambda node: node.ask("report", folder=node.attempt, rank=node.rank, lease=lease).value, attempt
         )
 
-    def _attempt_nodes(self, handle: str) -> list[_Node] | None:
+    def _attempt_nodes(self, handle: str) -> list[Node] | None:
         """Return an attempt's nodes, or None if the handle is invalid or names other machines."""
         match = _HANDLE.fullmatch(handle)
         by_label = {machine.label: machine for machine in self.machines}
         labels = match["labels"].split(",") if match else []
         if not match or not all(label in by_label for label in labels):
             return None
-        return [_Node(by_label[label], rank, match["folder"]) for rank, label in enumerate(labels)]
-
-
-class _Machine:
-    """One machine of options.ssh.hosts; what it leaves out comes from the options for all machines."""
-
-    def __init__(self, options: dict[str, Any], host_options: dict[str, Any]) -> None:
-        def value(name: str) -> Any:
-            return host_options.get(name) if host_options.get(name) is not None else options.get(name)
-
-        self.host = ssh.Host(
-            host_options["address"],
-            value("port"),
-            value("user"),
-            value("jump"),
-            value("identity"),
-            value("known_hosts"),
-        )
-        self.label = self.host.label
-        self.internal = str(host_options.get("internal") or host_options["address"])  # where the other nodes see it
-        self.python = str(value("python") or "python3")
-        self.setup = tuple(value("setup") or ())
-        self.agent = RemoteAgent(self.host, self.python, self.setup)
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = {
-            name: getattr(self.host, name) for name in ("address", "port", "user", "jump", "identity", "known_hosts")
-        }
-        fields |= {"internal": self.internal, "python": self.python, "setup": list(self.setup)}
-        return {name: value for name, value in fields.items() if value not in (None, [])}
-
-
-class _Node:
-    """A machine as one node of an attempt."""
-
-    def __init__(self, machine: _Machine, rank: int, attempt: str) -> None:
-        self.label, self.agent, self.rank, self.attempt = machine.label, machine.agent, rank, attempt
-        self.folder = f"{attempt}/node-{rank}"
-        self.ask = machine.agent.ask
-
-
-def _read_reports(nodes: Sequence[_Node], future: Future[Answer]) -> list[Any]:
-    """Return the report of each node, or the error instead."""
-    try:
-        return read_each(nodes[0].agent, future)
-    except CloudtrainError as error:
-        return [error] * len(nodes)
-
-
-def _merge_reports(attempt: Sequence[_Node], answers: Sequence[Any], unreachable: Sequence[_Node]) -> Status:
-    """Merge the reports of an attempt's nodes, some of which are unreachable, into one Status.
-
-    The supervisors watch each other, so the attempt runs as long as a reachable node runs. When all reachable nodes have
-    ended, an unreachable one ends within CUT_OFF_S.
-    """
-    reports = [(rank, answer["state"]) for rank, answer in enumerate(answers) if isinstance(answer, dict)]
-    statuses: list[tuple[Mapping[str, Any] | None, Status | None]] = [
-        (node_state["raw"] if node_state else None, directory.to_status(node_state)) for _, node_state in reports
-    ]
-    ended = [pair for pair in statuses if pair[1] is not None and pair[1].state.final]
-    if ended and len(ended) + sum(status is None for _, status in statuses) == len(statuses):
-        # A node that was never started shares the end of those that were waiting for it.
-        if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in unreachable):
-            return Status(State.STOPPING, reason=f"{unreachable[0].label} cannot be reached")
-        return directory.merge_statuses(ended)
-    status = directory.merge_statuses(statuses)
-    if unreachable and status.state in (State.QUEUED, State.STARTING):
-        return Status(State.STARTING, reason=f"{unreachable[0].label} cannot be reached")
-    return status
+        return [Node(by_label[label], rank, match["folder"]) for rank, label in enumerate(labels)]
 
 
 def _min_nodes(plan: Plan) -> int:

@@ -10,8 +10,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.simulators.sagemaker.host import find_processes
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
-from cloudtrain.simulators.sagemaker.training_job import find_processes
 from cloudtrain.testing.contract import BackendContract
 
 BUCKET = "training"
