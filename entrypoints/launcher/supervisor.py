@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
-SECOND_REQUEST_S = 1.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
+SECOND_REQUEST_S = 3.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
 EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
 FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others

@@ -208,15 +208,15 @@ def test_node_0_waits_a_moment_to_tell_a_late_node(tmp_path: Path):
 
 
 def test_too_few_nodes_are_refused(tmp_path: Path):
-    with Attempt(tmp_path, UP, nodes=3, min_nodes=3, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "2"}) as attempt:
+    with Attempt(tmp_path, UP, nodes=3, min_nodes=3, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "15"}) as attempt:
         attempt.start(0, 2)
         assert attempt.wait() == [78, 78]
-        assert attempt.status(0)["reason"] == "2 of 3 nodes joined within 2 s; missing: 1"
+        assert attempt.status(0)["reason"] == "2 of 3 nodes joined within 15 s; missing: 1"
 
 
 def test_min_nodes_lets_fewer_begin_and_numbers_them_anew(tmp_path: Path):
     script = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['NODE_RANK'])"
-    with Attempt(tmp_path, script, nodes=3, min_nodes=2, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "2"}) as attempt:
+    with Attempt(tmp_path, script, nodes=3, min_nodes=2, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "15"}) as attempt:
         attempt.start(0, 2)
         assert attempt.wait() == [0, 0]
         assert attempt.texts(0) == ["0 2 0"] and attempt.texts(1, node=2) == ["1 2 1"]

@@ -230,6 +230,6 @@ class _Sequence:
                 Watcher(run.store, run.run_id, complain=lambda _: None).run(until=lambda: True)
             return run.record.status.state.final
 
-        wait_for(ended, f"the end of {run.run_id} ({self.log})", 30)
+        wait_for(ended, f"the end of {run.run_id} ({self.log})")
         if run.attempts[-1].handle is not None:
             assert run.record.status.state is State.CANCELLED, (run.record.status, self.log)

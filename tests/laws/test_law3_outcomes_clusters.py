@@ -238,9 +238,9 @@ def test_a_job_that_was_refused_halfway_is_taken_away(cluster, job, queue):
 
 def test_a_machine_that_is_silent_may_hold_the_attempt(machines, job, monkeypatch):
     monkeypatch.setattr("cloudtrain.nodes.ssh.PAUSE_S", 0.0)
-    monkeypatch.setattr("cloudtrain.nodes.ssh.CONNECT_S", 1.0)
     backend = registry.backend_class("ssh")(options(machines, 3), Path("unused"))
     assert backend.find("nobody-a1") is None
+    monkeypatch.setattr("cloudtrain.nodes.ssh.CONNECT_S", 1.0)  # the other machines are connected already
     machines.hosts[2].power_off()
     with pytest.raises(Unreachable):
         backend.find("nobody-a1")

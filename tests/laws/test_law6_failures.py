@@ -106,7 +106,7 @@ if rank == first:
     os._exit(40 + rank)
 pid = int((folder / f"{first}.pid").read_text())
 wait(lambda: gone(pid))
-time.sleep(0.5)  # or SIGTERM comes first: the launcher asks those who are left
+time.sleep(60)  # SIGTERM comes: the launcher asks those who are left
 louder()
 """
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 JOIN_S = 300.0  # how long nodes may take to join; CLOUDTRAIN_JOIN_TIMEOUT_S
 SILENCE_S = 10.0  # a node that sends nothing for so long is lost
+LOOK_S = 2.0  # of the time between two looks at a channel at most so much counts as silence
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
 MAX_MESSAGE = 64 * 1024
 
@@ -47,7 +48,7 @@ class Channel:
         self.message, self.closed = message, closed
         self._buffer = b""
         self._open = True
-        self.last_message_at = time.monotonic()
+        self._silence_s, self._looked_at = 0.0, time.monotonic()
         self.peer: str = connection.getpeername()[0]  # the other side's address
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,6 +64,16 @@ class Channel:
                 self._end("it does not read")
         except OSError as error:
             self._end(error.strerror or str(error))
+
+    def look(self) -> float:
+        """Return for how many seconds nothing has come while this side looked; to be called every second.
+
+        A process that stood still itself, on a machine that was busy or paused, cannot tell that the other one was silent.
+        """
+        now = time.monotonic()
+        self._silence_s += min(now - self._looked_at, LOOK_S)
+        self._looked_at = now
+        return self._silence_s
 
     def close(self) -> None:
         if self._open:
@@ -86,7 +97,7 @@ class Channel:
         if not data:
             self._end("the connection was closed")
             return
-        self.last_message_at = time.monotonic()
+        self._silence_s, self._looked_at = 0.0, time.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > MAX_MESSAGE:
             self._end("it does not speak our language")

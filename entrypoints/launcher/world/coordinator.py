@@ -98,7 +98,7 @@ class Coordinator:
         for node, channel in list(self._workers.items()):
             if beat:
                 channel.send(kind="beat")
-            if now - channel.last_message_at > SILENCE_S:
+            if self._outcome is None and channel.look() > SILENCE_S:  # later it is silent while it uploads its results
                 channel.close()
                 self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
         if beat and self._state.stalled:

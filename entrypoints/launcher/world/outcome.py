@@ -13,8 +13,8 @@ from ..manifest import Manifest
 EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
 EXIT_LOST = 69  # a node is gone; its exit code is not known
-SETTLE_S = 0.25  # how long the message of another node's earlier failure may take
-SIGNAL_S = 0.5  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
+SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
+SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
 STALLED = (
     "STALLED"  # what an attempt that does nothing is asked to stop with; its outcome is LOST: it may be tried again

@@ -85,7 +85,7 @@ class Worker:
                 self._settle(self._given_up or refused_outcome(late))
             elif now >= self._next_try:
                 self._connect()
-        elif now - self._channel.last_message_at > SILENCE_S:
+        elif self._channel.look() > SILENCE_S:
             self._channel.close()
             self._on_closed(f"nothing was heard for {SILENCE_S:g} s")
         elif beat and self._welcome:
