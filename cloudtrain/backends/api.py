@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLAN_VERSION = 1
 FETCHABLE = ("model", "outputs", "checkpoints")
+WORKDIR = "workdir"  # what a script left in its working directory, where the backend offers it
 ATTACHED = "attached:"  # prefix of the identity and handles of a run that was submitted elsewhere; no backend uses it
 
 
@@ -40,6 +41,7 @@ class Feature(StrEnum):
     LOCAL_PATHS = "inputs and output that are paths of this machine"
     OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"
     IMAGES = "container images (image)"
+    WORKDIR = "the working directory (fetch --what workdir)"
     INSTANCE_TYPES = "instance types (resources.instance_type)"
 
 

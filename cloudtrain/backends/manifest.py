@@ -53,6 +53,7 @@ class Manifest:
     setup: str = ""
     resume_args: tuple[str, ...] = ()
     compat: str = ""
+    keep: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # for `attach` (provenance.about); only in the encoded pieces
@@ -70,12 +71,15 @@ class Manifest:
     def of(cls, job: Job, run_id: str, attempt: int, about: Mapping[str, Any] | None = None) -> Manifest:
         """Return the manifest for an attempt of a validated job."""
         texts = [*(job.argv()[1:] if job.form != "shell" else ()), *job.env.values()]
-        extended = job.form != "script" or job.setup or job.resume_args or any(map(placeholders.used, texts))
+        extended = (
+            job.form != "script" or job.setup or job.resume_args or job.keep or any(map(placeholders.used, texts))
+        )
         return cls(
             form=job.form,
             setup=job.setup or "",
             resume_args=tuple(job.resume_args),
             compat=job.compat or "",
+            keep=tuple(job.keep),
             version=EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
@@ -106,7 +110,8 @@ class Manifest:
         data = asdict(self)
         del data["about"]  # a plan has the same data elsewhere
         data["argv"], data["resume_args"] = list(self.argv), list(self.resume_args)
-        for name in ("stall_s", "form", "setup", "resume_args", "compat"):
+        data["keep"] = list(self.keep)
+        for name in ("stall_s", "form", "setup", "resume_args", "compat", "keep"):
             if data[name] in (None, "", [], "script"):
                 del data[name]
         return data
@@ -116,7 +121,8 @@ class Manifest:
         """Return the manifest of a plan; raises BadRequest for another version."""
         if data.get("version") not in (VERSION, EXTENDED):
             raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads up to {EXTENDED}")
-        return cls(**{**data, "argv": tuple(data["argv"]), "resume_args": tuple(data.get("resume_args", ()))})
+        lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args", "keep")}
+        return cls(**{**data, **lists})
 
     def encode(self) -> list[str]:
         """Return the encoded pieces; raises BadRequest if they exceed 64 KiB together.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.backends.api import FETCHABLE, WORKDIR
 from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.units import format_size
@@ -16,6 +16,7 @@ RESULT_VARIABLES = {  # where a script writes its results
     "model": "$CLOUDTRAIN_MODEL_DIR",
     "outputs": "$CLOUDTRAIN_OUTPUT_DIR",
     "checkpoints": "$CLOUDTRAIN_CHECKPOINT_DIR",
+    WORKDIR: "its working directory",
 }
 
 
@@ -29,13 +30,13 @@ RESULT_VARIABLES = {  # where a script writes its results
     type=click.Path(),
     help="Folder that gets model/, outputs/ and checkpoints/.",
 )
-@click.option("--what", multiple=True, type=click.Choice(FETCHABLE), help="Only this; may be repeated.")
+@click.option("--what", multiple=True, type=click.Choice((*FETCHABLE, WORKDIR)), help="Only this; may be repeated.")
 @options.json_option
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
     Without RUN it is the newest. They lie in model/, outputs/ and checkpoints/ below the folder; what is there already
-    and equal is not copied again where the backend can tell.
+    and equal is not copied again where the backend can tell. Exits with 1 when a run that has ended left nothing.
 
     \b
     cloudtrain fetch -o out/
@@ -51,16 +52,18 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     if as_json:
         folders = {name: {"files": files, "size_bytes": size} for name, (files, size) in fetched.items()}
         terminal.print_json({"run_id": run.run_id, "into": str(destination), "state": status.state.value, **folders})
-        return 0
+        return int(status.state.final and not any(files for files, _ in fetched.values()))
     for name, (files, size) in fetched.items():
         if files:
             terminal.print_lines(f"{destination / name}  {files} file{'s' * (files != 1)}, {format_size(size)}")
-    if not any(files for files, _ in fetched.values()):
+    nothing = not any(files for files, _ in fetched.values())
+    if nothing:
         terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
         terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
+        terminal.note("  docs/scripts.md: `--output_dir {model_dir}` names one to a script, `keep: [out]` keeps others")
     elif not status.state.final:
         terminal.note(f"{run.run_id} is still {status.state}: this is what there was")
-    return 0
+    return int(nothing and status.state.final)
 
 
 def _count_files(folder: Path) -> tuple[int, int]:

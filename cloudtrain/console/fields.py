@@ -53,7 +53,7 @@ class Field:
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
-        "Script": "entrypoint args | trainer run setup arg_style resume_args compat metrics",
+        "Script": "entrypoint args | trainer run setup arg_style resume_args keep compat metrics",
         "Hyperparameters": "hyperparameters",
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
@@ -73,14 +73,14 @@ _LAYOUT: dict[Step, dict[str, str]] = {
     },
 }
 _KINDS = {
-    "entrypoint": "text", "run": "yaml", "setup": "yaml", "resume_args": "words",
+    "entrypoint": "text", "run": "yaml", "setup": "yaml", "resume_args": "words", "keep": "lines",
     "args": "words", "labels": "rows", "metrics": "rows", "hyperparameters": "rows", "env": "rows", "secrets": "rows",
     "inputs": "rows", "allow_secrets": "lines", "allow_large": "lines", "allow_pointers": "lines",
     "retry.on_events": "several",
 }  # fmt: skip
 _LABELS = {
     "name": "Name", "args": "Further arguments", "arg_style": "Style of arguments", "entrypoint": "Script",
-    "run": "Shell text", "setup": "Shell text before", "trainer": "Shared trainer",
+    "run": "Shell text", "keep": "Files that are brought home", "setup": "Shell text before", "trainer": "Shared trainer",
     "num_nodes": "Nodes", "min_nodes": "Fewest nodes", "processes_per_node": "Processes on a node",
     "resources.use_spot": "Spot capacity", "resources.disk_gb": "Disk (GB)", "resources.cpus": "CPU cores",
     "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",

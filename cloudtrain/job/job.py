@@ -28,6 +28,7 @@ from cloudtrain.job.fields import (
     Count,
     Files,
     Hyperparameters,
+    Inside,
     Name,
     Pattern,
     Place,
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 SHARED_TRAINER = ".cloudtrain/train.py"
-LATER_FIELDS = ("run", "setup", "resume_args", "compat")  # came after version 0.1
+LATER_FIELDS = ("run", "setup", "resume_args", "compat", "keep")  # came after version 0.1
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -91,6 +92,10 @@ class Job(Spec):
     resume_args: list[Text] = Field(
         default_factory=none_yet,
         description="Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path.",
+    )
+    keep: list[Inside] = Field(
+        default_factory=none_yet,
+        description='Files that the script writes in its folder and that are brought home: [out, "runs/*/best.pt"].',
     )
     compat: Literal["skypilot", "dstack"] | None = Field(
         default=None, description="Whose node variables a command or run gets too."

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
@@ -236,12 +236,12 @@ class Run:
             return self.record.status
 
     def fetch(self, into: str | os.PathLike[str], what: Sequence[str] = FETCHABLE) -> Path:
-        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking.
+        """Copy `model`, `outputs` and `checkpoints` below a folder and return it; blocking. `workdir` on `local` alone.
 
         The folder belongs to this run from then on: another run's is refused, and git and cloudtrain leave it out of
         what they package. Raises BadRequest.
         """
-        unknown = set(what) - set(FETCHABLE)
+        unknown = set(what) - {*FETCHABLE, WORKDIR}
         if unknown:
             raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
         accepted = [attempt for attempt in self.attempts if attempt.handle is not None]
@@ -250,8 +250,11 @@ class Run:
         newest = accepted[-1]
         assert newest.handle is not None
         folder = Path(into)
-        mine = self._own(folder)
         backend = attempts.backend_of(newest.plan, self.store.home, newest.handle)
+        if WORKDIR in what and Feature.WORKDIR not in backend.features:
+            hint = "keep: [out] in the job brings such files home from every backend"
+            raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
+        mine = self._own(folder)
         try:
             return backend.fetch(newest.handle, folder, tuple(what))
         finally:
@@ -340,11 +343,11 @@ class Run:
 
 def _give_back(folder: Path) -> None:
     """Take the mark off a folder into which nothing came: another run may be fetched into it."""
-    for name in FETCHABLE:
+    for name in (*FETCHABLE, WORKDIR):
         for at, folders, names in os.walk(folder / name):
             if names or any((Path(at) / inner).is_symlink() for inner in folders):
                 return
-    for name in FETCHABLE:
+    for name in (*FETCHABLE, WORKDIR):
         for at, _, _ in os.walk(folder / name, topdown=False):
             os.rmdir(at)  # noqa: PTH106 - only what is empty
     (folder / FETCHED).unlink(missing_ok=True)

@@ -37,7 +37,7 @@ WORLD = (
 )
 
 
-class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders")):
+class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders keeper")):
     """What was found before training.
 
     python        interpreter of the ranks
@@ -48,6 +48,7 @@ class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate 
     interface     network interface for the collectives, or ""
     sync          what brings the folders to an object store, or None
     placeholders  placeholder -> value
+    keeper        what brings the script's own files into the outputs
     """
 
     def fill(self, text: str) -> str:

@@ -37,6 +37,7 @@ class Manifest:
     compat: str = ""  # "skypilot" or "dstack": whose node variables a command gets too
     setup: str = ""  # shell text that every node runs before its ranks
     resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
+    keep: Sequence[str] = ()  # files of the working directory that are brought into the outputs
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:

@@ -257,11 +257,12 @@ class Supervisor:
             platform=self._cluster.platform,
             python=sys.version.split()[0],
         )
-        resumed = resume.arguments(manifest, prepared.folders.values())
+        resumed = resume.arguments(manifest, [*prepared.folders.values(), *prepared.keeper.folders])
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, resumed)
         self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
+        prepared.keeper.begin()
         try:
             for local in range(count):
                 env = rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
@@ -391,11 +392,16 @@ class Supervisor:
 
     def _finish_output(self, outcome: Outcome) -> Outcome:
         """Finish the upload of the run's folders; a run whose results are not uploaded has not succeeded."""
-        if self._prepared is None or self._prepared.sync is None or self._guard_died:
+        if self._prepared is None or self._guard_died:
             return outcome
-        problem = self._prepared.sync.finish(
-            lambda: self.status.cancelled and not self._cancelled, outcome.state == "SUCCEEDED"
-        )
+        problem = self._prepared.keeper.finish()
+        if self._prepared.sync is not None:
+            problem = (
+                self._prepared.sync.finish(
+                    lambda: self.status.cancelled and not self._cancelled, outcome.state == "SUCCEEDED"
+                )
+                or problem
+            )
         if not problem:
             return outcome
         if outcome.state != "SUCCEEDED":

@@ -387,7 +387,7 @@ def test_fetch_puts_the_model_below_the_folder(cli, ids, tmp_path):
 
 def test_fetch_of_nothing_says_so(cli, ids, tmp_path):
     shown = cli("fetch", ids["odd"], "-o", tmp_path / "out")
-    assert shown.code == 0
+    assert shown.code == 1
     assert "has left no model" in shown.err
 
 

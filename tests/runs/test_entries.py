@@ -173,3 +173,50 @@ def test_a_stored_job_without_an_entry_is_the_shared_trainers():
     }
     assert Job.from_dict(old) == Job(name="x", trainer=True)
     assert Job.from_dict(old).argv() == [".cloudtrain/train.py"]
+
+
+KEEPS = """
+import os, sys, time
+attempt = os.environ["CLOUDTRAIN_ATTEMPT"]
+print("FOUND", sorted(os.path.join(at, name) for at, _, names in os.walk("out") for name in names))
+os.makedirs("out/deep", exist_ok=True)
+for name in ("out/deep/model.bin", "out/log.txt", "runs.bin", "scratch.tmp", f"out/a{attempt}.txt"):
+    open(name, "a").write(attempt * 1000)
+os.path.exists("out/gone.txt") and os.unlink("out/gone.txt")
+sys.exit(0 if attempt == "2" else 1)
+"""
+
+
+def test_what_the_script_wrote_in_its_folder_comes_home(project: Path, tmp_path: Path):
+    (project / "keeps.py").write_text(KEEPS)
+    (project / "out").mkdir()
+    (project / "out" / "given.txt").write_text("of the source\n")
+    code, log, _ = submit(project, job='entrypoint: keeps.py\nkeep: [out, "*.bin"]\n')
+    assert code == 1 and "FOUND ['out/given.txt']" in log
+    assert "1000 bytes in scratch.tmp are not kept: keep: [scratch.tmp]" in log.replace("1.0 KB", "1000 bytes")
+    run_id = json.loads(run_cli(project, "show", "--json").stdout)["run_id"]
+    assert run_cli(project, "resume", run_id, "--wait").returncode == 0
+    log = run_cli(project, "logs", run_id).stdout
+    assert "FOUND ['out/a1.txt', 'out/deep/model.bin', 'out/given.txt', 'out/log.txt']" in log
+    fetched = run_cli(project, "fetch", run_id, "-o", str(tmp_path / "home-of-it"))
+    assert fetched.returncode == 0, fetched.stderr
+    outputs = tmp_path / "home-of-it" / "outputs"
+    files = {str(path.relative_to(outputs)): path.read_text() for path in outputs.rglob("*") if path.is_file()}
+    assert set(files) == {"out/deep/model.bin", "out/log.txt", "runs.bin", "out/a1.txt", "out/a2.txt"}
+    assert files["out/log.txt"] == "1" * 1000 + "2" * 1000 and files["runs.bin"] == "1" * 1000 + "2" * 1000
+    assert run_cli(project, "fetch", run_id, "-o", str(tmp_path / "all"), "--what", "workdir").returncode == 0
+    assert (tmp_path / "all" / "workdir" / "node-0" / "scratch.tmp").read_text() == "2" * 1000
+
+
+def test_nodes_keep_files_of_the_same_name(project: Path, tmp_path: Path):
+    (project / "write.py").write_text("import os\nopen('out.txt', 'w').write(os.environ['RANK'])\n")
+    assert submit(project, job="entrypoint: write.py\nkeep: [out.txt]\nnum_nodes: 2\n")[0] == 0
+    assert run_cli(project, "fetch", "-o", str(tmp_path / "home-of-it")).returncode == 0
+    outputs = tmp_path / "home-of-it" / "outputs"
+    assert (outputs / "out.txt").read_text() == "0" and (outputs / "node-1" / "out.txt").read_text() == "1"
+
+
+def test_a_run_that_left_nothing_is_said_so(project: Path, tmp_path: Path):
+    assert submit(project, "echo.py")[0] == 0
+    fetched = run_cli(project, "fetch", "-o", str(tmp_path / "nothing"))
+    assert fetched.returncode == 1 and "has left no model or outputs or checkpoints" in fetched.stderr

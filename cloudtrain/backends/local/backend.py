@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.directory as directory
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
@@ -41,6 +41,7 @@ class LocalBackend:
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
     features = frozenset(
         {
+            Feature.WORKDIR,
             Feature.MULTI_NODE,
             Feature.MIN_NODES,
             Feature.ENV_SECRETS,
@@ -229,6 +230,9 @@ class LocalBackend:
         request = json.loads((Path(handle) / "request.json").read_text())
         run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
         into.mkdir(parents=True, exist_ok=True)
+        if WORKDIR in what:
+            for node in _node_folders(Path(handle)):
+                shutil.copytree(node / "source", into / WORKDIR / node.name, symlinks=True, dirs_exist_ok=True)
         for name in what:
             if (run_dir / name).is_dir():
                 shutil.copytree(run_dir / name, into / name, symlinks=True, dirs_exist_ok=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_DRAFTS = 50  # kept in this process for a reload
 CHECK_S = 0.4  # between two checks for edits
 _drafts: OrderedDict[str, Draft] = OrderedDict()
-_OWN = {"entrypoint", "run", "setup", "resume_args", "compat"}  # keys of a script of one's own
+_OWN = {"entrypoint", "run", "setup", "resume_args", "keep", "compat"}  # keys of a script of one's own
 _TRAINER, _SCRIPT = "The shared trainer", "A script of mine"
 
 

@@ -32,7 +32,14 @@ State = tuple[int, int]  # size and time of change of a file that was uploaded
 class Sync:
     """Uploads this node's folders (name -> path) below <output>/<run id>."""
 
-    def __init__(self, manifest: Manifest, folders: Mapping[str, str], log: Log) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        folders: Mapping[str, str],
+        log: Log,
+        is_kept: Callable[[str], bool] | None = None,  # by the name of an output: whether the next attempt needs it
+    ) -> None:
+        self._is_kept = is_kept
         self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
         self._attempt_id = manifest.attempt_id
         self._folders, self._log = folders, log
@@ -55,7 +62,9 @@ class Sync:
             if node_rank == 0:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
                 self.epoch = epochs.claim(self._store, self._attempt, epochs.here(self._folders["checkpoints"]))
-            self._restore()
+            self._restore("checkpoints", self._folders["checkpoints"])
+            if self._is_kept is not None:
+                self._restore("outputs", self._folders["outputs"], self._is_kept)
             text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
         except store.Failed as error:
@@ -84,25 +93,24 @@ class Sync:
                 return f"the upload to {self._store.uri} was broken off"
         return results[0] if results else f"the upload to {self._store.uri} failed"
 
-    def _restore(self) -> None:
-        """Copy checkpoints from the store that this node does not have, COMPLETE last in each."""
-        folder = self._folders["checkpoints"]
-        objects = self._store.list("checkpoints")
+    def _restore(self, top: str, folder: str, is_kept: Callable[[str], bool] = lambda _: True) -> None:
+        """Copy files from the store that this node does not have, COMPLETE last in each checkpoint."""
+        objects = {name: about for name, about in self._store.list(top).items() if is_kept(name)}
         try:
-            store.check_names("checkpoints", list(objects))
+            store.check_names(top, list(objects))
         except Refused:
-            raise Refused(f"{self._store.uri}/checkpoints holds an object whose name cannot be a file's") from None
+            raise Refused(f"{self._store.uri}/{top} holds an object whose name cannot be a file's") from None
         wanted = [name for name in objects if self._is_wanted(folder, name, objects)]
         if not wanted:
             return
         size = store.format_bytes(sum(objects[name][0] for name in wanted))
-        self._log.say(f"output: bringing {len(wanted)} files of checkpoints, {size}, back from {self._store.uri}")
+        self._log.say(f"output: bringing {len(wanted)} files of {top}, {size}, back from {self._store.uri}")
 
         def fetch(name: str) -> None:
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._store.get(f"checkpoints/{name}", path)
-            self._stored[f"checkpoints/{name}"] = _state(path)
+            self._store.get(f"{top}/{name}", path)
+            self._stored[f"{top}/{name}"] = _state(path)
 
         for marks in (False, True):
             batch = [name for name in wanted if is_mark(name) is marks]

@@ -15,6 +15,7 @@ from ..environment import Prepared
 from ..errors import Refused
 from ..log import Log
 from ..manifest import Manifest
+from ..output.keep import Keeper
 from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
 from . import declared
 
@@ -22,6 +23,7 @@ TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from ..output.sync import Sync
 
+KEPT = ".kept"  # below SageMaker's checkpoints, which alone come back when it starts a job again
 INTERFACES = "/sys/class/net"
 
 
@@ -60,7 +62,11 @@ def prepare_node(
             store.lend({**manifest.env, **secrets})
         folders = make_folders(cluster, environ, source)
         folders_ready(folders)
-        sync = open_output(manifest, cluster, environ, folders, log)
+        safe = os.path.join(folders["checkpoints"], KEPT) if cluster.platform == "sagemaker" else None
+        keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe)
+        sync = open_output(manifest, cluster, environ, folders, log, keeper)
+        if manifest.keep and (count := keeper.restore()):
+            log.say(f"keep: {count} files of earlier attempts are back in the working directory")
         inputs: dict[str, str] = {}
         if manifest.inputs:
             from . import inputs as job_inputs
@@ -85,7 +91,7 @@ def prepare_node(
             path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
             accelerate = accelerate_config.environment(python, path, manifest)
         values = placeholders.values_of(manifest, folders, inputs)
-        prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values)
+        prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper)
         if manifest.setup:
             from . import setup
 
@@ -98,7 +104,12 @@ def prepare_node(
 
 
 def open_output(
-    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: dict[str, str], log: Log
+    manifest: Manifest,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    folders: dict[str, str],
+    log: Log,
+    keeper: Keeper | None = None,
 ) -> Sync | None:
     """Return what brings this node's folders to an output in an object store; None for a path, or where node 0 does."""
     if not is_remote(manifest.output):
@@ -108,7 +119,7 @@ def open_output(
         return None
     from ..output.sync import Sync
 
-    sync = Sync(manifest, folders, log)
+    sync = Sync(manifest, folders, log, keeper.wants if keeper and manifest.keep else None)
     sync.open(cluster.node_rank)
     return sync
 

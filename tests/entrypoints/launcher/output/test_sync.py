@@ -10,6 +10,7 @@ import pytest
 from launcher.log import Log
 from launcher.manifest import decode
 from launcher.output.age import CheckpointAge
+from launcher.output.keep import Keeper
 from launcher.output.sync import Sync
 
 from cloudtrain.backends.manifest import Manifest
@@ -241,3 +242,24 @@ def test_an_uploader_that_hangs_is_told_while_it_hangs(s3: S3, tmp_path: Path):
         (folder / "end").touch()
         assert attempt.wait() == [0]
     assert s3.objects()[f"{PLACE}step-1/COMPLETE"] == b"1"
+
+
+def test_kept_files_come_back_from_the_store(s3: S3, tmp_path: Path):
+    """A node of another machine gets its own kept files, and no other outputs."""
+    first = sync_of(tmp_path / "a")
+    first.open(0)
+    first.start()
+    for name in ("out/x", "node-1/out/x", "events"):
+        path = tmp_path / "a" / "outputs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    assert first.finish(lambda: False, True) == ""
+    again = sync_of(tmp_path / "b", 2)
+    keeper = Keeper(
+        ["out"], str(tmp_path / "b"), str(tmp_path / "b" / "outputs"), 1, Log.in_folder(str(tmp_path / "b"))
+    )
+    again._is_kept = keeper.wants
+    again.open(1)
+    outputs = tmp_path / "b" / "outputs"
+    assert [path for path in outputs.rglob("*") if path.is_file()] == [outputs / "node-1/out/x"]
+    assert keeper.restore() == 1 and (tmp_path / "b" / "out" / "x").read_text() == "node-1/out/x"

@@ -1,0 +1,219 @@
+"""Bring files that the script writes in its working directory into the run's outputs, as `keep` names them.
+
+They are mirrored while the ranks run and at the end, and are back in the working directory when the next attempt begins.
+A node's files lie below outputs/ by their own names; those of other nodes than the first below outputs/node-N/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from ..log import Log
+from .store import format_bytes
+
+EVERY_S = 15.0
+OURS = ".cloudtrain"
+# Not a script's results: caches, environments and what version control keeps.
+CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
+MOST = 100_000  # files that are looked at when the rest is counted
+SHOWN = 3  # folders in the line about what is not kept
+
+
+class Keeper:
+    """Mirrors one node's files; `safe` is a second folder, which a platform brings back when it starts the job again."""
+
+    def __init__(
+        self, patterns: Sequence[str], source: str, outputs: str, node_rank: int, log: Log, safe: str | None = None
+    ) -> None:
+        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._roots = sorted({_literal(pattern) for pattern in patterns})
+        self._source, self._log = source, log
+        self._is_other = node_rank > 0
+        self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
+        self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
+        self._mirrored: dict[str, tuple[int, int]] = {}
+        self._began_ns = 0
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders of the working directory below which kept files can lie."""
+        return [os.path.join(self._source, root) for root in self._roots]
+
+    def wants(self, name: str) -> bool:
+        """Return whether a file below outputs/, wherever that is, is one of this node's kept ones."""
+        node = re.match(r"node-[1-9]\d*/", name)
+        prefix = node[0] if node else ""
+        mine = os.path.basename(self._outputs) + "/" if self._is_other else ""
+        return prefix == mine and self._is_kept(name[len(prefix) :])
+
+    def restore(self) -> int:
+        """Copy what earlier attempts left into the working directory and return how many files; blocking."""
+        import shutil
+
+        count = 0
+        for mirror in self._mirrors:
+            for name in _files(mirror, self._roots):
+                path = os.path.join(self._source, name)
+                if self._is_kept(name) and not os.path.exists(path):
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    shutil.copy2(os.path.join(mirror, name), path)
+                    # Those that the outputs lack are brought there again; all of them go there when the script removes them.
+                    self._mirrored[name] = _state(os.stat(path)) if mirror == self._outputs else (-1, -1)
+                    count += 1
+        return count
+
+    def begin(self) -> None:
+        """The ranks start: what changes from now on is theirs. Mirrors in the background."""
+        mark = os.path.join(self._source, OURS, "began")
+        try:
+            with open(mark, "w"):
+                pass
+            self._began_ns = os.stat(mark).st_ctime_ns  # by the clock of this file system
+        except OSError:  # it cannot be written
+            self._began_ns = time.time_ns()
+        if self._patterns:
+            self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
+            self._thread.start()
+
+    def finish(self) -> str:
+        """Mirror once more, and log what is not kept; return "" or what went wrong. Blocking."""
+        if not self._began_ns:
+            return ""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        problem = self._look() if self._patterns else ""
+        self._report_rest()
+        return problem
+
+    def _run(self) -> None:
+        while not self._end.wait(EVERY_S):
+            problem = self._look()
+            if problem:
+                self._log.say(f"keep: {problem}; it is tried again")
+
+    def _look(self) -> str:
+        """Bring the mirrors up to date and return "" or the first thing that went wrong."""
+        problem, seen = "", set()
+        for name in _files(self._source, self._roots):
+            if not self._is_kept(name):
+                continue
+            path = os.path.join(self._source, name)
+            try:
+                status = os.stat(path)
+                if status.st_ctime_ns < self._began_ns and name not in self._mirrored:
+                    continue  # it came with the source
+                seen.add(name)
+                state = _state(status)
+                if self._mirrored.get(name) != state:
+                    for mirror in self._mirrors:
+                        _replace(path, os.path.join(mirror, name))
+                    self._mirrored[name] = state
+            except FileNotFoundError:
+                continue  # the script has removed it meanwhile
+            except OSError as error:
+                problem = problem or f"{name} cannot be kept: {error.strerror or error}"
+        for name in [name for name in self._mirrored if name not in seen]:
+            del self._mirrored[name]
+            for mirror in self._mirrors:
+                try:
+                    os.unlink(os.path.join(mirror, name))
+                except OSError:
+                    pass  # it is gone already
+        return problem
+
+    def _is_kept(self, name: str) -> bool:
+        return any(pattern.match(name) for pattern in self._patterns)
+
+    def _report_rest(self) -> None:
+        """Log in one line what the ranks wrote elsewhere in the working directory."""
+        sizes: dict[str, int] = {}
+        for count, name in enumerate(_files(self._source, [""])):
+            if count == MOST:
+                break
+            try:
+                status = os.stat(os.path.join(self._source, name))
+            except OSError:
+                continue
+            if status.st_ctime_ns >= self._began_ns and not self._is_kept(name) and not name.endswith(".pyc"):
+                top = name.partition("/")[0] + ("/" if "/" in name else "")
+                sizes[top] = sizes.get(top, 0) + status.st_size
+        if not sizes:
+            return
+        largest = sorted(sizes, key=lambda top: -sizes[top])
+        tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
+        more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
+        self._log.say(
+            f"{tops}{more} are not kept: keep: [{largest[0].rstrip('/')}] in the job, or --output_dir {{model_dir}}"
+        )
+
+
+def _files(folder: str, roots: Sequence[str]) -> Iterator[str]:
+    """Yield relative paths of the regular files below some places of a folder (links to files count)."""
+    for root in roots:
+        top = os.path.join(folder, root)
+        if os.path.isfile(top):
+            yield root
+        for at, folders, names in os.walk(top):
+            folders[:] = [
+                name
+                for name in folders
+                if name not in CACHES and not os.path.exists(os.path.join(at, name, "pyvenv.cfg"))
+            ]
+            for name in names:
+                path = os.path.join(at, name)
+                if os.path.isfile(path):
+                    yield os.path.relpath(path, folder).replace(os.sep, "/")
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _replace(path: str, to: str) -> None:
+    """Make `to` a copy of a file, in one step."""
+    import shutil  # only here: it costs every job some milliseconds
+
+    part = f"{to}.cloudtrain-part"
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    try:
+        shutil.copy2(path, part)
+        os.replace(part, to)
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)
+
+
+def _literal(pattern: str) -> str:
+    """Return the folders at the head of a pattern that hold no wildcard."""
+    parts = pattern.strip("/").split("/")
+    plain = [part for at, part in enumerate(parts) if not any(set("*?[") & set(each) for each in parts[: at + 1])]
+    return "/".join(plain)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return what matches a pattern's files and all that lies below the folders that it names; ** is any depth."""
+    parts = pattern.strip("/").split("/")
+    text = "".join("(?:[^/]+/)*" if part == "**" else _segment(part) + "/" for part in parts[:-1])
+    text += ".*" if parts[-1] == "**" else _segment(parts[-1]) + "(?:/.*)?"
+    return re.compile(text + r"\Z", re.DOTALL)
+
+
+def _segment(part: str) -> str:
+    """Return a pattern without slashes as a regular expression: *, ? and [abc]."""
+    text, at = "", 0
+    while at < len(part):
+        end = part.find("]", at + 2) if part[at] == "[" else -1
+        if end > 0:
+            text += "[" + ("^" + part[at + 2 : end] if part[at + 1] == "!" else part[at + 1 : end]) + "]"
+            at = end
+        else:
+            text += {"*": "[^/]*", "?": "[^/]"}.get(part[at], re.escape(part[at]))
+        at += 1
+    return text

@@ -1,0 +1,128 @@
+"""Patterns of `keep`, and the files that they bring home."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.training import ENTRYPOINTS
+
+from launcher.log import Log  # isort: skip
+from launcher.output import keep  # isort: skip
+
+assert ENTRYPOINTS
+NAMES = [
+    "out/a.pt",
+    "out/deep/b.pt",
+    "runs/1/best.pt",
+    "runs/1/last.pt",
+    "runs/2/x/best.pt",
+    "a.txt",
+    "out.txt",
+    "x/y/z.json",
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        ("out", ["out/a.pt", "out/deep/b.pt"]),
+        ("out/", ["out/a.pt", "out/deep/b.pt"]),
+        ("runs/*/best.pt", ["runs/1/best.pt"]),
+        ("runs/**/best.pt", ["runs/1/best.pt", "runs/2/x/best.pt"]),
+        ("*.txt", ["a.txt", "out.txt"]),
+        ("**/*.pt", ["out/a.pt", "out/deep/b.pt", "runs/1/best.pt", "runs/1/last.pt", "runs/2/x/best.pt"]),
+        ("runs/[!2]/l?st.pt", ["runs/1/last.pt"]),
+        ("**", NAMES),
+        ("x", ["x/y/z.json"]),
+        ("(out|x", []),
+    ],
+)
+def test_patterns(tmp_path: Path, pattern: str, kept: list[str]):
+    keeper, outputs = made(tmp_path, [pattern])
+    keeper.begin()
+    for name in NAMES:
+        write(tmp_path / "source" / name)
+    assert keeper.finish() == ""
+    assert sorted(files(outputs)) == sorted(kept)
+
+
+def made(folder: Path, patterns: list[str], rank: int = 0, safe: Path | None = None) -> tuple[keep.Keeper, Path]:
+    (folder / "source" / ".cloudtrain").mkdir(parents=True, exist_ok=True)
+    (folder / "log").touch()
+    log = Log(os.open(folder / "log", os.O_WRONLY | os.O_APPEND))
+    outputs = folder / "outputs"
+    return keep.Keeper(patterns, str(folder / "source"), str(outputs), rank, log, str(safe) if safe else None), outputs
+
+
+def write(path: Path, text: str = "x") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_what_is_removed_or_changed_follows_while_the_ranks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keep, "EVERY_S", 0.01)
+    keeper, outputs = made(tmp_path, ["out"])
+    write(tmp_path / "source/out/of-the-source")
+    keeper.begin()
+    write(tmp_path / "source/out/checkpoint-1/model", "one")
+    wait(lambda: (outputs / "out/checkpoint-1/model").exists())
+    write(tmp_path / "source/out/checkpoint-2/model", "two")
+    os.unlink(tmp_path / "source/out/checkpoint-1/model")
+    wait(lambda: not (outputs / "out/checkpoint-1/model").exists() and (outputs / "out/checkpoint-2/model").exists())
+    write(tmp_path / "source/out/of-the-source", "changed")
+    assert keeper.finish() == "" and sorted(files(outputs)) == ["out/checkpoint-2/model", "out/of-the-source"]
+
+
+def test_the_next_attempt_finds_them_and_what_a_platform_brought_back(tmp_path: Path):
+    first, outputs = made(tmp_path / "a", ["out"], 1, tmp_path / "safe")
+    first.begin()
+    write(tmp_path / "a/source/out/x", "1")
+    assert first.finish() == "" and files(outputs) == ["node-1/out/x"] and files(tmp_path / "safe") == ["node-1/out/x"]
+    again, outputs = made(tmp_path / "b", ["out"], 1, tmp_path / "safe")  # the outputs are gone
+    assert again.restore() == 1 and (tmp_path / "b/source/out/x").read_text() == "1"
+    assert again.wants("node-1/out/x") and not again.wants("out/x") and not again.wants("node-1/other")
+    again.begin()
+    assert again.finish() == "" and files(outputs) == ["node-1/out/x"]
+    last, outputs = made(tmp_path / "b", ["out"], 1)
+    assert last.restore() == 0  # it is there
+    os.unlink(tmp_path / "b/source/out/x")
+    assert last.restore() == 1
+    last.begin()
+    os.unlink(tmp_path / "b/source/out/x")
+    assert last.finish() == "" and files(outputs) == []  # removed by the script, so removed there
+
+
+def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: Path):
+    keeper, _ = made(tmp_path, [])
+    keeper.begin()
+    for name in ("__pycache__/a.pyc", ".git/x", "env/pyvenv.cfg", "env/lib/y", "big/one", "big/two", "small"):
+        write(tmp_path / "source" / name, "x" * 600)
+    assert keeper.finish() == ""
+    text = (tmp_path / "log").read_text()
+    assert (
+        "1.2 KB in big/, 600 bytes in small are not kept: keep: [big] in the job, or --output_dir {model_dir}" in text
+    )
+
+
+def test_a_disk_that_takes_nothing_is_a_problem(tmp_path: Path):
+    keeper, outputs = made(tmp_path, ["out"])
+    outputs.write_text("a file where a folder should be")
+    keeper.begin()
+    write(tmp_path / "source/out/x")
+    assert "out/x cannot be kept" in keeper.finish()
+
+
+def wait(true) -> None:
+    import time
+
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
