@@ -36,6 +36,7 @@ SLOW = (
     "backends/vertex/test_local.py",
     "backends/vertex/test_refusals.py",
     "backends/vertex/test_restarts.py",
+    "backends/vertex/test_statuses.py",
     "backends/vertex/test_trainer.py",
     "cli/test_vertex.py",
     "console/test_history.py",

@@ -100,6 +100,15 @@ assert ended(endless) == "JOB_STATE_CANCELLED"
 names = sorted(found.display_name for found in aiplatform.CustomJob.list())
 assert names == ["bad", "endless", "good", "transient"], names
 assert [found.name for found in aiplatform.CustomJob.list(filter='labels.name="good"')] == [good.name]
+for text, number in (("labels.name:*", 4), ("labels.other:*", 0), ('state="JOB_STATE_CANCELLED" AND labels.name:*', 1),
+                     ('state!="JOB_STATE_CANCELLED" AND state!="JOB_STATE_FAILED"', 1),
+                     (f'create_time>="{good.create_time.isoformat().replace("+00:00", "Z")}"', 4)):  # fmt: skip
+    assert len(aiplatform.CustomJob.list(filter=text)) == number, text
+masked = aiplatform.CustomJob._empty_constructor().api_client.select_version("v1").list_custom_jobs(
+    {"parent": "projects/local/locations/us-central1", "page_size": 3, "read_mask": "name,createTime"}
+)  # fmt: skip
+masked = list(masked)  # two pages
+assert len(masked) == 4 and all(it.name and it.create_time and not it.display_name for it in masked), masked
 assert aiplatform.CustomJob.get(good.resource_name).display_name == "good"
 for broken in ({"labels": {"Name": "x"}}, {"worker_pool_specs": []}):
     try:

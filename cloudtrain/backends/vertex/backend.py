@@ -6,7 +6,7 @@ The handle is the job's resource name. request.py builds the job, jobs.py calls 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,17 @@ class CustomJobsBackend:
     """What the backends of custom jobs share: the request, and the calls of the API."""
 
     name: str
+    # Half of the 600 requests a minute to list and get resources, for a project and region
+    # (https://cloud.google.com/vertex-ai/docs/quotas, 2026-11-23).
+    calls_per_s = 5.0
     features = frozenset(
         {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
     )
 
     def __init__(self, options: Mapping[str, Any], jobs: CustomJobs) -> None:
         self._options, self._jobs = options, jobs
+        place = [str(options.get(name) or "") for name in ("endpoint", "project", "region")]
+        self.group = f"{self.name} {'/'.join(place)}"
         self._client = str(options.get("client") or "sdk")
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
@@ -68,6 +73,10 @@ class CustomJobsBackend:
     def status(self, handle: str) -> Status:
         return self._jobs.status(handle)
 
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        """Return the statuses of live attempts; one that has ended is left out."""
+        return self._jobs.live_statuses(set(handles))
+
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._jobs.logs(handle, follow=follow, after=after)
 
@@ -92,6 +101,7 @@ class VertexBackend(CustomJobsBackend):
         project, region, endpoint = str(options.get("project")), str(options["region"]), options.get("endpoint")
         if endpoint:
             self.poll_s = self.follow_s = SIMULATED_S
+            self.calls_per_s = 100.0
         self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None)
         settle_s, look_s = float(options.get("settle_s", 20.0)), SIMULATED_S if endpoint else LOOK_S
         jobs = CustomJobs(self._api, project, region, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)

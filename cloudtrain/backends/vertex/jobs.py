@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ STATES = {
     "JOB_STATE_PAUSED": State.FAILED,  # a custom job is never resumed
 }
 CREATES = 3  # tries; before each one `find` checks whether the last one created the job
+PAGE = 100  # jobs in one answer of the list
 LOOKS = 3  # a new job may be missing from the first list
 OVERLAP_S = 5.0  # the log is read again from twice settle_s and this much earlier; known lines are dropped
 CREATE_S = 120.0
@@ -102,16 +103,18 @@ class CustomJobs:
     def find(self, attempt_id: str) -> str | None:
         """Return the handle of an attempt's job, None without one; raises BackendError if the jobs cannot be listed."""
         query = {"filter": f'labels.{ATTEMPT}="{attempt_id}"', "pageSize": "10"}
-        jobs: list[Mapping[str, Any]] = []
-        while True:
-            page = self._api.call(
-                "GET", "aiplatform", f"/v1/{self._parent}/customJobs", "jobs cannot be listed", query=query
-            ).json
-            jobs += page.get("customJobs", ())
-            if not page.get("nextPageToken"):
-                break
-            query["pageToken"] = page["nextPageToken"]
+        jobs = list(self._list(query))
         return min(jobs, key=lambda job: str(job.get("createTime", "")))["name"] if jobs else None
+
+    def _list(self, query: dict[str, str]) -> Iterator[Mapping[str, Any]]:
+        """Yield the jobs of a list, page by page."""
+        path = f"/v1/{self._parent}/customJobs"
+        while True:
+            page = self._api.call("GET", "aiplatform", path, "jobs cannot be listed", query=query).json
+            yield from page.get("customJobs", ())
+            if not page.get("nextPageToken"):
+                return
+            query = {**query, "pageToken": page["nextPageToken"]}
 
     def _create(self, parent: str, job: Mapping[str, Any]) -> str:
         answer = self._api.call(
@@ -188,14 +191,28 @@ class CustomJobs:
         For `settle_s` after the end the status is STOPPING while that event has not arrived.
         """
         job = self.get(handle)
-        if job is None:
-            return Status(State.LOST, None, f"{handle} is gone")
+        return Status(State.LOST, None, f"{handle} is gone") if job is None else self._status_from(handle, job)
+
+    def live_statuses(self, handles: Collection[str]) -> dict[str, Status]:
+        """Return handle -> status of the jobs that have not ended, from one list of our live jobs; blocking."""
+        ended = [name for name, state in STATES.items() if state.final]
+        query = {
+            "filter": " AND ".join([f"labels.{ATTEMPT}:*", *(f'state!="{name}"' for name in ended)]),
+            "readMask": "name,state,startTime,error",
+            "pageSize": str(PAGE),
+        }
+        jobs = self._list(query) if handles else ()
+        return {job["name"]: self._status_from(job["name"], job) for job in jobs if job["name"] in handles}
+
+    def _status_from(self, handle: str, job: Mapping[str, Any]) -> Status:
         state = STATES.get(job["state"], State.RUNNING)
         started, ended = _utc_time(job.get("startTime")), _utc_time(job.get("endTime"))
         url = console_url(handle, self._project)
-        if not state.final:
-            return Status(state, started_at=started, url=url)
         platform_error = str((job.get("error") or {}).get("message", ""))
+        if not state.final:
+            waits = state in (State.QUEUED, State.STARTING)
+            parts = ("Vertex AI", str(job["state"]).removeprefix("JOB_STATE_"), platform_error)
+            return Status(state, None, ": ".join(filter(None, parts)) if waits else "", started, url=url)
         if state is State.SUCCEEDED:
             return Status(state, 0, "", started, ended, url)
         if state is State.CANCELLED:

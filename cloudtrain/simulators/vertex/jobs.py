@@ -139,9 +139,12 @@ class CustomJobs:
             jobs = [
                 dict(job)
                 for job in self._jobs.values()
-                if f"/locations/{region}/" in job["name"] and matches({**job, "display_name": job["displayName"]})
+                if f"/locations/{region}/" in job["name"]
+                and matches({**job, "display_name": job["displayName"], "create_time": job["createTime"]})
             ]
         jobs.sort(key=lambda job: str(job["createTime"]), reverse=True)
+        if mask := request.query.get("readMask"):
+            jobs = [{name: value for name, value in job.items() if name in mask.split(",")} for job in jobs]
         return paginate(
             "customJobs", jobs, request.query.get("pageToken", ""), int(request.query.get("pageSize") or 100)
         )

@@ -104,8 +104,8 @@ def _matches(entry: Mapping[str, Any], path: list[str], operator: str, value: st
         return operator == "!="
     text = str(field)
     if operator == ":":
-        return value.lower() in text.lower()
-    if path == ["timestamp"]:
+        return value == "*" or value.lower() in text.lower()
+    if path in (["timestamp"], ["create_time"]):
         text, value = _pad_fraction(text), _pad_fraction(value)
     return {"=": text == value, "!=": text != value, ">=": text >= value, "<=": text <= value, ">": text > value,
             "<": text < value}[operator]  # fmt: skip
