@@ -25,10 +25,11 @@ if str(ENTRYPOINTS) not in sys.path:
     sys.path.append(str(ENTRYPOINTS))  # behind the rest: its short names must not hide anybody's
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def hold_port() -> socket.socket:
+    """Return what keeps a port for the ranks until rank 0 listens: a free one that is not held is soon somebody else's."""
+    from launcher.world import ports
+
+    return ports.hold()
 
 
 def texts(folder: Path, files: int = 8, words: int = 300) -> Path:
@@ -96,13 +97,14 @@ class Trainer:
     ) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.run, self.world = run, world
-        port = str(free_port())
+        self._port = hold_port()
         self.logs = [run / f"attempt-{attempt}-rank-{rank}.log" for rank in range(world)]
         self.processes = []
         for rank, log in enumerate(self.logs):
             place = {
                 "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0,
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONUNBUFFERED": 1,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self._port.getsockname()[1],
+                "OMP_NUM_THREADS": 1, "PYTHONUNBUFFERED": 1,
                 "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": 1,
                 "CLOUDTRAIN_RUN_ID": run.name, "CLOUDTRAIN_ATTEMPT": attempt,
                 "CLOUDTRAIN_CHECKPOINT_DIR": run / "checkpoints", "CLOUDTRAIN_OUTPUT_DIR": run / "outputs",
@@ -123,6 +125,7 @@ class Trainer:
         self.kill()
 
     def kill(self) -> None:
+        self._port.close()
         for process in self.processes:
             process.send_signal(signal.SIGKILL)
         for process in self.processes:

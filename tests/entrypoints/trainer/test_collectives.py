@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.training import ENTRYPOINTS, WAIT_S, free_port
+from tests.entrypoints.training import ENTRYPOINTS, WAIT_S, hold_port
 
 from trainer import collectives, strategies  # isort: skip
 from trainer.errors import Unsupported, check_versions  # isort: skip
@@ -66,9 +66,14 @@ collectives.leave(78)
 @pytest.mark.parametrize("other, wait_s, met", [(2, 120, "met True True"), (600, 1, "met False False")])
 def test_a_refusal_waits_for_the_other_ranks_but_not_for_ever(tmp_path: Path, other: int, wait_s: int, met: str):
     """A rank that left at once would cut the connections of one that still makes its groups."""
-    port, ranks = free_port(), []
+    port, ranks = hold_port(), []
     for rank in range(2):
-        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port.getsockname()[1]),
+        }
         command = [sys.executable, "-c", RANK, str(ENTRYPOINTS), str(other), str(tmp_path / "came"), str(wait_s)]
         ranks.append(subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True))
     try:
@@ -79,3 +84,4 @@ def test_a_refusal_waits_for_the_other_ranks_but_not_for_ever(tmp_path: Path, ot
         for rank in ranks:
             rank.kill()
             rank.communicate()
+        port.close()
