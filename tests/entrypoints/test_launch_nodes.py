@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launcher.world.channel import SILENCE_S
 
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
@@ -187,6 +188,28 @@ def test_a_node_that_says_nothing_is_lost(tmp_path: Path):
         attempt.wait()
         assert attempt.status(1)["state"] == "LOST"
         assert not attempt.left()
+
+
+def test_nodes_that_stand_still_together_lose_nobody(tmp_path: Path):
+    """A machine was paused. Node 0 goes on first, and has heard nothing of the other one for longer than is allowed."""
+    script = """
+import os, time
+print("up", flush=True)
+while not os.path.exists(os.environ["CLOUDTRAIN_RUN_DIR"] + "/gate"): time.sleep(0.01)
+"""
+    with Attempt(tmp_path, script, nodes=2) as attempt:
+        attempt.start()
+        for each in (0, 1):
+            attempt.heard("up", each)
+        frozen = [attempt.supervisor(1), attempt.supervisor(0)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(SILENCE_S + 1)
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(1)
+        (tmp_path / "run" / "gate").touch()
+        assert attempt.wait() == [0, 0], attempt.status(0)
 
 
 def test_what_one_node_refuses_ends_all(tmp_path: Path):
