@@ -8,6 +8,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   ├── UnknownRun           no run of that id or prefix
 │   └── MissingExtra         an optional dependency is not installed
 ├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
+├── DiskError            2   a folder of this machine cannot be written: full, a quota, permissions
 ├── BackendError         5   the platform refused, or could not be reached
 │   ├── Unreachable          no answer, or one that says try later: what was asked may have been done or not
 │   └── NoCapacity           the platform has no such machines free, or a quota is used up; nothing was started
@@ -16,6 +17,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,6 +96,17 @@ class StoreError(CloudtrainError):
     """The history cannot be read or written."""
 
     exit_code = 2
+
+
+class DiskError(CloudtrainError):
+    """A file cannot be written on this machine; what was written before stays."""
+
+    exit_code = 2
+
+    def __init__(self, path: object, error: OSError) -> None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "free some space, or name a folder on another disk" if full else "check the path and its permissions"
+        super().__init__(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
 class BackendError(CloudtrainError):

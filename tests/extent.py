@@ -31,6 +31,7 @@ SLOW = (
     "backends/ssh/test_faults.py",
     "backends/ssh/test_statuses.py",
     "backends/ssh/test_training.py",
+    "backends/test_download.py",
     "backends/vertex/test_backend.py",
     "backends/vertex/test_exactly_once.py",
     "backends/vertex/test_images.py",
@@ -75,6 +76,8 @@ SLOW = (
     "testing/test_contract.py",
 )
 SMOKE = (
+    "backends/test_download.py::test_a_stream_that_is_cut_at_3_of_8_mb_continues[s3]",
+    "backends/test_download.py::test_the_command_says_what_is_full_and_exits_with_2",
     "entrypoints/trainer/data",
     "entrypoints/trainer/test_arguments.py",
     "entrypoints/trainer/test_best.py",

@@ -18,6 +18,13 @@ CONNECT_S, READ_S = 10, 60
 # service -> tries, connect and read timeouts. No job depends on these services, so a call gives up early.
 OPTIONAL_SERVICES = {"ecr": (2, 5, 5)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
+# Operations of S3 that need another permission than the one of their own name (2026-11-23):
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+PERMISSIONS = {
+    "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
+    **dict.fromkeys(("s3:CreateMultipartUpload", "s3:UploadPart", "s3:CompleteMultipartUpload"), "s3:PutObject"),
+}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _INVALID = {"UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
@@ -110,16 +117,18 @@ class Aws:
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
         self.session  # noqa: B018 - raises MissingExtra without botocore
+        from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
         try:
             return getattr(self.client(service), operation)(**values)
-        except (BotoCoreError, ClientError, ResponseParserError) as error:
-            action = getattr(error, "operation_name", None) or _camel_case(
-                operation
-            )  # one transfer calls several operations
-            raise self.explain(error, f"{service}:{action}") from None
+        except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as raised:
+            wrapped = raised.__context__ if isinstance(raised, Boto3Error) else None  # upload_file wraps what it gets
+            error = wrapped if isinstance(wrapped, Exception) else raised
+            # One transfer calls several operations.
+            action = f"{service}:{getattr(error, 'operation_name', None) or _camel_case(operation)}"
+            raise self.explain(error, PERMISSIONS.get(action, action)) from None
 
     def account(self) -> str:
         """Return the account id of the credentials; blocking."""
@@ -174,7 +183,13 @@ class Aws:
         if isinstance(error, exceptions.ParamValidationError):
             return AwsError(f"the request is not what AWS takes: {error}".replace("\n", " "))
         message = str(error).split("\n")[0]
-        no_answer = (exceptions.HTTPClientError, exceptions.ConnectionError, parsers.ResponseParserError)
+        no_answer = (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+            parsers.ResponseParserError,
+            OSError,
+        )
         kind = AwsUnreachable if isinstance(error, no_answer) else AwsError
         return kind(f"AWS cannot be reached: {message}", "check the network, proxies and the region")
 

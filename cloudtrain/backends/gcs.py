@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.backends import http
+from cloudtrain.backends.download import ChangedError, StoredObject, digest, download_all
 from cloudtrain.backends.google import ApiError, GoogleApi
-from cloudtrain.errors import BackendError, Unreachable
+from cloudtrain.errors import Unreachable
+from cloudtrain.job.units import unix_time
 
 CHUNK = 16 << 20  # bytes in one request of a resumable upload; a multiple of 256 KiB
 ONE_REQUEST = 8 << 20  # bytes; up to here an upload is a single request
-PARALLEL_DOWNLOADS = 4
+FIELDS = "name,size,md5Hash,crc32c,generation,updated"
 
 
 class Bucket:
@@ -32,7 +35,7 @@ class Bucket:
             "GET", "storage", self._object_path(name), failure, query={"fields": "size"}, accept=(404,)
         )
         if answer.status == 404:
-            if "bucket" in answer.data.decode("utf-8", "replace").lower():
+            if b"bucket does not exist" in answer.data:  # the name of a bucket may have the word, too
                 raise ApiError(answer, f"the bucket {self.name} does not exist", "the source cannot be uploaded")
             return False
         return size is None or int(answer.json["size"]) == size
@@ -67,57 +70,63 @@ class Bucket:
             upload_path,
             failure,
             query=resumable,
-            body={"contentType": content_type["Content-Type"]},
+            body={"contentType": content_type["Content-Type"], "md5Hash": _base64(digest(path, "md5"))},
             accept=(412,),
         )
         return session.status != 412 and self._upload_chunks(path, size, session.headers["location"], failure)
 
-    def list_objects(self, prefix: str) -> dict[str, tuple[int, str]]:
-        """Return object name -> (bytes, MD5) of all objects below a prefix."""
-        objects: dict[str, tuple[int, str]] = {}
-        query = {"prefix": prefix, "fields": "items(name,size,md5Hash),nextPageToken", "maxResults": "1000"}
+    def list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects below a prefix, named relative to it."""
+        query = {"prefix": prefix, "fields": f"items({FIELDS}),nextPageToken", "maxResults": "1000"}
         while True:
             failure = f"gs://{self.name}/{prefix} cannot be listed"
             page = self._api.call("GET", "storage", f"/storage/v1/b/{quote(self.name)}/o", failure, query=query).json
-            for stored in page.get("items", ()):
-                objects[stored["name"]] = (int(stored["size"]), stored.get("md5Hash", ""))
+            for item in page.get("items", ()):
+                if (name := str(item["name"])[len(prefix) :]) and not name.endswith("/"):
+                    yield self._stored(item, name)
             if not page.get("nextPageToken"):
-                return objects
+                return
             query["pageToken"] = page["nextPageToken"]
 
-    def download(self, name: str, into: IO[bytes]) -> None:
-        """Download an object into an open file."""
+    def read(self, name: str, condition: str = "", first: int = 0, last: int | None = None) -> Iterator[bytes]:
+        """Yield an object in chunks, or its bytes from `first` to `last`."""
         failure = f"gs://{self.name}/{name} cannot be read"
-        for chunk in self._api.stream("storage", f"{self._object_path(name)}?alt=media", failure):
-            into.write(chunk)
+        path = f"{self._object_path(name)}?alt=media{condition}"
+        return self._api.stream("storage", path, failure, first, last)
 
     def download_prefix(self, prefix: str, into: Path) -> int:
         """Download all objects below a prefix into a folder, and return how many; equal files are not downloaded again.
 
-        Raises BackendError for a name that would lead out of the folder.
+        Raises BackendError, also for a name that would lead out of the folder, and DiskError.
         """
-        from concurrent.futures import ThreadPoolExecutor
+        return download_all(self.list_objects(prefix), into)
 
-        objects = {name[len(prefix) :]: size_and_md5 for name, size_and_md5 in self.list_objects(prefix).items()}
-        names = [name for name in objects if name and not name.endswith("/")]
-        for name in names:
-            if not {"", ".", ".."}.isdisjoint(name.split("/")):
-                raise BackendError(f"gs://{self.name} offers an object {prefix + name!r}, which is refused")
+    def _stored(self, item: Mapping[str, Any], name: str) -> StoredObject:
+        key, updated = str(item["name"]), item.get("updated")
+        return StoredObject(
+            name=name,
+            uri=f"gs://{self.name}/{key}",
+            size=int(item["size"]),
+            version=str(item.get("generation", "")),
+            modified_ns=int(unix_time(updated)) * 1_000_000_000 if updated else 0,
+            read=partial(self._read_version, key, str(item.get("generation", ""))),
+            verify=partial(_verify, item),
+            refresh=partial(self._look_up, key, name),
+        )
 
-        def fetch(name: str) -> None:
-            path = into / name
-            size, md5 = objects[name]
-            if path.is_file() and path.stat().st_size == size and (not md5 or _md5(path) == md5):
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            with open(partial, "wb") as file:
-                self.download(prefix + name, file)
-            partial.replace(path)
+    def _look_up(self, key: str, name: str) -> StoredObject | None:
+        failure = f"gs://{self.name}/{key} cannot be looked up"
+        path, query = self._object_path(key), {"fields": FIELDS}
+        answer = self._api.call("GET", "storage", path, failure, query=query, accept=(404,))
+        return None if answer.status == 404 else self._stored(answer.json, name)
 
-        with ThreadPoolExecutor(PARALLEL_DOWNLOADS, "fetch") as pool:
-            list(pool.map(fetch, names))
-        return len(names)
+    def _read_version(self, key: str, generation: str, first: int, last: int) -> Iterator[bytes]:
+        try:
+            yield from self.read(key, f"&ifGenerationMatch={generation}" if generation else "", first, last)
+        except ApiError as error:
+            if error.status in (404, 412):
+                raise ChangedError from None
+            raise
 
     def _upload_chunks(self, path: Path, size: int, session: str, failure: str) -> bool:
         """Send the chunks of a resumable upload; an interrupted one resumes at the offset that the server reports."""
@@ -159,6 +168,20 @@ class Bucket:
         return f"/storage/v1/b/{quote(self.name)}/o/{quote(name, safe='')}"
 
 
-def _md5(path: Path) -> str:
-    with open(path, "rb") as file:
-        return base64.b64encode(hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()).decode()
+def _verify(item: Mapping[str, Any], path: Path) -> bool | None:
+    """Return whether a file has the object's checksum, None without one. A composite object has no MD5."""
+    if md5 := item.get("md5Hash"):
+        return _base64(digest(path, "md5")) == str(md5)
+    if (crc32c := item.get("crc32c")) and find_spec("google_crc32c"):
+        import google_crc32c
+
+        value = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                value = google_crc32c.extend(value, chunk)
+        return _base64(value.to_bytes(4, "big")) == str(crc32c)
+    return None
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()

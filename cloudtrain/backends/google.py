@@ -101,9 +101,9 @@ class GoogleApi:
             method, path, failure, data=data, headers=headers, tries=tries, timeout_s=timeout_s, accept=accept
         )
 
-    def stream(self, service: str, path: str, failure: str) -> Iterator[bytes]:
+    def stream(self, service: str, path: str, failure: str, first: int = 0, last: int | None = None) -> Iterator[bytes]:
         """Yield a large answer in chunks; an interrupted one continues where it was. Blocking. Raises ApiError, Unreachable."""
-        return self._http.stream(service + path, failure)
+        return self._http.stream(service + path, failure, None, first, last)
 
     def credentials(self) -> Any:
         """Return google-auth's credentials with a valid token; blocking. Raises BackendError, MissingExtra."""
@@ -170,7 +170,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
         )
     if status == 401:
         return f"{failure}: Google does not accept the credentials: {text}", "gcloud auth application-default login"
-    if status == 404 and "bucket" in lowercase:
+    if status == 404 and "bucket does not exist" in lowercase:
         return (
             f"{failure}: the bucket does not exist: {text}",
             "options.vertex.bucket; gcloud storage buckets create makes one",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -111,27 +112,36 @@ class Http:
                 time.sleep(_retry_delay(attempt, error))
         raise AssertionError("the last try returns or raises")
 
-    def stream(self, path: str, failure: str, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """Yield a body in chunks; where the connection breaks off, the next request continues with Range."""
-        attempt = received = 0
-        while True:
-            try:
-                resume = {"Range": f"bytes={received}-"} if received else {}
-                with self._send("GET", path, failure, None, {**(headers or {}), **resume}, TIMEOUT_S) as response:
-                    skip = received if response.status != 206 else 0  # a server that knows no Range begins again
-                    while chunk := response.read(CHUNK_BYTES):
-                        fresh, skip = chunk[skip:], max(skip - len(chunk), 0)
-                        if fresh:
-                            received, attempt = received + len(fresh), 0
-                            yield fresh
-                    if not response.length:  # what is missing of Content-Length
-                        return
-                    raise http.client.IncompleteRead(b"", response.length)
-            except (BackendError, OSError, http.client.HTTPException) as error:
-                if attempt == TRIES - 1 or not self._may_retry(error, RETRYABLE):
-                    raise self._final(error, path, failure) from None
-                time.sleep(_retry_delay(attempt, error))
-                attempt += 1
+    def stream(
+        self,
+        path: str,
+        failure: str,
+        headers: Mapping[str, str] | None = None,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Iterator[bytes]:
+        """Yield a body in chunks, or its bytes from `first` to `last`; continues where the connection breaks off."""
+        begin = partial(self._body, path, failure, headers or {}, first, last)
+        try:
+            yield from resume(begin, lambda error: self._may_retry(error, RETRYABLE))
+        except (OSError, http.client.HTTPException) as error:
+            raise self._final(error, path, failure) from None
+
+    def _body(
+        self, path: str, failure: str, headers: Mapping[str, str], first: int, last: int | None, received: int
+    ) -> Iterator[bytes]:
+        start = first + received
+        span = {"Range": f"bytes={start}-{'' if last is None else last}"} if start or last is not None else {}
+        with self._send("GET", path, failure, None, {**headers, **span}, TIMEOUT_S) as response:
+            skip = start if response.status != 206 else 0  # a server that knows no Range sends everything
+            left = sys.maxsize if last is None else last + 1 - start
+            while left and (chunk := response.read(CHUNK_BYTES)):
+                fresh, skip = chunk[skip : skip + left], max(skip - len(chunk), 0)
+                left -= len(fresh)
+                if fresh:
+                    yield fresh
+            if left and response.length:  # what is missing of Content-Length
+                raise http.client.IncompleteRead(b"", response.length)
 
     def _send(
         self, method: str, path: str, failure: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float
@@ -151,7 +161,7 @@ class Http:
     def _may_retry(self, error: Exception, retryable: tuple[int, ...]) -> bool:
         if isinstance(error, HttpError):
             return error.status in retryable or (error.status == 401 and self._renew())
-        return not isinstance(error, BackendError)  # no credentials any more
+        return isinstance(error, OSError | http.client.HTTPException)  # a BackendError: no credentials any more
 
     def _final(self, error: Exception, path: str, failure: str) -> BackendError:
         if isinstance(error, BackendError):
@@ -159,6 +169,25 @@ class Http:
         reason, parts = getattr(error, "reason", None) or error, urlsplit(self._address(path)[0])
         message = f"{failure}: {parts.scheme}://{parts.netloc} was not reached: {reason}"
         return Unreachable(message, self._hint(reason))
+
+
+def resume(begin: Callable[[int], Iterator[bytes]], may_retry: Callable[[Exception], bool]) -> Iterator[bytes]:
+    """Yield the chunks of `begin(0)`; if it fails, continue with those of `begin(<bytes received>)`, after a pause.
+
+    Gives up after TRIES failures without a byte in between, and raises the last one.
+    """
+    attempt = received = 0
+    while True:
+        try:
+            for chunk in begin(received):
+                received, attempt = received + len(chunk), 0
+                yield chunk
+            return
+        except Exception as error:
+            if attempt == TRIES - 1 or not may_retry(error):
+                raise
+            time.sleep(_retry_delay(attempt, error))
+            attempt += 1
 
 
 def ask(method: str, url: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float | None) -> Answer:

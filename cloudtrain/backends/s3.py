@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
-import os
+import gzip
 import tarfile
 import tempfile
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends import download, http
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
+from cloudtrain.backends.download import ChangedError, StoredObject, digest
 from cloudtrain.errors import BackendError
 
 CHUNK = 1 << 20  # bytes in memory at a time
+ONE_REQUEST = 64 << 20  # bytes; up to here an upload is a single request, S3 takes 5 GB in one
+# https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html (2026-11-23)
+CHECKSUMS = {"ChecksumSHA256": "sha256", "ChecksumSHA1": "sha1", "ChecksumCRC32": "crc32"}
 UPLOAD_TRIES = 5  # tries to upload an object that others upload at the same time
 
 
 def download_archive(aws: Aws, uri: str, into: Path) -> None:
-    """Download a tar.gz at s3://bucket/key and unpack it into a folder; a missing one is no error. Raises BackendError.
+    """Download a tar.gz at s3://bucket/key and unpack it into a folder; a missing one is no error.
 
     The job's code wrote the archive, so it is not trusted: names and links that lead out of the folder, devices and
-    owners are refused.
+    owners are refused. Raises BackendError, DiskError.
     """
     bucket, key = _split_uri(uri)
-    with tempfile.TemporaryFile() as file:
-        try:
-            for piece in _read_chunks(aws, bucket, key):
-                file.write(piece)
-        except AwsError as error:
-            if error.code in ("NoSuchKey", "404"):
-                return
-            raise
-        file.seek(0)
+    stored = _look_up(aws, bucket, key, f".{into.name}.tar.gz")
+    if stored is None:
+        return
+    path = into.parent / stored.name
+    download.download_all([stored], into.parent)
+    with download.writing(into):
         into.mkdir(parents=True, exist_ok=True)
-        try:
-            with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                archive.extractall(into, filter="data")
-        except (tarfile.TarError, OSError, EOFError) as error:
-            raise BackendError(f"{uri} cannot be unpacked: {error}", "it is in the bucket as it is") from None
+        with tempfile.TemporaryDirectory(prefix=f".{into.name}-", dir=into.parent) as unpacked:
+            try:
+                with tarfile.open(path, mode="r:gz") as archive:
+                    archive.extractall(unpacked, filter="data")
+            except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+                path.unlink()
+                raise BackendError(f"{uri} cannot be unpacked: {error}", "it is in the bucket as it is") from None
+            _move_files(Path(unpacked), into)
+        path.unlink()
+
+
+def _move_files(source: Path, into: Path) -> None:
+    """Move what is below a folder to the same places below another one; files there are replaced."""
+    for path in sorted(source.rglob("*")):
+        target = into / path.relative_to(source)
+        if path.is_dir() and not path.is_symlink():
+            target.mkdir(exist_ok=True)
+        else:
+            path.replace(target)
 
 
 def upload_once(aws: Aws, path: Path, bucket: str, key: str, pause_s: float = 1.0, **encryption: Any) -> None:
-    """Upload a file unless an object of that key exists; blocking. Raises AwsError, OSError."""
+    """Upload a file unless an object of that key exists; blocking. Raises AwsError, OSError.
+
+    A large file is uploaded in parts, in parallel, and has no limit of 5 GB. There is no condition for it, so two uploads
+    at the same time both write: give them the same content.
+    """
+    if path.stat().st_size > ONE_REQUEST:
+        if not exists(aws, bucket, key):
+            aws.call("s3", "upload_file", Filename=str(path), Bucket=bucket, Key=key, ExtraArgs=encryption)
+        return
     for turn in range(UPLOAD_TRIES):
         with open(path, "rb") as file:
             try:
@@ -86,55 +113,105 @@ def download_prefix(aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = l
     """Download all objects below s3://bucket/prefix/, or the one at s3://bucket/key, and return how many there are.
 
     A file with the object's size and time is not downloaded again. `stop` is called before every chunk. Raises
-    BackendError, also for a name that would lead out of `into`.
+    BackendError, also for a name that would lead out of `into`, and DiskError.
     """
+    return download.download_all(list_objects(aws, uri), into, stop)
+
+
+def list_objects(aws: Aws, uri: str) -> Iterator[StoredObject]:
+    """Yield the objects below s3://bucket/prefix/, or the one at s3://bucket/key, named relative to the prefix."""
     bucket, prefix = _split_uri(uri)
-    count = 0
-    for stored in _list_objects(aws, bucket, prefix):
-        name = str(stored["Key"])[len(prefix) :]
-        if not prefix.endswith("/") and prefix:
-            if name:
-                continue  # another key with the same beginning
-            name = prefix.rpartition("/")[2]
-        if not name or name.endswith("/"):
-            continue  # the placeholder object of a folder
-        if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise BackendError(f"the bucket {bucket} offers a file {name!r}, which is refused")
-        count += 1
-        path, changed_ns = into / name, int(stored["LastModified"].timestamp()) * 1_000_000_000
-        if path.is_file() and (path.stat().st_size, path.stat().st_mtime_ns) == (stored["Size"], changed_ns):
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(partial, "wb") as file:
-            for piece in _read_chunks(aws, bucket, str(stored["Key"])):
-                if stop():
-                    return count
-                file.write(piece)
-        os.utime(partial, ns=(changed_ns, changed_ns))
-        partial.replace(path)
-    return count
-
-
-def _read_chunks(aws: Aws, bucket: str, key: str) -> Iterator[bytes]:
-    """Yield an object's bytes in chunks; raises AwsError, also where the connection breaks off."""
-    from botocore.exceptions import BotoCoreError
-
-    body = aws.call("s3", "get_object", Bucket=bucket, Key=key)["Body"]
-    try:
-        yield from body.iter_chunks(CHUNK)
-    except BotoCoreError as error:
-        raise aws.explain(error, "s3:GetObject") from None
-
-
-def _list_objects(aws: Aws, bucket: str, prefix: str) -> Iterator[Mapping[str, Any]]:
     token: dict[str, str] = {}
     while True:
         page = aws.call("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
-        yield from page.get("Contents", [])
+        for item in page.get("Contents", []):
+            key = str(item["Key"])
+            name = key[len(prefix) :]
+            if not prefix.endswith("/") and prefix:
+                name = "" if name else prefix.rpartition("/")[2]  # other keys have the same beginning
+            if name and not name.endswith("/"):  # consoles make empty objects for folders
+                yield _stored(aws, bucket, key, name, item, int(item["Size"]))
         if not page.get("IsTruncated"):
             return
         token = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _look_up(aws: Aws, bucket: str, key: str, name: str) -> StoredObject | None:
+    try:
+        head = aws.call("s3", "head_object", Bucket=bucket, Key=key)
+    except AwsError as error:
+        if error.code in ("NoSuchKey", "404"):
+            return None
+        raise
+    return _stored(aws, bucket, key, name, head, int(head["ContentLength"]))
+
+
+def _stored(aws: Aws, bucket: str, key: str, name: str, about: Mapping[str, Any], size: int) -> StoredObject:
+    etag = str(about["ETag"])
+    return StoredObject(
+        name=name,
+        uri=f"s3://{bucket}/{key}",
+        size=size,
+        version=etag,
+        modified_ns=int(about["LastModified"].timestamp()) * 1_000_000_000,
+        read=partial(_read, aws, bucket, key, etag),
+        verify=partial(_verify, aws, bucket, key, etag),
+        refresh=partial(_look_up, aws, bucket, key, name),
+    )
+
+
+def _read(aws: Aws, bucket: str, key: str, etag: str, first: int, last: int) -> Iterator[bytes]:
+    """Yield bytes of one version of an object; continues where the connection breaks off, which botocore does not."""
+    from botocore.exceptions import BotoCoreError
+
+    def begin(received: int) -> Iterator[bytes]:
+        span = f"bytes={first + received}-{last}"
+        body = aws.call("s3", "get_object", Bucket=bucket, Key=key, IfMatch=etag, Range=span)["Body"]
+        try:
+            yield from body.iter_chunks(CHUNK)
+        except (BotoCoreError, OSError) as error:
+            raise ConnectionError(aws.explain(error, "s3:GetObject")) from None
+
+    try:
+        yield from http.resume(begin, lambda error: isinstance(error, ConnectionError))
+    except ConnectionError as error:
+        raise error.args[0] from None
+    except AwsError as error:
+        if error.code in ("PreconditionFailed", "412", "NoSuchKey", "404"):
+            raise ChangedError from None
+        raise
+
+
+def _verify(aws: Aws, bucket: str, key: str, etag: str, path: Path) -> bool | None:
+    """Return whether a file has the object's checksum, None if S3 knows none that can be computed here.
+
+    An ETag is the MD5, or that of its parts' MD5s with their number, unless KMS or the caller's key encrypts the object:
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html (2026-11-23).
+    """
+    md5, _, count = etag.strip('"').partition("-")
+    if not count and digest(path, "md5").hex() == md5:
+        return True
+    about: dict[str, Any] = {"Bucket": bucket, "Key": key}
+    head = aws.call("s3", "head_object", ChecksumMode="ENABLED", **about)
+    if head["ETag"] != etag:
+        return False  # it has changed since
+    if not count or head.get("ChecksumType") == "FULL_OBJECT":  # else it is one of the parts' checksums
+        for field, algorithm in CHECKSUMS.items():
+            if field in head:
+                return bool(head[field] == b64encode(digest(path, algorithm)).decode())
+    if "SSECustomerAlgorithm" in head or head.get("ServerSideEncryption", "AES256") != "AES256":
+        return None
+    if not count:
+        return False
+    part = int(aws.call("s3", "head_object", PartNumber=1, **about)["ContentLength"])
+    sizes = [part] * (int(count) - 1) + [path.stat().st_size - part * (int(count) - 1)]
+    if digest(path, "md5", sizes).hex() == md5:
+        return True
+    sizes = [
+        int(aws.call("s3", "head_object", PartNumber=number, **about)["ContentLength"])
+        for number in range(1, int(count) + 1)
+    ]  # they need not have one size
+    return digest(path, "md5", sizes).hex() == md5
 
 
 def _split_uri(uri: str) -> tuple[str, str]:

@@ -36,7 +36,8 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     """Copy a run's model, outputs and checkpoints into a folder.
 
     Without RUN it is the newest. They lie in model/, outputs/ and checkpoints/ below the folder; what is there already
-    and equal is not copied again where the backend can tell. Exits with 1 when a run that has ended left nothing.
+    and equal is not copied again where the backend can tell. A fetch that was interrupted continues with the next one.
+    Exits with 1 when a run that has ended left nothing.
 
     \b
     cloudtrain fetch -o out/

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.backends.manifest import check_secrets
-from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
+from cloudtrain.errors import BadRequest, CloudtrainError, DiskError, RunFailed, Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
@@ -257,6 +257,8 @@ class Run:
         mine = self._own(folder)
         try:
             return backend.fetch(newest.handle, folder, tuple(what))
+        except OSError as error:
+            raise DiskError(error.filename2 or error.filename or folder, error) from None
         finally:
             if not mine:
                 _give_back(folder)

@@ -232,6 +232,10 @@ class Storage:
             while piece := file.read(1 << 20):
                 digest.update(piece)
                 size += len(piece)
+        md5 = base64.b64encode(digest.digest()).decode()
+        if fields.get("md5Hash", md5) != md5:
+            part.unlink()
+            raise ApiError(400, f'Provided MD5 hash "{fields["md5Hash"]}" doesn\'t match calculated MD5 hash "{md5}".')
         with self._lock:
             objects = self._bucket_objects(bucket)
             former = objects.get(fields["name"])
@@ -250,7 +254,7 @@ class Storage:
                 "metageneration": "1",
                 "contentType": fields.get("contentType") or "application/octet-stream",
                 "size": str(size),
-                "md5Hash": base64.b64encode(digest.digest()).decode(),
+                "md5Hash": md5,
                 "etag": f"E{generation}",
                 "storageClass": "STANDARD",
                 "timeCreated": now,

@@ -6,15 +6,15 @@ may be is not read.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws, AwsError
+from cloudtrain.backends.download import StoredObject, copy_file
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import ApiError, GoogleApi
 from cloudtrain.errors import BackendError, BadRequest
@@ -89,7 +89,6 @@ class _Folder:
         return _sized(data, most, str(path))
 
     def bring(self, folder: str, into: Path) -> None:
-        import shutil
 
         top = self._path / folder
         if top.is_symlink():
@@ -106,7 +105,7 @@ class _Folder:
                     place.symlink_to(links[name])
             elif path.is_file():
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, place)
+                copy_file(path, place)
 
 
 class _S3:
@@ -117,19 +116,7 @@ class _S3:
         self.aws = Aws("sagemaker", region, None, endpoint)
 
     def sizes(self, below: str) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        folder, token = f"{self._prefix}/{below}/", dict[str, str]()
-        while True:
-            page: Mapping[str, Any] = self.aws.call(
-                "s3", "list_objects_v2", Bucket=self._bucket, Prefix=folder, **token
-            )
-            for item in page.get("Contents", ()):
-                if _NAME.fullmatch(name := str(item["Key"])[len(folder) :]):
-                    sizes[name] = int(item["Size"])
-            _bounded(len(sizes), self.uri)
-            if not page.get("IsTruncated"):
-                return sizes
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+        return _sizes(s3.list_objects(self.aws, f"{self.uri}/{below}/"), self.uri)
 
     def read(self, name: str, most: int) -> bytes | None:
         try:
@@ -151,36 +138,32 @@ class _Google:
         self._bucket = Bucket(GoogleApi("", (lambda: emulator.rstrip("/")) if emulator else None), bucket)
 
     def sizes(self, below: str) -> dict[str, int]:
-        folder = f"{self._prefix}/{below}/"
-        sizes = {name[len(folder) :]: size for name, (size, _) in self._bucket.list_objects(folder).items()}
-        _bounded(len(sizes), self.uri)
-        return {name: size for name, size in sizes.items() if _NAME.fullmatch(name)}
+        return _sizes(self._bucket.list_objects(f"{self._prefix}/{below}/"), self.uri)
 
     def read(self, name: str, most: int) -> bytes | None:
-        data = _Bounded(most)
+        data = bytearray()
         try:
-            self._bucket.download(f"{self._prefix}/{name}", data)
+            for chunk in self._bucket.read(f"{self._prefix}/{name}"):
+                data += chunk
+                if len(data) > most:
+                    break
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
-        return _sized(data.getvalue(), most, f"{self.uri}/{name}")
+        return _sized(bytes(data), most, f"{self.uri}/{name}")
 
     def bring(self, folder: str, into: Path) -> None:
         self._bucket.download_prefix(f"{self._prefix}/{folder}/", into)
 
 
-class _Bounded(io.BytesIO):
-    """A file in memory that ends a transfer which becomes too long."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def write(self, data: Any) -> int:
-        if self.tell() > self._most:
-            raise BackendError(f"what is read has more than {self._most:,} bytes")
-        return super().write(data)
+def _sizes(objects: Iterable[StoredObject], uri: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for stored in objects:
+        if _NAME.fullmatch(stored.name):
+            sizes[stored.name] = stored.size
+        _bounded(len(sizes), uri)
+    return sizes
 
 
 def _sized(data: bytes, most: int, what: str) -> bytes:

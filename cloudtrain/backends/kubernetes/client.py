@@ -110,9 +110,17 @@ class KubeApi:
             method, _with_query(path, query), failure, data=data, headers=headers, accept=accept, retryable=retryable
         )
 
-    def stream(self, path: str, failure: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[bytes]:
-        """Yield a body in chunks; blocking. An interrupted download continues where it was."""
-        return self._http.stream(_with_query(path, query), failure, headers)
+    def stream(
+        self,
+        path: str,
+        failure: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        first: int = 0,
+        last: int | None = None,
+    ) -> Iterator[bytes]:
+        """Yield a body in chunks, or a span of its bytes; blocking. An interrupted download continues where it was."""
+        return self._http.stream(_with_query(path, query), failure, headers, first, last)
 
     def _address(self, path: str) -> tuple[str, Mapping[str, str]]:
         return self.access.server.rstrip("/") + path, {"Accept": "application/json, */*", **self._auth_headers()}

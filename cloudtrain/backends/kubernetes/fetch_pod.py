@@ -24,7 +24,7 @@ COPIED_FIELDS = (
 )
 
 COMMAND = r"""
-import hashlib, hmac, http.server, json, os, shutil, urllib.parse
+import hashlib, hmac, http.server, json, os, urllib.parse
 E = os.environ
 base = E["CLOUDTRAIN_BASE"]
 def files(folder):
@@ -51,9 +51,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(404)
         with open(os.path.join(base, name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.seek(int(self.headers.get("Range", "bytes=0-")[6:-1]))
-            self.give(None, size - start, f"bytes {start}-{size - 1}/{size}")
-            shutil.copyfileobj(file, self.wfile, 1 << 20)
+            first, _, last = self.headers.get("Range", "bytes=0-")[6:].partition("-")
+            left = min(int(last or size - 1) + 1, size) - file.seek(int(first))
+            self.give(None, left, f"bytes {first}-{int(first) + left - 1}/{size}")
+            while left > 0 and (data := file.read(min(left, 1 << 20))):
+                self.wfile.write(data)
+                left -= len(data)
     def give(self, data, size=0, part=None):
         self.send_response(206 if part else 200)
         if part:

@@ -5,15 +5,16 @@ Uses this machine's credentials; google-auth and boto3 are imported on first use
 
 from __future__ import annotations
 
-import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.aws import Aws, AwsError
+from cloudtrain.backends import s3
+from cloudtrain.backends.aws import Aws
+from cloudtrain.backends.download import StoredObject, download_all
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
-from cloudtrain.backends.s3 import download_prefix
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -35,47 +36,28 @@ class KubeStore:
         if scheme == "gs":
             Bucket(self._google, bucket).upload_once(bundle.path, name)
             return
-        try:
-            self._aws.call("s3", "head_object", Bucket=bucket, Key=name)
-        except AwsError as error:
-            if error.code not in ("404", "NoSuchKey", "NotFound"):
-                raise
-            with open(bundle.path, "rb") as file:
-                self._aws.call("s3", "upload_fileobj", Fileobj=file, Bucket=bucket, Key=name)
+        s3.upload_once(self._aws, bundle.path, bucket, name)
 
     def read_log(self, prefix: str) -> str:
         """Return a log from its parts below a prefix, joined in the order of their names; "" if there are none."""
-        scheme, bucket, _ = _parse_uri(prefix)
-        content = io.BytesIO()
-        for name in self._list_names(prefix):
-            if scheme == "gs":
-                Bucket(self._google, bucket).download(name, content)
-            else:
-                content.write(self._aws.call("s3", "get_object", Bucket=bucket, Key=name)["Body"].read())
-        return content.getvalue().decode("utf-8", "replace")
+        parts = sorted(self._list_objects(prefix), key=lambda part: part.name)
+        content = b"".join(chunk for part in parts if part.size for chunk in part.read(0, part.size - 1))
+        return content.decode("utf-8", "replace")
 
     def list_folders(self, prefix: str) -> list[str]:
         """Return the names of the folders below a prefix, in order."""
-        prefix_path = _parse_uri(prefix)[2]
-        parts = (name[len(prefix_path) :].partition("/") for name in self._list_names(prefix))
+        parts = (stored.name.partition("/") for stored in self._list_objects(prefix))
         return sorted({folder for folder, slash, _ in parts if slash})
 
-    def _list_names(self, prefix: str) -> list[str]:
-        scheme, bucket, prefix_path = _parse_uri(prefix)
-        if scheme == "gs":
-            return sorted(Bucket(self._google, bucket).list_objects(prefix_path))
-        pages = self._aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix_path)
-        return sorted(str(item["Key"]) for page in pages for item in page.get("Contents", ()))
+    def _list_objects(self, prefix: str) -> Iterator[StoredObject]:
+        scheme, bucket, path = _parse_uri(prefix)
+        return Bucket(self._google, bucket).list_objects(path) if scheme == "gs" else s3.list_objects(self._aws, prefix)
 
     def download(self, base: str, folders: tuple[str, ...], into: Path) -> None:
         """Download folders below a base URI; files that exist locally are skipped."""
         into.mkdir(parents=True, exist_ok=True)
         for folder in folders:
-            scheme, bucket, prefix = _parse_uri(f"{base}/{folder}/")
-            if scheme == "gs":
-                Bucket(self._google, bucket).download_prefix(prefix, into / folder)
-            else:
-                download_prefix(self._aws, f"s3://{bucket}/{prefix}", into / folder)
+            download_all(self._list_objects(f"{base}/{folder}/"), into / folder)
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.download import StoredObject, download_all
 from cloudtrain.backends.kubernetes import fetch_pod
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
@@ -34,25 +34,24 @@ class KubeVolumes:
         secret = secrets.token_urlsafe(24)
         with self._fetch_pod(job, base, hashlib.sha256(secret.encode()).hexdigest()) as proxy_path:
             headers = {fetch_pod.AUTH_HEADER: secret}
-            for folder in folders:
-                for name, size, changed_ns in self._list_files(proxy_path, {"folder": folder}, headers):
-                    self._download_file(f"{proxy_path}/file", str(name), int(size), int(changed_ns), headers, into)
+            entries = [
+                entry for folder in folders for entry in self._list_files(proxy_path, {"folder": folder}, headers)
+            ]
+            download_all((self._stored(proxy_path, headers, *entry) for entry in entries), into)
 
-    def _download_file(
-        self, proxy_url: str, name: str, size: int, changed_ns: int, headers: dict[str, str], into: Path
-    ) -> None:
-        if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise BackendError(f"the claim offers a file {name!r}, which is refused")
-        path = into / name
-        if path.is_file() and (path.stat().st_size, path.stat().st_mtime_ns) == (size, changed_ns):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(partial, "wb") as file:
-            for chunk in self._api.stream(proxy_url, f"{name} cannot be read", {"name": name}, headers):
-                file.write(chunk)
-        os.utime(partial, ns=(changed_ns, changed_ns))
-        partial.replace(path)
+    def _stored(self, proxy_path: str, headers: dict[str, str], name: str, size: int, changed_ns: int) -> StoredObject:
+        def read(first: int, last: int) -> Iterator[bytes]:
+            query = {"name": name}
+            return self._api.stream(f"{proxy_path}/file", f"{name} cannot be read", query, headers, first, last)
+
+        def refresh() -> StoredObject | None:
+            query = {"folder": name.partition("/")[0]}
+            entries = self._list_files(proxy_path, query, headers)
+            now = next((entry for entry in entries if entry[0] == name), None)
+            return self._stored(proxy_path, headers, *now) if now else None
+
+        version = f"{size}-{changed_ns}"
+        return StoredObject(name, f"the claim's {name}", size, version, changed_ns, read, lambda _: None, refresh)
 
     @contextmanager
     def _fetch_pod(self, job: Object, base: str, secret_sha256: str) -> Iterator[str]:

@@ -227,6 +227,8 @@ class LocalBackend:
         return any(directory.has_leftovers(node) for node in _node_folders(folder))
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        from cloudtrain.backends.download import copy_tree
+
         request = json.loads((Path(handle) / "request.json").read_text())
         run_dir = Path(request["nodes"][0]["env"]["CLOUDTRAIN_RUN_DIR"])
         into.mkdir(parents=True, exist_ok=True)
@@ -235,7 +237,7 @@ class LocalBackend:
                 shutil.copytree(node / "source", into / WORKDIR / node.name, symlinks=True, dirs_exist_ok=True)
         for name in what:
             if (run_dir / name).is_dir():
-                shutil.copytree(run_dir / name, into / name, symlinks=True, dirs_exist_ok=True)
+                copy_tree(run_dir / name, into / name)
         return into
 
     def check(self) -> list[Problem]:

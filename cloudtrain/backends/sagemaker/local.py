@@ -121,6 +121,8 @@ class SagemakerLocalBackend:
             docker.remove_all(folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        from cloudtrain.backends.download import copy_tree
+
         request = _read_request(Path(handle))
         if request is None:
             raise BackendError(f"{handle} holds no attempt")
@@ -128,7 +130,7 @@ class SagemakerLocalBackend:
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             if (run / name).is_dir():
-                shutil.copytree(run / name, into / name, symlinks=True, dirs_exist_ok=True)
+                copy_tree(run / name, into / name)
         return into
 
     def check(self) -> list[Problem]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cloudtrain.backends import s3
 from cloudtrain.backends.aws import Aws
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, DiskError
 
 ARCHIVES = (("model", "model.tar.gz"), ("outputs", "output.tar.gz"))
 
@@ -47,9 +47,10 @@ class LocalS3:
                 into.mkdir(parents=True, exist_ok=True)
                 try:
                     count = s3.download_prefix(self._aws, source["S3Uri"], into, stop)
-                except OSError as error:
-                    message = f"the input {name} cannot be brought here: {error.strerror}"
-                    raise BackendError(message, "free some disk space") from None
+                except DiskError as error:
+                    raise BackendError(
+                        f"the input {name} cannot be brought here: {error.message}", error.hint
+                    ) from None
                 if not count:
                     raise BackendError(f"the input {name} does not exist: there is nothing at {source['S3Uri']}")
                 channel = {"ChannelName": name, "DataSource": {"FileDataSource": {"FileUri": f"file://{into}"}}}

@@ -5,7 +5,9 @@ It has as much of fsspec's interface as store.py uses. Credentials are those of 
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import http.client
 import json
 import os
@@ -56,16 +58,32 @@ class Files:
         return self._ask("GET", _object(path) + "?alt=media")[1]
 
     def get_file(self, path: str, target: str) -> None:
-        """Copy an object into a file; a transfer that breaks off goes on where it was."""
-        url = _object(path) + "?alt=media"
-        size = int(self.info(path)["size"])
+        """Copy an object into a file; a transfer that breaks off continues where it was.
+
+        An object that changes meanwhile, or arrives with another checksum, is copied again.
+        """
+        for turn in range(TRIES):
+            try:
+                self._get_version(path, target)
+                return
+            except OSError as error:
+                if error.errno != errno.ESTALE or turn == TRIES - 1:
+                    raise
+
+    def _get_version(self, path: str, target: str) -> None:
+        info = self.info(path)
+        url, size = f"{_object(path)}?alt=media&ifGenerationMatch={info['generation']}", info["size"]
+        digest = hashlib.md5(usedforsecurity=False)
         with open(target, "wb") as file:
             while file.tell() < size:
                 at = file.tell()
                 piece = self._ask("GET", url, {"Range": f"bytes={at}-{min(at + PIECE, size) - 1}"})[1]
                 if not piece:
-                    raise OSError(errno.EIO, "the object became shorter while it was read")
+                    raise OSError(errno.ESTALE, "the object became shorter while it was read")
+                digest.update(piece)
                 file.write(piece)
+        if info["md5"] not in ("", base64.b64encode(digest.digest()).decode()):
+            raise OSError(errno.ESTALE, "the object does not arrive as it is stored")
 
     def put_file(self, path: str, target: str) -> None:
         """Copy a file; the object is replaced at once, when all of it has come."""
@@ -116,6 +134,8 @@ class Files:
                 if status == 404:
                     raise FileNotFoundError(errno.ENOENT, "there is no such bucket or object") from None
                 why = f"{status} {' '.join(body.split())[:200]}"
+                if status == 412:
+                    raise OSError(errno.ESTALE, why) from None  # the object is another version
                 if status not in LATER:
                     raise PermissionError(errno.EACCES if status in (401, 403) else errno.EIO, why) from None
             except (OSError, http.client.HTTPException) as error:
@@ -148,7 +168,7 @@ def _upload(path: str, kind: str) -> str:
 
 
 def _entry(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "file", "size": int(item["size"]), "generation": item["generation"]}
+    return {"type": "file", "size": int(item["size"]), "generation": item["generation"], "md5": item.get("md5Hash", "")}
 
 
 def _small(headers: Any) -> dict[str, str]:

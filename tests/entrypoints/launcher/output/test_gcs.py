@@ -52,6 +52,36 @@ def test_transfers_survive_errors(simulator: Simulator, tmp_path: Path, status: 
     assert all(fault.times == 0 for fault in simulator.faults)
 
 
+def test_an_object_that_changes_meanwhile_arrives_as_its_newest_version(
+    simulator: Simulator, tmp_path: Path, monkeypatch
+):
+    simulator.storage.put("bucket", "m", b"old" * 200_000)
+    ask, asked = gcs.Files._ask, []
+
+    def change(self: gcs.Files, method: str, path: str, *more: object):
+        asked.append(path)
+        if len(asked) == 3:  # behind the first of three pieces
+            simulator.storage.put("bucket", "m", b"new" * 150_000)
+        return ask(self, method, path, *more)
+
+    monkeypatch.setattr(gcs.Files, "_ask", change)
+    gcs.Files().get_file("bucket/m", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == b"new" * 150_000
+
+
+def test_a_damaged_piece_is_noticed(simulator: Simulator, tmp_path: Path, monkeypatch):
+    simulator.storage.put("bucket", "m", b"x" * 1000)
+    ask, damaged = gcs.Files._ask, [True, False]
+
+    def damage(self: gcs.Files, method: str, path: str, *more: object):
+        headers, body = ask(self, method, path, *more)
+        return headers, body.replace(b"x", b"y", 1) if "alt=media" in path and damaged.pop(0) else body
+
+    monkeypatch.setattr(gcs.Files, "_ask", damage)
+    gcs.Files().get_file("bucket/m", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == b"x" * 1000 and damaged == []
+
+
 def test_listings_of_many_pages(simulator: Simulator):
     for n in range(1203):
         simulator.storage.put("bucket", f"x/{n:04}", b"1")
