@@ -159,4 +159,5 @@ def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) ->
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - for whoever waits
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""  # a status line, or the panel below a log
+    print(erase + line, file=sys.stderr, flush=True)  # noqa: T201 - for whoever waits
