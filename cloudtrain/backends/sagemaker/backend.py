@@ -48,7 +48,8 @@ class SagemakerBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options, self.workdir = dict(options), workdir
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
-        self._described: tuple[float, str, Mapping[str, Any] | None] = (-math.inf, "", None)  # when, handle, answer
+        # Job's name -> when it was last seen, and DescribeTrainingJob's answer without what is large.
+        self._known: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._list = listing.JobList(self.aws, self._describe)
         place = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
         self.group, self.calls_per_s = f"sagemaker {'/'.join(place)}", listing.CALLS_PER_S
@@ -160,7 +161,14 @@ class SagemakerBackend:
         return status.parse_status(job)
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
-        return self._list.statuses(set(handles))
+        found = self._list.statuses(set(handles))
+        names = {handle.rpartition("/")[2]: handle for handle in handles}
+        for name, (_, job) in list(self._known.items()):
+            if name not in names:
+                self._known.pop(name, None)
+            elif (listed := found.get(names[name])) and job and status.parse_status(job).state is listed.state:
+                self._known[name] = time.monotonic(), job
+        return found
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         name = handle.rpartition("/")[2]
@@ -257,23 +265,24 @@ class SagemakerBackend:
         if arn is None:
             return None
         job = self._describe(arn["name"])
-        job = job if job and job["TrainingJobArn"] == handle else None
-        self._described = time.monotonic(), handle, job
-        return job
+        return job if job and job["TrainingJobArn"] == handle else None
 
     def _recent_job(self, handle: str, positions: Sequence[Position] | None) -> Mapping[str, Any] | None:
-        """Return the job as `status` has just seen it; asks again where the log says that all nodes have ended."""
-        asked_at, known, job = self._described
-        if known != handle or time.monotonic() - asked_at >= self.poll_s:
+        """Return the job as it was seen not long ago; asks again where the log says that all nodes have ended."""
+        seen_at, job = self._known.get(handle.rpartition("/")[2], (-math.inf, None))
+        if job is None or job["TrainingJobArn"] != handle or time.monotonic() - seen_at >= self.poll_s:
             return self._job(handle)
-        running = job is not None and not status.parse_status(job).state.final
+        running = not status.parse_status(job).state.final
         if running and positions and all(position.ended for position in positions):
             return self._job(handle)
         return job
 
     def _describe(self, name: str) -> Mapping[str, Any] | None:
         try:
-            return dict(self.aws.call("sagemaker", "describe_training_job", TrainingJobName=name))
+            job = dict(self.aws.call("sagemaker", "describe_training_job", TrainingJobName=name))
+            small = {key: value for key, value in job.items() if key not in ("HyperParameters", "Environment")}
+            self._known[name] = time.monotonic(), small
+            return job
         except AwsError as error:
             # "Requested resource not found" comes as ValidationException, the code of every malformed request too.
             if error.code == "ResourceNotFound" or (error.code == "ValidationException" and "not found" in str(error)):
