@@ -274,3 +274,13 @@ class HasStatuses(Protocol):
             BackendError: as `status`. Nothing is known of any handle then.
         """
         ...
+
+
+@runtime_checkable
+class HasVariables(Protocol):
+    """A backend that reads few variables of the environment; the class says which.
+
+    Runs whose shells differ in others only are watched by one process. Without it that is every variable of credentials.
+    """
+
+    variables: tuple[str, ...]  # patterns of their names: AWS_*

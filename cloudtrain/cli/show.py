@@ -77,6 +77,7 @@ def _print_run(run: Run) -> None:
         [
             ("reason", status.reason if status.state.final else ""),
             ("platform", run.unanswered()),
+            ("watcher", _lacking(run)),
             *why.verdict_rows(run.verdict()),
             ("exit code", str(status.exit_code) if failed else ""),
             ("attached", f"from {record.attached}" if record.attached else ""),
@@ -100,6 +101,17 @@ def _print_run(run: Run) -> None:
     provenance.print_provenance(run)
     terminal.print_lines("", "job")
     terminal.print_pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SHOWN_ABOVE)
+
+
+def _lacking(run: Run) -> str:
+    """Return which variables of its shell a run's watcher does not have, and how it gets them; "" for none."""
+    stored = run.store.environments([run.run_id]).get(run.run_id)
+    if stored is None or not stored.lacking or run.record.status.state.final:
+        return ""
+    return (
+        f"a next attempt needs {', '.join(stored.lacking)}, which the watcher does not have:"
+        " any cloudtrain command from a shell that has it hands it over"
+    )
 
 
 def _unaccepted_state(attempt: AttemptRecord) -> str:

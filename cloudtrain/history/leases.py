@@ -62,6 +62,14 @@ class Leases(History):
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
         return bool(row) and _is_valid(row[0], row[1], time.time())
 
+    def abandon(self, owner: Process, run_id: str | None = None) -> None:
+        """Let the next watcher take a run, or all runs, of a watcher that still lives."""
+        with self.database.write() as db:
+            db.execute(
+                "UPDATE leases SET expires_at = 0 WHERE owner = ? AND (? IS NULL OR run_id = ?)",
+                (str(owner), run_id, run_id),
+            )
+
     # -- of many runs -------------------------------------------------------------------------------------------------
 
     def offer(self, run_id: str) -> None:

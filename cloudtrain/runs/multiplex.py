@@ -106,11 +106,23 @@ class Multiplexer:
         for group in self._groups.values():
             self._dispatch(group)
 
+    def safe_turn(self, longest_s: float) -> None:
+        """Do a turn; an error, such as a full disk or a history that others lock for long, is only logged."""
+        try:
+            self.turn(longest_s)
+        except Exception as error:
+            self._complain("the watcher", error)
+            time.sleep(1)
+
+    def forget(self, run_id: str) -> None:
+        """Watch a run no more: another process does. A call that is under way ends by itself."""
+        if self.runs.pop(run_id, None):
+            self.store.abandon(self.me, run_id)
+
     def release(self) -> None:
-        """Give all leases away; calls that are under way end by themselves."""
-        for run_id in self.runs:
-            self.store.release(run_id, self.me)
+        """Let other processes watch all runs; calls that are under way end by themselves."""
         self.runs.clear()
+        self.store.abandon(self.me)
 
     def _next_s(self) -> float:
         """Return how long nothing is due, in seconds."""
@@ -211,6 +223,9 @@ class Multiplexer:
                     group.queue(entry)
                 else:
                     group.schedule(entry, self._pause_s(entry))
+            if len(known) == 1:  # a listing may take several calls
+                known[0].given = None
+                group.queue(known.pop())
             if known and group.asks:
                 group.asking = True
                 group.budget.take(1 + len(known) // 100)

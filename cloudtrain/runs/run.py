@@ -77,6 +77,8 @@ class Run:
         errors: list[CloudtrainError] = []
         if not self.store.watched(self.run_id):
             self._look(errors, may_send)
+        elif self.watch:
+            watcher.give_missing(self.store, self.run_id)
         if not errors and (sentence := self.unanswered()):
             errors.append(Unreachable(sentence))
         for error in errors:
@@ -229,6 +231,7 @@ class Run:
         newest = self.attempts[-1]
         if newest.handle is not None:
             attempts.backend_of(newest.plan, self.store.home).cancel(newest.handle)
+        watcher.look_now(self.store, self.run_id)
         self.refresh()
         try:
             return self.wait(wait_s)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cloudtrain.errors import StoreError
+from cloudtrain.errors import CloudtrainError, StoreError
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
@@ -28,10 +28,12 @@ from cloudtrain.runs import environment, mailbox, watcher
 from cloudtrain.runs.mailbox import Mailbox, Message
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.watch import LEASE_S
+from cloudtrain.runs.workers import Worker, patterns_of, serve
 
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
+RESTART_S = 1.0  # before the runs of a worker that died are given to another one
 LOG_BYTES = 4 << 20  # of the log; what is older is kept once
 Environ = dict[str, str]
 
@@ -45,8 +47,12 @@ class HomeWatcher:
         self.store = Store(home)
         self._runs = Multiplexer(home, self.me, self._ended)
         self._environs: dict[str, Environ] = {}
+        self._own = dict(os.environ)
+        self._workers: list[Worker] = []
         self._mailbox: Mailbox | None = None
         self._replaced = False
+        self._homeless: set[str] = set()  # runs whose worker died
+        self._died_at = 0.0
         self._elected_at = self._orphans_at = 0.0
         self._history = _identity(self.store.database.path)
 
@@ -110,16 +116,16 @@ class HomeWatcher:
     def _serve(self) -> None:
         live_at = time.monotonic()
         while not (self._replaced or self._is_gone()) and time.monotonic() - live_at < LINGER_S:
+            self._runs.safe_turn(1.0)
             try:
                 if not self._is_elected():
                     self._replaced = True
                     return
                 self._take_orphans()
-                self._runs.turn(1.0)
+                self._care_for_workers()
             except StoreError as error:  # a full disk, another process that locks it for long
                 print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - its own log
-                time.sleep(1)
-            if self._runs.runs:
+            if self._environs:
                 live_at = time.monotonic()
 
     def _is_gone(self) -> bool:
@@ -131,10 +137,10 @@ class HomeWatcher:
             return
         self._orphans_at = time.monotonic()
         self._runs.notice_cancelled(self.store.cancelled(self.me))
-        orphans = [run_id for run_id in self.store.orphans() if run_id not in self._runs.runs]
+        orphans = [run_id for run_id in self.store.orphans() if run_id not in self._environs]
+        for run_id in orphans:
+            self._restore(run_id, self._shell)
         if orphans:
-            for run_id in orphans:
-                self._restore(run_id, self._shell)
             self._runs.lease_new()
 
     def _restore(self, run_id: str, shell: Environ) -> None:
@@ -152,10 +158,60 @@ class HomeWatcher:
         # Runs of one shell share one copy.
         environ = next((known for known in self._environs.values() if known == environ), environ)
         self._environs[run_id] = environ
-        self._runs.add(run_id, environ)
+        self._place(run_id, environ)
 
     def _ended(self, run_id: str) -> None:
         self._environs.pop(run_id, None)
+
+    # -- processes for other credentials ------------------------------------------------------------------------------
+
+    def _place(self, run_id: str, environ: Environ) -> None:
+        """Let a run be watched by a process whose calls have the run's credentials."""
+        try:
+            patterns = patterns_of(self.store.find(run_id).backend)
+        except (CloudtrainError, ImportError):
+            patterns = ()  # a backend that is not installed: the multiplexer says so
+        worker = None
+        if environment.select(self._own, patterns) != environment.select(environ, patterns):
+            worker = next((one for one in self._workers if one.serves(environ, patterns)), None)
+            if worker is None:
+                worker = Worker(self.home, environ, lambda one, said: self._runs.post(lambda: self._hear(one, said)))
+                self._workers.append(worker)
+        for other in self._workers:
+            if other is not worker and run_id in other.runs:
+                other.runs.discard(run_id)
+                other.send({"do": "forget", "run": run_id})
+        if worker is None:
+            self._runs.add(run_id, environ)
+        else:
+            self._runs.forget(run_id)
+            worker.runs.add(run_id)
+            worker.send({"do": "watch", "run": run_id, "environ": environ})
+
+    def _hear(self, worker: Worker, message: Message) -> None:
+        worker.alive_at = time.monotonic()
+        if message["do"] == "ended" and message["run"] in worker.runs:
+            worker.runs.discard(message["run"])
+            self._ended(message["run"])
+        elif message["do"] == "died" and worker in self._workers:
+            self._workers.remove(worker)
+            self._died_at = time.monotonic()
+            self._homeless |= worker.runs
+
+    def _care_for_workers(self) -> None:
+        """Place the runs of a worker that died, end those without runs, kill one that hangs."""
+        moment = time.monotonic()
+        if self._homeless and moment - self._died_at > RESTART_S:
+            homeless, self._homeless = self._homeless, set()
+            for run_id in homeless & self._environs.keys():
+                self._place(run_id, self._environs[run_id])
+        for worker in list(self._workers):
+            worker.check()
+            if worker.runs:
+                worker.idle_since = moment
+            elif moment - worker.idle_since > LINGER_S:
+                self._workers.remove(worker)
+                worker.close()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +227,9 @@ class HomeWatcher:
                 self._watch(message)
             elif message["do"] == "look":
                 self._runs.look_now(message["run"])
+                for worker in self._workers:
+                    if message["run"] in worker.runs:
+                        worker.send(message)
             elif message["do"] == "fill":
                 self._fill(message["run"], message["environ"])
             elif message["do"] == "stop":
@@ -190,7 +249,7 @@ class HomeWatcher:
             pointers = environment.pointers(environ)
             self.store.keep_environments({run_id: EnvironmentRecord(pointers, hidden, ())})
             self._add(run_id, environ)
-        elif run_id not in self._runs.runs:
+        elif run_id not in self._environs:
             self._restore(run_id, environ)
         self._runs.lease_new()
 
@@ -223,6 +282,9 @@ def _bound_log() -> None:
 def main() -> int:
     """Watch all runs of a home; see the module's docstring."""
     home = Path(sys.argv[1])
+    if "--worker" in sys.argv:
+        serve(home)
+        os._exit(0)
     messages = json.loads(sys.stdin.read() or "[]")
     shell: Environ = messages[0]["environ"] if messages else dict(os.environ)
     # In memory only: /proc shows what a process began with.

@@ -39,6 +39,7 @@ class LocalBackend:
 
     name = "local"
     poll_s = 0.25  # a status call takes 1.5 ms; a new run is polled more often (attempts.pause)
+    variables: tuple[str, ...] = ()
     features = frozenset(
         {
             Feature.WORKDIR,

@@ -40,6 +40,7 @@ class SagemakerBackend:
 
     name = "sagemaker"
     poll_s = 10.0
+    variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S
     features = frozenset(
         {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
