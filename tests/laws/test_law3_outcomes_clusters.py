@@ -30,8 +30,6 @@ from tests.laws.clusters import Cluster, Kubernetes, Machines
 from tests.laws.outcomes import drive, recorded
 
 KUBERNETES, SLURM, SSH = 20, 10, 10  # sequences of a normal run: 40
-
-
 LONG = {"kubernetes": range(100, 200), "slurm": range(100, 150), "ssh": range(100, 150)}  # 200
 
 
@@ -157,8 +155,6 @@ def test_what_a_kubernetes_server_says(status, said, kind):
 
 
 SUBMIT = "Batch job submission failed: "
-
-
 POLICY = SUBMIT + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 

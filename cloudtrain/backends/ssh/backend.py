@@ -34,23 +34,11 @@ if TYPE_CHECKING:
 
 
 LEASE_S = 120.0  # with `lease: client`
-
-
 LOST_AFTER_S = 600.0
-
-
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
-
-
 LATE_S = 2.0  # how long a machine may answer after the first one, where several are asked at once
-
-
 TAIL_S = 0.2  # how often followed logs are asked for
-
-
 DIRECTORY = "~/.cloudtrain"
-
-
 _HANDLE = re.compile(r"(?P<labels>.+?):(?P<folder>[~/].*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
 
 

@@ -20,11 +20,7 @@ from typing import Any
 from cloudtrain.simulators.sagemaker.host import Call, Host, iter_files, split_uri
 
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
-
-
 SYNC_S = 0.5  # interval of the upload of checkpoints
-
-
 LINGER_S = 20.0  # how long the other hosts may run after one has failed
 
 

@@ -15,8 +15,6 @@ from cloudtrain.source.bundle import Bundle
 from tests.conftest import wait_for
 
 CREATE, LIST = r"/customJobs$", r"/customJobs\?"
-
-
 UPLOAD = r"^/upload/"
 
 

@@ -17,8 +17,6 @@ from cloudtrain.simulators.vertex.jobs import normalize_job
 from tests.backends.vertex.bench import CREATE, Bench, ended, log_texts
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
 RICH = {
     "num_nodes": 3,
     "resources": {"accelerators": "L4:1", "disk_gb": 200, "use_spot": True},
@@ -26,8 +24,6 @@ RICH = {
     "env": {"A": "b c"},
     "args": ["--x", "line\nbreak", "$HOME", ""],
 }
-
-
 OPTIONS = {
     "service_account": "train@p.iam.gserviceaccount.com",
     "network_attachment": "mine",

@@ -13,8 +13,6 @@ from tests.backends.vertex.bench import Bench, ended, log_texts
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
 COUNTING = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
