@@ -7,7 +7,7 @@ import sys
 def main() -> int:
     """Run the command of this process's own command line; the process ends here.
 
-    While the command line itself is imported Ctrl-C ends the process as it ends any program: nobody is there yet who
+    While the command line itself is imported Ctrl-C ends the process as it ends any program: nothing is there yet that
     could say "interrupted", and a traceback says nothing of use.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

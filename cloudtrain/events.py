@@ -17,7 +17,7 @@ class State(StrEnum):
     QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | TIMED_OUT | PREEMPTED | LOST
                              └─> STOPPING -> CANCELLED
 
-    For an attempt every state below the arrows' ends is final. A run whose attempt ends PREEMPTED or LOST goes on
+    For an attempt every state below the arrows' ends is final. A run whose attempt ends PREEMPTED or LOST continues
     with another attempt while retries are left, and is in that state itself only when none are.
     """
 
@@ -60,7 +60,7 @@ class Status:
     """A run's or attempt's state at one moment; times are UTC, ISO 8601."""
 
     state: State
-    exit_code: int | None = None  # the script's own; None while it runs or when nobody knows
+    exit_code: int | None = None  # the script's own; None while it runs or when it is not known
     reason: str = ""
     started_at: str | None = None
     ended_at: str | None = None

@@ -33,7 +33,7 @@ class MetricParser:
     """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
 
     The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
-    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to go on. When
+    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to continue. When
     several ranks print the same metric, the first one heard is listened to. A name that has an expression is heard by that
     alone.
     """

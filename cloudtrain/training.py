@@ -135,7 +135,7 @@ class DistributedTraining:
         return None
 
     def recover(self, run: Run, status: Status) -> bool:
-        """Return whether a run that ended otherwise than SUCCEEDED goes on from its last checkpoint; here: no.
+        """Return whether a run that ended otherwise than SUCCEEDED resumes from its last checkpoint; here: no.
 
         Preempted and lost attempts are started again without being asked, as `retry` says.
         """
@@ -185,13 +185,13 @@ class DistributedTraining:
                         self.log(f"[{line.node}:{line.rank}] {line.text}")
                 status = run.wait()
             except KeyboardInterrupt:
-                self.log(f"detached: {run.run_id} goes on; cloudtrain cancel {run.run_id} ends it")
+                self.log(f"detached: {run.run_id} keeps running; cloudtrain cancel {run.run_id} ends it")
                 raise
             if status.state is State.SUCCEEDED:
                 return
             if status.state is State.CANCELLED or not self.recover(run, status):
                 break
-            self.log(f"{run.run_id} ended {status.state}: it goes on from its last checkpoint")
+            self.log(f"{run.run_id} ended {status.state}: it resumes from its last checkpoint")
             run.resume()
         failure = RunFailed(run.run_id, status)
         rank_name, lines = last_lines.failure_lines(_failed_rank(run))

@@ -9,7 +9,7 @@
         runtime.log_metrics(step=step, loss=loss)
         if runtime.stop_requested():
             save(run.checkpoint_dir, step)
-            runtime.exit_resumable()             # exit code 75: the next attempt goes on from there
+            runtime.exit_resumable()             # exit code 75: the next attempt resumes from there
 
 The next attempt begins with runtime.latest_checkpoint(), the newest folder that is whole, or None. The Hugging Face
 Trainer's and Accelerate's folders are known; what a script writes itself counts after complete_checkpoint(folder).
@@ -156,7 +156,7 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
 
     One with COMPLETE is read in whole and compared with it; of the Trainer's and Accelerate's own it is seen that each
     file has its end. What is passed over is said on standard error. Call it on one rank, or on all. In the run's folder
-    rank 0 records that this start goes on from there: what an earlier start completes after that is never chosen.
+    rank 0 records that this start resumes from there: what an earlier start completes after that is never chosen.
     """
     env = os.environ
     base = context().checkpoint_dir if folder is None else folder
@@ -200,7 +200,7 @@ def complete_checkpoint(path: str, *, step: int) -> None:
 
 
 def _begin(base: str, path: str | None) -> None:
-    """Claim the next start of the run, by a file that only one can make, and record from where it goes on."""
+    """Claim the next start of the run, by a file that only one can make, and record from where it resumes."""
     global _epoch
     here = context()
     given = here.epoch

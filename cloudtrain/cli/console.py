@@ -50,7 +50,7 @@ def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> 
             if as_json:
                 terminal.print_json({"url": address})
             else:
-                terminal.print_lines(f"the console is at {address}", "Ctrl-C ends it; runs go on")
+                terminal.print_lines(f"the console is at {address}", "Ctrl-C ends it; runs keep running")
             _flush()
             if open_browser:
                 open_pages.enter_context(server.open_in_browser(address, history_home))

@@ -47,6 +47,6 @@ def command(
         if not follow:
             raise
         after_option = f" --after {interrupt.cursor}" if interrupt.cursor else ""
-        terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain logs -f {run.run_id}{after_option}")
+        terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain logs -f {run.run_id}{after_option}")
         return INTERRUPTED
     return 0

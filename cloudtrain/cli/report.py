@@ -21,7 +21,7 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     """Write a run into one HTML file.
 
     Without RUN it is the newest. Curves, use, provenance, job, plan and the logs of all nodes: the file holds everything
-    that it shows, opens from disk and asks nobody for anything. It needs plotly: pip install 'cloudtrain[console]'.
+    that it shows, opens from disk and works offline. It needs plotly: pip install 'cloudtrain[console]'.
 
     \b
     cloudtrain report tiny-lm-26 -o report.html

@@ -13,7 +13,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 def command(run_id: str, follow: bool, wait: bool, on_interrupt: str, as_json: bool) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
-    The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that goes on or
+    The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that continues or
     has succeeded is refused. With -f only the new attempt's log is followed.
     """
     options.check_exclusive(follow, wait)

@@ -39,7 +39,7 @@ def command(
     script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script; without
     JOB, where its first word is a program, it is a command that runs once per node.
 
-    The run goes on when this command ends: Ctrl-C while following only detaches and exits with 130.
+    The run continues when this command ends: Ctrl-C while following only detaches and exits with 130.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

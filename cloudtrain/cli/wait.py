@@ -26,7 +26,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
 
     Exits with the run's own code: 0, the script's code, 130 when it was cancelled, 124 when it ran out of time, 75 when
     it was preempted, 69 when it was lost. Of several runs it is the first code that is not 0. Without RUN it is the
-    newest. The runs go on when this command is interrupted.
+    newest. The runs continue when this command is interrupted.
     """
     code = 0
     for run_id in run_ids or (None,):
@@ -40,7 +40,7 @@ def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) ->
             terminal.note(str(error))
             return TIMEOUT_EXIT_CODE
         except KeyboardInterrupt:
-            terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain wait {run.run_id}")
+            terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain wait {run.run_id}")
             return INTERRUPTED
         code = report_end(run, status, as_json=as_json) or code
     return code

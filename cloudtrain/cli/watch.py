@@ -21,7 +21,7 @@ def command(run_id: str | None, as_json: bool) -> int:
 
     The loop that `submit` starts in the background: it brings log events, metrics and states into the history and
     starts the next attempt when one is due. While another process watches it stands by, and takes over when that one
-    ends. Exits with the run's own code; the run goes on when this command is interrupted.
+    ends. Exits with the run's own code; the run continues when this command is interrupted.
     """
     from cloudtrain.runs.watch import Watcher
 
@@ -44,6 +44,6 @@ def command(run_id: str | None, as_json: bool) -> int:
     except KeyboardInterrupt:
         run.store.release(run.run_id, watcher.me)
         run.refresh()  # starts a watcher in the background
-        terminal.note(f"\n{run.run_id} goes on; return with  cloudtrain watch {run.run_id}")
+        terminal.note(f"\n{run.run_id} keeps running; return with  cloudtrain watch {run.run_id}")
         return INTERRUPTED
     return report_end(run, status, as_json=as_json)

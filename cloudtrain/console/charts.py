@@ -1,4 +1,4 @@
-"""Interactive charts of metrics and node usage (plotly), updated while a run goes on."""
+"""Interactive charts of metrics and node usage (plotly), updated while a run is active."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _BOUNDS = {
 
 
 def wrong(message: str, hint: str = "") -> PydanticCustomError:
-    """Return what a validator raises: one sentence that goes on behind the path, and a hint."""
+    """Return what a validator raises: one sentence that follows the path, and a hint."""
     from pydantic_core import PydanticCustomError
 
     return PydanticCustomError("cloudtrain", "{message}", {"message": message, "hint": hint})

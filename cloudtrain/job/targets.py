@@ -158,7 +158,7 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
                 located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)
             ]
     except (OSError, RuntimeError, ValueError):
-        pass  # no name at all, or nobody's home: packaging will say so
+        pass  # not a path, or a home that is unknown: packaging reports it
     return []
 
 
@@ -178,7 +178,7 @@ def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[
 
 
 def _origins(job: Job, document: Document) -> dict[str, str]:
-    """Return where every value of a job was written; `default` for what nobody wrote."""
+    """Return where every value of a job was written; `default` for what was not written."""
     from cloudtrain.job.problems import dotted
 
     written = {

@@ -149,7 +149,7 @@ class ExactlyOnce(Planner):
         return self._finish(newest[-1])
 
     def _finish(self, attempt: AttemptRecord) -> Submitted:
-        """Return the run of an attempt that is stored, its submission finished if nobody else does that."""
+        """Return the run of an attempt that is stored, its submission finished unless another process does that."""
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher

@@ -5,7 +5,7 @@
     command = "notify-send \\"$CLOUDTRAIN_RUN_ID $CLOUDTRAIN_STATE\\""
     webhook = "env:SLACK_WEBHOOK"                 # an address, or the variable that holds it
 
-The watcher starts a process for it and goes on: nothing waits for it. It is tried again for some minutes where it fails.
+The watcher starts a process for it and does not wait. It is tried again for some minutes where it fails.
 What is configured is read when it is needed and stored nowhere, since an address may be a secret itself; what is sent
 holds no secret either: no environment, no argument, and no reason that looks like a credential.
 """
@@ -54,7 +54,7 @@ def start(
 ) -> None:
     """Start a process that says so, once for each attempt and event; returns at once.
 
-    `hidden` are variables of `environ` (None: this process's) that nobody else may see. Nothing happens where nothing is
+    `hidden` are variables of `environ` (None: this process's) that no other process may see. Nothing happens where nothing is
     configured.
     """
     if not _files(store, run_id) or not store.claim_notice(attempt_id, event):

@@ -181,7 +181,7 @@ def _unsupported(job: Job, kind: type[Backend]) -> list[Problem]:
 
 
 def _instead(feature: Feature, kind: type[Backend]) -> str:
-    """Return what to write where a backend does not offer something; "" where nobody knows."""
+    """Return what to write where a backend does not offer something; "" where there is no replacement."""
     if feature is Feature.ENV_SECRETS:
         stores = "name a secret store: aws-secretsmanager:NAME or gcp-secretmanager:NAME"
         return (

@@ -1,4 +1,4 @@
-"""Whether a user's script shows any sign of going on from a checkpoint: what else would another attempt be for?"""
+"""Check whether a user's script shows any sign of resuming from a checkpoint; a retry is of no use otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg")
 LONGEST = 1 << 20  # bytes of a file that are looked at
 MOST = 2000  # files
 # Our own folder and functions, and what the Trainer, Accelerate, DeepSpeed, Lightning, fairseq and hand-written loops call
-# it. Rather too many than too few: nobody is to be told of a fault that the script has not got.
+# it. Rather too many than too few: no warning about a script that does resume.
 _SIGN = re.compile(
     rb"CHECKPOINT_DIR|cloudtrain_runtime|resum|restor|load_state|torch\.load|CheckpointManager|distributed\.checkpoint"
     rb"|(?:load|last|latest|newest|find|read)_?(?:checkpoint|ckpt|snapshot)|(?:checkpoint|ckpt|snapshot)_?(?:path|dir|file)",

@@ -75,5 +75,5 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
         return ""
     return (
         "no new attempt: the last two were lost before either had a newer checkpoint; save more often "
-        "(checkpoint.every), then `cloudtrain resume` goes on"
+        "(checkpoint.every), then run `cloudtrain resume`"
     )

@@ -51,7 +51,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody knows whether the platform has the attempt."""
+    """It is not known whether the platform has the attempt."""
 
     error: CloudtrainError
 
@@ -163,13 +163,13 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 
 
 def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
-    """Return whether an attempt without a handle is to be sent, once nobody else is sending it."""
+    """Return whether an attempt without a handle is to be sent, once no other process is sending it."""
     unanswered = attempt.unanswered_since is not None and age_s(attempt) <= ADOPTABLE_S
     return not run.cancel_requested and (attempt.number > 1 or unanswered)
 
 
 def is_free(attempt: AttemptRecord) -> bool:
-    """Return whether nobody is sending an attempt: its sender has died, or has ended without an answer.
+    """Return whether no process is sending an attempt: its sender has died, or has ended without an answer.
 
     Whether a sender on another machine lives cannot be seen; it counts as gone after ADOPTABLE_S.
     """

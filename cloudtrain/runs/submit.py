@@ -24,8 +24,8 @@ class Submitter(ExactlyOnce):
     """Packages a job, plans it, and submits it exactly once.
 
     `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
-    win over all others. `home` is where the history lives. With `watch=False` nobody follows the run until somebody
-    calls `cloudtrain watch` (for CI and containers, where a detached process would not survive).
+    win over all others. `home` is where the history lives. With `watch=False` no watcher is
+    started: call `cloudtrain watch` (for CI and containers, where a detached process would not survive).
     """
 
     def submit(

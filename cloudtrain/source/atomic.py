@@ -27,7 +27,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def temporary(folder: Path, name: str) -> Iterator[tuple[IO[bytes], Path]]:
-    """Open a file of a name that nobody else has, gone when the block ends unless it was renamed."""
+    """Open a file under a unique temporary name; it is deleted when the block ends unless it was renamed."""
     path = folder / f".{name}.{os.getpid()}-{time.monotonic_ns():x}.tmp"
     try:
         with explained(folder):

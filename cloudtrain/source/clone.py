@@ -141,7 +141,7 @@ def _fetch(remote: Remote, commit: str | None, fresh: Path) -> str:
 
 
 def _git(arguments: Sequence[str], cwd: Path, remote: Remote) -> str:
-    ssh = os.environ.get("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")  # never a question to a terminal nobody looks at
+    ssh = os.environ.get("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")  # no prompt: the process may have no terminal
     done = git.run(["git", "-c", f"core.hooksPath={os.devnull}", *arguments], cwd, {"GIT_SSH_COMMAND": ssh})
     if done.returncode:
         reason = hide(git.last_line(done.stderr.decode(errors="replace")))

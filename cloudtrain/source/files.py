@@ -23,7 +23,7 @@ from cloudtrain.source.ignore import Rules
 IGNORE_FILE = ".cloudtrainignore"
 RESERVED = ".cloudtrain"  # the folder of our own files in a bundle
 SHOWN = 20  # problems in one message
-# What nobody means to send, outside of git only: git's list is taken as it is. By name and ending, so that a source
+# Left out by default, outside of git only: git's list is taken as it is. By name and ending, so that a source
 # without ignore files does not import pathspec.
 _FOLDERS = {"__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules", ".ipynb_checkpoints", ".pytest_cache",
             ".mypy_cache", ".ruff_cache", ".hg", ".svn"}  # fmt: skip

@@ -78,7 +78,7 @@ class HeadQuery:
         return Head(commit, dirty)
 
     def close(self) -> None:
-        """End the process, when nobody waited for its answer."""
+        """End the process if its answer was not read."""
         if self._process.returncode is None:
             self._process.kill()
             self._process.communicate()

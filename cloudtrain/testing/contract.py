@@ -87,7 +87,7 @@ class BackendContract:
         return []
 
     def calls(self) -> int | None:
-        """Return how many calls the platform has received so far, None where nobody counts them; override it."""
+        """Return how many calls the platform has received so far, None where they are not counted; override it."""
         return None
 
     def job_changes(self) -> dict[str, Any]:

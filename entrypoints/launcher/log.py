@@ -35,7 +35,7 @@ class Log:
 
     @classmethod
     def in_folder(cls, folder: str) -> Log:
-        """Open <folder>/log for appending and go on with its numbers; raises OSError."""
+        """Open <folder>/log for appending and continue its numbers; raises OSError."""
         descriptor = os.open(os.path.join(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, 2 * MAX_LINE, max(0, size - 2 * MAX_LINE)) if size else b""
@@ -98,7 +98,7 @@ class Log:
         self._closed = True
 
     def forget(self) -> None:
-        """Keep no copy where nobody will read it (KeptLog has one)."""
+        """Keep no copy where none is needed (KeptLog has one)."""
 
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""
@@ -118,7 +118,7 @@ class Log:
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and len(data) <= MAX_BACKLOG:
                     self._backlog = data
-                return  # nobody reads any more (EPIPE), or more than memory should hold: training goes on
+                return  # no reader any more (EPIPE), or more than memory should hold: training continues
 
 
 class KeptLog(Log):

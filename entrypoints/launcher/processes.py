@@ -136,7 +136,7 @@ def stat(pid: int) -> list[bytes] | None:
 def descendants(root: int) -> dict[int, list[bytes]]:
     """Return the descendants of a process with the fields of their stat; empty where /proc is absent.
 
-    Zombies are among them: one whose first thread has ended looks like that while its other threads go on.
+    Zombies are among them: one whose first thread has ended looks like that while its other threads run.
     """
     if not HAS_PROC:
         return {}

@@ -49,7 +49,7 @@ class StallDetector:
 
 
 def show_stacks(ranks: Ranks) -> None:
-    """Let the ranks write the stacks of all their threads, and end; one that was stopped goes on to do so.
+    """Let the ranks write the stacks of all their threads, and end; one that was stopped is continued to do so.
 
     Python's faulthandler writes them at SIGABRT. No core is left behind.
     """

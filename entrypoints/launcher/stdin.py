@@ -86,7 +86,7 @@ def standard_input() -> dict[str, Any]:
 
 
 class Lease:
-    """A job that ends when nobody looks at it any more; only where its backend asks for that (CLOUDTRAIN_LEASE_S)."""
+    """A job that ends when no client looks at it any more; only where its backend asks for that (CLOUDTRAIN_LEASE_S)."""
 
     def __init__(self, path: str, length_s: float) -> None:
         self._path, self.length_s = path, length_s
@@ -99,7 +99,7 @@ class Lease:
         return cls(os.path.join(folder, LEASE), float(length)) if length and folder else None
 
     def over(self) -> bool:
-        """Return whether nobody has looked for as long as the lease lasts."""
+        """Return whether no client has looked for as long as the lease lasts."""
         try:
             seen = os.stat(self._path).st_mtime
         except OSError:

@@ -199,7 +199,7 @@ class Supervisor:
                 if self.status.cancelled and not self._cancelled:
                     self._request()
                 if self._lease is not None and self._stopping is None and self._lease.over():
-                    self.log.say(f"nobody has looked at this job for {self._lease.length_s:g} s: it leaves")
+                    self.log.say(f"no client has looked at this job for {self._lease.length_s:g} s: it ends")
                     self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):
                     self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now))

@@ -263,7 +263,7 @@ def _pairs(arguments: Arguments) -> list[tuple[bool, str]]:
             f"--global_batch_tokens is for blocks, samples of {arguments.task} differ in length",
         ),
         (stream and not blocks, f"--streaming is for causal-lm, not for {arguments.task}"),
-        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: nobody knows where a stream ends"),
+        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is not known"),
         (stream and arguments.dataloader_num_workers > 0, "--streaming reads in the rank: no --dataloader_num_workers"),
         (
             stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,

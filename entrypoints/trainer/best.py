@@ -32,11 +32,11 @@ class BestEvaluation:
 
     @property
     def enough(self) -> bool:
-        """Whether it is no longer worth going on."""
+        """Whether it is no longer worth continuing."""
         return 0 < self.patience <= self.in_vain
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on."""
+        """Return what a resumed run needs to continue."""
         return {"value": self.value, "checkpoint": self.checkpoint, "in_vain": self.in_vain}
 
     def set_state(self, state: dict[str, Any]) -> None:

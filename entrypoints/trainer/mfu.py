@@ -1,7 +1,7 @@
 """Model FLOPs utilization (MFU): model FLOP/s over the peak of the GPUs' data sheets.
 
 A token costs two operations for each parameter that a matrix product reads, forward, and twice that backward: 6 N, and 4 N
-where the parameters are frozen, as below an adapter: nobody needs their gradients. Embeddings are looked up and count
+where the parameters are frozen, as below an adapter: their gradients are not needed. Embeddings are looked up and count
 nothing, the language model's head counts, also where both are one matrix. Attention adds 12 L H Q for each pair of tokens of
 a sample (L layers, H heads, Q their width), so 12 L H Q T a token, the upper half of a causal mask included. What is
 computed again to save memory counts nothing: it is no progress.

@@ -24,7 +24,7 @@ def choose(names: Sequence[str]) -> list[str]:
 
 
 def begin(accelerator: Any, arguments: Arguments, context: RunContext) -> bool:
-    """Begin to report, under the run's name, and return whether there is any tracker; a resumed attempt goes on in the
+    """Begin to report, under the run's name, and return whether there is any tracker; a resumed attempt continues the
     same place."""
     if not accelerator.log_with:
         return False

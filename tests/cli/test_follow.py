@@ -32,7 +32,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(project, shell, tmp_path, how):
     run_id = read_until(process, "rank 0 of 1" if how == "--follow" else "submitted to")[0].split()[0]
     _, err = press_ctrl_c(process)
     assert process.returncode == 130
-    assert f"detached: {run_id} goes on" in err
+    assert f"detached: {run_id} keeps running" in err
     assert f"cloudtrain logs -f {run_id}" in err
     assert "Traceback" not in err
     assert not Run.find(run_id).record.status.state.final
@@ -102,7 +102,7 @@ def test_ctrl_c_at_any_moment_of_a_submit_loses_nothing(project, shell, home, mo
     assert again.code == 0, again
     ids = [run["run_id"] for run in shell("ls", "--json").json]
     assert shell("wait", *ids).code == 0
-    known = faster or "goes on" in err  # the person was told of it: the second submit is a new wish
+    known = faster or "keeps running" in err  # the person was told of it: the second submit is a new wish
     assert len(ids) == (2 if known else 1)
 
 
@@ -162,7 +162,7 @@ def test_ctrl_c_while_reading_logs_only_detaches(project, shell, tmp_path):
     read_until(process, "rank 0 of 1")
     _, err = press_ctrl_c(process)
     assert process.returncode == 130
-    assert "goes on; return with  cloudtrain logs -f" in err and "--after" in err
+    assert "keeps running; return with  cloudtrain logs -f" in err and "--after" in err
     gate.touch()
     assert shell("wait").code == 0
 

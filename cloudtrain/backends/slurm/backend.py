@@ -125,7 +125,7 @@ class SlurmBackend:
         yield f"Slurm's time limit is max_runtime and {request.MARGIN_S // 60} minutes; the partition must allow that"
         if restarts:
             times = "once" if restarts == 1 else f"up to {restarts} times"
-            yield f"a preempted job is requeued, {times}, and goes on from its newest checkpoint within this attempt"
+            yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"
         else:
             yield "a preempted job is not requeued (retry.max_attempts, or resources.use_spot)"
         if not manifest.gpus_per_node:

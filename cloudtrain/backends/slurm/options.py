@@ -32,7 +32,7 @@ class SlurmOptions(BaseModel):
     qos: str | None = Field(None, description="quality of service")
     constraint: str | None = Field(None, description="features that the nodes must have")
     reservation: str | None = Field(None, description="reservation to use")
-    exclusive: bool = Field(False, description="share the nodes with nobody")
+    exclusive: bool = Field(False, description="use whole nodes, not shared with other jobs")
     spot_partition: str | None = Field(None, description="partition of jobs with resources.use_spot")
     spot_qos: str | None = Field(None, description="quality of service of jobs with resources.use_spot")
     gpu_type: str | None = Field(None, description="Slurm's name for the GPUs: --gpus-per-node=<type>:<count>")

@@ -362,7 +362,7 @@ class SshBackend:
             try:
                 return self.status(handle).state.final
             except Unreachable:
-                return False  # the job goes on without us
+                return False  # the job continues without the client
 
         read = remote_log_reader([(node.agent, f"{node.folder}/log") for node in attempt], unread)
         yield from logs.merge(read, len(attempt), after=after, follow=follow, ended=ended, pause_s=TAIL_S)
@@ -381,7 +381,7 @@ class SshBackend:
             hint = "cancel again when it can be reached"
             if len(attempt) > 1:
                 hint = f"it ends by itself within {CUT_OFF_S:g} s after the others, or cut off from them; else {hint}"
-            raise Unreachable(f"{names} cannot be reached: nobody can say whether the job has ended there", hint)
+            raise Unreachable(f"{names} cannot be reached: it is not known whether the job has ended there", hint)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         attempt = self._attempt_nodes(handle)

@@ -4,7 +4,7 @@
 1    unexpected (the traceback is kept in a file), or a run that failed without a code of its own
 2    the request cannot be done: usage, job, source, target, run id, a file or history that cannot be used, a full disk
 5    the platform refused, or could not be reached
-130  interrupted by Ctrl-C; a run that was being followed goes on
+130  interrupted by Ctrl-C; a run that was being followed keeps running
 141  the reader of the output closed the pipe (SIGPIPE)
 
 With `--json` the same goes to standard output as {"error", "hint", "phase", "exit_code"}: phase is "client" when the

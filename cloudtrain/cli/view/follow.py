@@ -154,7 +154,7 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
     try:
         status = run.cancel(wait_s)
     except KeyboardInterrupt:
-        return f"{run.run_id}  is asked to end; nobody waited for its end", run.record.status
+        return f"{run.run_id}  is asked to end; this command did not wait for it", run.record.status
     if status.state.final:
         return f"{run.run_id}  {status.state}", status
     if run.attempts[-1].handle is None:
@@ -183,7 +183,7 @@ def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool)
         terminal.note("  finish it with  the same submit again")
         terminal.note(f"  end it with     cloudtrain cancel {run.run_id}")
         return INTERRUPTED
-    terminal.note(f"detached: {run.run_id} goes on")
+    terminal.note(f"detached: {run.run_id} keeps running")
     after_option = f" --after {cursor}" if cursor else ""
     terminal.note(f"  return with  cloudtrain logs -f {run.run_id}{after_option}")
     terminal.note(f"  end it with  cloudtrain cancel {run.run_id}")

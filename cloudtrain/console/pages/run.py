@@ -87,7 +87,7 @@ async def _cancel(run_id: str) -> None:
         ui.label(f"Cancel {text.clean(run_id)}? It ends everything that the run has started.")
         with ui.element("div").classes("ct-row"):
             widgets.button("Cancel the run", lambda: dialog.submit(True), "ct-danger")
-            widgets.button("Let it go on", lambda: dialog.submit(False))
+            widgets.button("Keep it running", lambda: dialog.submit(False))
     sure = await dialog
     dialog.delete()
     if sure:

@@ -68,7 +68,7 @@ def _local(name: str, uri: str) -> str:
 def _copy(name: str, uri: str, into: str, log: Log) -> str:
     """Copy an object, or all objects below a prefix, and return the path; what is there is whole.
 
-    Files are collected in a folder that is renamed at the end; a preparation that was broken off goes on with them.
+    Files are collected in a folder that is renamed at the end; an interrupted preparation continues with them.
     """
     there = store.Store(uri, f"the input {name}")
     single = None if uri.endswith("/") else there.size()

@@ -76,7 +76,7 @@ def digest(wanted: str, source: str) -> str:
     for place in packages():
         parts += [place, *sorted(name for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info")))]
     if any(map(is_local, wanted.splitlines())):
-        parts.append(source)  # a package within the source: nobody knows whether it has changed
+        parts.append(source)  # a package within the source: it may have changed
     parts += wheels(wanted, source)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

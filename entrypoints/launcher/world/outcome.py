@@ -1,7 +1,7 @@
 """The cluster's state and the attempt's outcome: which nodes joined, which failed first, who stops; no I/O.
 
 Nodes join, say that they are ready, and start together. The first failure by time over all nodes, a lost node or a
-request to stop ends the attempt everywhere: no rank goes on in a world that is no longer whole.
+request to stop ends the attempt everywhere: no rank continues in a world that is no longer whole.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import socket
 def hold() -> socket.socket:
     """Return a bound socket that does not listen; its port is MASTER_PORT as long as the socket is kept.
 
-    The kernel gives a bound port to nobody who asks for any free one, neither by bind nor by connect. Rank 0 may
+    The kernel gives a bound port to no process that asks for any free one, neither by bind nor by connect. Rank 0 may
     still bind and listen there: both sockets set SO_REUSEADDR (torch's TCPStore does), and ours never listens.
     """
     try:

@@ -3,7 +3,7 @@
     <checkpoints>/epochs/00000002.json      {"epoch": 2, "attempt": 2, "from": "step-00000010.a1"}
 
 Every start of an attempt, a platform's own restarts included, claims the next epoch, by a write that only one can do,
-and says from which checkpoint it goes on. That chain is the run's history: what an older epoch commits after a newer one
+and says from which checkpoint it resumes. That chain is the run's history: what an older epoch commits after a newer one
 went on from it is outside, and never chosen. Standard library only.
 """
 
@@ -24,7 +24,7 @@ FOLDER = "epochs"
 def claim(
     folder: Path, attempt: int, given: int, choose: Callable[[], Checkpoint | None]
 ) -> tuple[int, Checkpoint | None]:
-    """Claim the next epoch below a folder of checkpoints; return it and the checkpoint that it goes on from.
+    """Claim the next epoch below a folder of checkpoints; return it and the checkpoint that it resumes from.
 
     `given` is the number that the launcher has claimed in the output, 0 for none. Raises OSError.
     """

@@ -26,7 +26,7 @@ from .state import Snapshot, TrainingState
 
 @dataclass
 class CheckpointManager:
-    """Writes the checkpoints of one attempt into the run's folder and finds the one to go on from; made by all ranks."""
+    """Writes the checkpoints of one attempt into the run's folder and finds the one to resume from; made by all ranks."""
 
     folder: Path
     attempt: int
@@ -40,7 +40,7 @@ class CheckpointManager:
     epoch: int = 0  # this start's; the attempt's number before `resume`
     verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
     replaced: bool = False  # a later start has claimed the run
-    behind: bool = True  # the training goes on while a checkpoint is written
+    behind: bool = True  # the training continues while a checkpoint is written
 
     def __post_init__(self) -> None:
         warnings.filterwarnings(
@@ -142,7 +142,7 @@ class CheckpointManager:
         facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
         size = files.commit(path, **facts, parts=training.parts, layout=training.layout)
         self.verified.add(path.name)
-        if not self._is_replaced():  # its successor goes on from what would be removed
+        if not self._is_replaced():  # its successor resumes from what would be removed
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
             files.prune(self.folder, self.keep, self.best, self.verified, counts)
         seconds = round(time.monotonic() - began, 3)
@@ -172,7 +172,7 @@ class CheckpointManager:
     def _report_later(self, kind: str, **data: Any) -> None:
         self._news.put((kind, data))
 
-    # -- going on -----------------------------------------------------------------------------------------------------
+    # -- resume -------------------------------------------------------------------------------------------------------
 
     def go_back(self, name: str, training: TrainingState) -> bool:
         """Put a checkpoint of that name back and return whether it could be; collective."""
@@ -186,7 +186,7 @@ class CheckpointManager:
         return True
 
     def _begin(self) -> tuple[int, files.Checkpoint | None]:
-        """Claim the next epoch and choose what to go on from."""
+        """Claim the next epoch and choose what to resume from."""
 
         def choose() -> files.Checkpoint | None:
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
@@ -202,7 +202,7 @@ class CheckpointManager:
         if epochs.in_vain(self.folder, self.attempt, number):
             raise Unsupported(
                 f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
-                "either had a newer checkpoint; save more often (checkpoint.every), then `cloudtrain resume` goes on"
+                "either had a newer checkpoint; save more often (checkpoint.every), then run `cloudtrain resume`"
             )
         return number, checkpoint
 

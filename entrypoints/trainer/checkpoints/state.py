@@ -102,7 +102,7 @@ def write_parts(path: Path, taken: Snapshot, training: TrainingState, group: Any
 
     if not all(
         collectives.every_rank(path.is_dir(), group)
-    ):  # on all ranks alike: nobody may wait for one that gave up
+    ):  # on all ranks alike: no rank may wait for one that gave up
         raise OSError(f"{path} is not there on every node")
     if training.parts == "deepspeed":
         try:
@@ -139,7 +139,7 @@ def check_seen(folder: Path) -> None:
 
 
 def check_layout(path: Path, training: TrainingState) -> None:
-    """Raise Unsupported for a checkpoint of a layout from which this one cannot go on."""
+    """Raise Unsupported for a checkpoint of a layout from which this one cannot resume."""
     facts = json.loads((path / MARKER).read_bytes())
     parts, layout = facts.get("parts", ""), facts.get("layout", "")
     if "deepspeed" not in (parts, training.parts) or (parts, layout) == (training.parts, training.layout):
@@ -150,7 +150,7 @@ def check_layout(path: Path, training: TrainingState) -> None:
 
 
 def same_layout(path: Path, training: TrainingState) -> bool:
-    """Return whether a checkpoint's ranks are what these are: each goes on with its own random numbers."""
+    """Return whether a checkpoint's ranks are what these are: each continues with its own random numbers."""
     facts = json.loads((path / MARKER).read_bytes())
     return bool(facts.get("world_size") == collectives.world_size() and facts.get("layout") == training.layout)
 

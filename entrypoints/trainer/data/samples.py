@@ -135,7 +135,7 @@ class GlobalBatches(Sampler[list[int]]):
 
     @property
     def passed(self) -> float:
-        """Passes over the data, the part of the one that goes on included."""
+        """Passes over the data, the part of the current one included."""
         return self.epoch + self.samples / self.size
 
     def place(self) -> dict[str, int]:
@@ -143,7 +143,7 @@ class GlobalBatches(Sampler[list[int]]):
         return {"epoch": self.epoch, "samples": self.samples}
 
     def go_to(self, place: Mapping[str, int]) -> None:
-        """Go on from a place in the data."""
+        """Continue from a position in the data."""
         self.epoch, self.samples = place["epoch"], place["samples"]
 
     def windows(self) -> list[int]:

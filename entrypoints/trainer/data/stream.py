@@ -53,7 +53,7 @@ class StreamBatches:
 
     @property
     def passed(self) -> float:
-        """Passes over the data that are done; of one that goes on nobody knows how far it is."""
+        """Passes over the data that are done; how far the current one is cannot be known."""
         return self.epoch
 
     def place(self) -> dict[str, int]:
@@ -61,7 +61,7 @@ class StreamBatches:
         return {"epoch": self.epoch, "samples": self.samples, "document": self._at[0], "offset": self._at[1]}
 
     def go_to(self, place: Mapping[str, int]) -> None:
-        """Go on from a place in the data."""
+        """Continue from a position in the data."""
         self.epoch, self.samples = place["epoch"], place["samples"]
         self._at = self._read_to = (place["document"], place["offset"])
         self._held: deque[Tokens] = deque()  # documents that are begun; of the first, the offset is gone
@@ -76,7 +76,7 @@ class StreamBatches:
         self.go_to({"epoch": self.epoch + 1, "samples": 0, "document": 0, "offset": 0})
 
     def windows(self) -> Iterator[int]:
-        """Yield how many micro-batches the next step takes, as long as the stream goes on."""
+        """Yield how many micro-batches the next step takes, as long as the stream lasts."""
         size = self.texts.block_size
         while len(tokens := self._read(self.global_batch * size)):
             self._batch = Blocks(tokens, size)

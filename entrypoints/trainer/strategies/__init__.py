@@ -75,7 +75,7 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
     elif mixed_precision == "bf16" and not torch.cuda.is_bf16_supported():
         raise Unsupported("this GPU has no bfloat16; there is --fp16")
     if plan.world == 1 and plan.carrier == "accelerate":
-        # Accelerate would make a group of one, and wrap the model for nobody's sake
+        # Accelerate would make a group of one, and wrap the model for nothing
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)

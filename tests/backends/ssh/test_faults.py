@@ -239,7 +239,7 @@ def test_lease_of_the_client(lab, prepare, home):
         subprocess.run(["sleep", "0.2"])
     wait_for(lambda: left_on(lab) == [], "its end when nobody looks", BOUND_S)
     assert backend.status(handle).state is State.PREEMPTED
-    assert any("nobody has looked" in line.text for line in backend.logs(handle))
+    assert any("no client has looked" in line.text for line in backend.logs(handle))
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
