@@ -56,9 +56,9 @@ class Problem:
     line: int | None = None  # 1-based
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
+        location = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
         name = f"{self.path}: " if self.path else ""
-        return f"{place}{name}{self.message}" + (f" ({self.hint})" if self.hint else "")
+        return f"{location}{name}{self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
 class BadJob(BadRequest):

@@ -266,19 +266,19 @@ def _ship(folder: Path, model: Any, data: Any, parts: Mapping[str, Any]) -> None
     """Write what the ranks need below a folder; raises BadRequest when it is too large or cannot be pickled."""
     import cloudpickle
 
-    place = folder / "shipped"
-    place.mkdir()
+    shipped = folder / "shipped"
+    shipped.mkdir()
     rest = {name: part for name, part in parts.items() if part is not None}
     if _of_transformers(model):
-        model.save_pretrained(place / "model")
+        model.save_pretrained(shipped / "model")
     else:
         rest["model"] = _on_cpu(model)
     if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
-        data.save_to_disk(place / "data")
+        data.save_to_disk(shipped / "data")
     elif data is not None:
         rest["data"] = data
     if rest:
-        with open(place / "parts.pkl", "wb") as stream, _own_modules_by_value():
+        with open(shipped / "parts.pkl", "wb") as stream, _own_modules_by_value():
             try:
                 cloudpickle.dump(rest, _Bounded(stream))
             except BadRequest:
@@ -288,7 +288,7 @@ def _ship(folder: Path, model: Any, data: Any, parts: Mapping[str, Any]) -> None
         shutil.copytree(
             Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
         )
-    size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in shipped.rglob("*") if file.is_file())
     if size > MAX_BYTES:
         raise BadRequest(_too_large(), HERE)
 

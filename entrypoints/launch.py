@@ -13,7 +13,7 @@ import signal
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [HERE, *(place for place in sys.path if place != HERE)]
+sys.path[:] = [HERE, *(folder for folder in sys.path if folder != HERE)]
 
 from launcher import processes  # noqa: E402 - light: no more than the guard itself needs
 

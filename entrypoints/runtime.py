@@ -203,7 +203,7 @@ def _begin(base: str, path: str | None) -> None:
     """Claim the next start of the run, by a file that only one can make, and record from where it resumes."""
     global _epoch
     here = context()
-    given = here.epoch
+    claimed = here.epoch
     marked = _marked(path) if path else {}
     record = {"from": os.path.basename(path or ""), "epoch": marked.get("epoch", 0), "step": marked.get("step", 0)}
     folder = os.path.join(base, EPOCHS)
@@ -211,8 +211,8 @@ def _begin(base: str, path: str | None) -> None:
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
         while not _epoch:
-            number = given or max([here.attempt - 1, *_records(base)]) + 1
-            given = 0
+            number = claimed or max([here.attempt - 1, *_records(base)]) + 1
+            claimed = 0
             if _created(os.path.join(folder, f"{number:08d}.json"), json.dumps(record)):
                 _epoch = number
     except OSError as error:

@@ -93,7 +93,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     # -----------------------------------------------------------------------------------------------------------------
     # Data
     task = tasks.prepare(arguments, context.inputs)
-    place: dict[str, Any] = {
+    batching: dict[str, Any] = {
         "per_device": arguments.per_device_train_batch_size,
         "accumulation": accumulation(arguments, plan.data_ranks),
         "world": plan.data_ranks,  # the others take the samples of one of these
@@ -103,9 +103,11 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     pinned = accelerator.device.type == "cuda"
     batches: Any
     if arguments.streaming:
-        batches = feed = StreamBatches(task.train, **place)
+        batches = feed = StreamBatches(task.train, **batching)
     else:
-        batches = GlobalBatches(len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **place)
+        batches = GlobalBatches(
+            len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **batching
+        )
         workers = arguments.dataloader_num_workers
         feed = loader(task.train, workers, pinned, batch_sampler=batches, collate_fn=task.collate)
     if batches.steps_per_epoch == 0:
@@ -164,8 +166,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
 
     def save() -> None:
         loop.saved_step = loop.step
-        place = {"step": loop.step, "first_loss": first_loss, "best": best.state(), **batches.place()}
-        manager.save(loop.step, training, place, {"meter": meter.state()})
+        position = {"step": loop.step, "first_loss": first_loss, "best": best.state(), **batches.place()}
+        manager.save(loop.step, training, position, {"meter": meter.state()})
 
     def save_best() -> None:
         before, best.checkpoint = best.checkpoint, folder_of(manager.folder, loop.step, manager.epoch).name
@@ -202,10 +204,10 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     )  # fmt: skip
     resumed = manager.resume(training)
     if resumed is not None:
-        place, mine = resumed
-        loop.step, first_loss = place["step"], place["first_loss"]
-        batches.go_to(place)
-        best.set_state(place["best"])
+        position, mine = resumed
+        loop.step, first_loss = position["step"], position["first_loss"]
+        batches.go_to(position)
+        best.set_state(position["best"])
         manager.best = best.checkpoint
         if mine:
             meter.set_state(mine["meter"])

@@ -208,4 +208,4 @@ class Aws:
 
 
 def _camel_case(operation: str) -> str:
-    return "".join(word.capitalize() for word in operation.split("_"))
+    return "".join(part.capitalize() for part in operation.split("_"))

@@ -97,11 +97,11 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
     """
     from pydantic import ValidationError
 
-    given = data.get("name")
-    if given is None:
+    name = data.get("name")
+    if name is None:
         data = {**data, "name": fit_name(_first_name(data, document, folder))}
-    elif isinstance(given, str) and re.fullmatch(r"(?=.*[A-Z_])[A-Za-z][A-Za-z0-9_-]{0,29}", given):
-        data = {**data, "name": fit_name(given)}
+    elif isinstance(name, str) and re.fullmatch(r"(?=.*[A-Z_])[A-Za-z][A-Za-z0-9_-]{0,29}", name):
+        data = {**data, "name": fit_name(name)}
     validator = type(job).__pydantic_validator__
     context = {"folder": folder}
     problems = [*(document.problems if document else ()), *unsendable(data, document)]
@@ -124,7 +124,7 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
         problems += [located(conflict.problem, document) for conflict in conflicts]
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
-    job._document, job._written_name = document, given
+    job._document, job._written_name = document, name
 
 
 def fit_name(text: str) -> str:

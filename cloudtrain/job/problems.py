@@ -126,21 +126,21 @@ def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet:
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         near = nearest(str(value), names)
         return f"must be one of {', '.join(names)}, not {got}", f"did you mean {near}?" if near else ""
-    word = _KINDS.get(re.sub(r"_(type|parsing|from_float|exact|parsing_size|attributes_type)$", "", kind))
-    if word is not None:
+    kind_text = _KINDS.get(re.sub(r"_(type|parsing|from_float|exact|parsing_size|attributes_type)$", "", kind))
+    if kind_text is not None:
         hint = ""
-        if word == "true or false" and isinstance(value, str) and value.lower() in _BOOLS:
+        if kind_text == "true or false" and isinstance(value, str) and value.lower() in _BOOLS:
             hint = f"write {_BOOLS[value.lower()]}; yes, no, on and off are text in YAML 1.2"
-        return f"must be {word}, not {got}", hint
+        return f"must be {kind_text}, not {got}", hint
     message = str(item["msg"]).removeprefix("Value error, ")
     return message[:1].lower() + message[1:], ""
 
 
-def nearest(word: str, names: Collection[str]) -> str:
+def nearest(text: str, names: Collection[str]) -> str:
     """Return the known word that is most like another, or the empty text."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word, names, 1)), "")
+    return next(iter(get_close_matches(text, names, 1)), "")
 
 
 def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:

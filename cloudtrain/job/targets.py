@@ -96,7 +96,7 @@ def resolve(
     except BadJob as error:
         reported_paths = {problem.path for problem in error.problems}
         raise BadJob(
-            [*error.problems, *(one for one in _absent(whole, folder) if one.path not in reported_paths)]
+            [*error.problems, *(problem for problem in _absent(whole, folder) if problem.path not in reported_paths)]
         ) from None
     backend = chosen.backend if chosen else made.target
     if backends and backend not in backends:

@@ -87,6 +87,6 @@ def unique_suffix() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
-def expand_path(place: AnyPath) -> Path:
+def expand_path(path: AnyPath) -> Path:
     """Return a path with a leading ~ expanded."""
-    return place if isinstance(place, Path) else Path(os.path.expanduser(place))
+    return path if isinstance(path, Path) else Path(os.path.expanduser(path))

@@ -57,10 +57,10 @@ class Host:
         if not self.jump:
             return None
         before, _, last = self.jump.rpartition(",")
-        user, _, place = last.rpartition("@")
-        address, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+        user, _, host = last.rpartition("@")
+        address, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if not colon:
-            address, port = place, ""
+            address, port = host, ""
         return replace(self, address=address.strip("[]"), port=int(port) if port else None, user=user or None,
                        jump=before or None)  # fmt: skip
 

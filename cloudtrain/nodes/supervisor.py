@@ -51,8 +51,8 @@ def start(node: AnyPath, argv: Sequence[str], env: Mapping[str, str], secrets: M
         if (node / "status.json").exists() or (node / "cancel").exists():
             return False
         (node / "started").touch()
-        given = json.dumps(secrets).encode()
-        detach(argv, given=given, log=node / "launcher.out", env=env, cwd=node / "source", keep=[lock.fileno()])
+        stdin = json.dumps(secrets).encode()
+        detach(argv, given=stdin, log=node / "launcher.out", env=env, cwd=node / "source", keep=[lock.fileno()])
     return True
 
 

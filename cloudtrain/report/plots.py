@@ -47,26 +47,26 @@ def curves(
         for at, name in enumerate(chosen):
             points = store.curves.points(run_id, name, most)
             along = [point.step if over == "step" else _seconds(point.at) - begin for point in points]
-            place = {"row": at // 2 + 1, "col": at % 2 + 1}
+            cell = {"row": at // 2 + 1, "col": at % 2 + 1}
             look = {"legendgroup": run_id, "showlegend": len(run_ids) > 1 and at == 0}
             colour = COLOURS[number % len(COLOURS)]
             if any(point.points > 1 for point in points):
                 band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-                figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **place)
+                figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **cell)
                 figure.add_scatter(
                     x=along, y=[_drawn(point.lowest) for point in points], fill="tonexty",
-                    fillcolor=_faint(colour), **band, **place,
+                    fillcolor=_faint(colour), **band, **cell,
                 )  # fmt: skip
             if smoothing:
                 figure.add_scatter(
                     x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
-                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run_id, **place,
+                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run_id, **cell,
                 )  # fmt: skip
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
                 x=along, y=[_drawn(value) for value in values], name=_text(run_id),
                 mode=_mode(points), line={"color": colour, "width": 1.5},
-                **look, **place,
+                **look, **cell,
             )  # fmt: skip
     if log:
         figure.update_yaxes(type="log")

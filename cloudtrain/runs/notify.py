@@ -105,27 +105,27 @@ def settings(files: Sequence[Path]) -> dict[str, Any]:
     return notify
 
 
-def send(given: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+def send(settings: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
     """Say it in every configured way at once, each tried again where it fails; return what did not work.
 
     Blocking, for minutes.
     """
-    if data["event"] not in (given.get("on") or EVENTS):
+    if data["event"] not in (settings.get("on") or EVENTS):
         return []
     from concurrent.futures import ThreadPoolExecutor
 
-    ways = [(kind, way) for kind, way in (("command", _run), ("webhook", _post)) if given.get(kind)]
-    with ThreadPoolExecutor(len(ways) or 1) as pool:  # none waits for another, which may fail for minutes
-        deliveries = [pool.submit(_tried, kind, way, str(given[kind]), data) for kind, way in ways]
-    return [problem for one in deliveries if (problem := one.result())]
+    channels = [(kind, deliver) for kind, deliver in (("command", _run), ("webhook", _post)) if settings.get(kind)]
+    with ThreadPoolExecutor(len(channels) or 1) as pool:  # none waits for another, which may fail for minutes
+        deliveries = [pool.submit(_tried, kind, deliver, str(settings[kind]), data) for kind, deliver in channels]
+    return [problem for delivery in deliveries if (problem := delivery.result())]
 
 
-def _tried(kind: str, way: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
+def _tried(kind: str, deliver: Callable[[str, Mapping[str, Any]], str], where: str, data: Mapping[str, Any]) -> str:
     """Say it in one way until it works; return what went wrong, or an empty string. Blocking, for minutes."""
     problem = ""
     for pause_s in PAUSES_S:
         time.sleep(pause_s)
-        problem = way(where, data)
+        problem = deliver(where, data)
         if not problem:
             return ""
     return f"the {kind} failed {len(PAUSES_S)} times: {problem}"

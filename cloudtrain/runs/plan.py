@@ -205,7 +205,8 @@ def _invalid(options: Mapping[str, Any], kind: type[Backend], name: str, target:
         explained = problems.explain(error, model, prefix=("options", name))
         missing = "is missing"  # pydantic's word, as problems.explain puts it
         return [
-            replace(one, hint=_where(one.path, name, target)) if one.message == missing else one for one in explained
+            replace(problem, hint=_where(problem.path, name, target)) if problem.message == missing else problem
+            for problem in explained
         ]
     return []
 

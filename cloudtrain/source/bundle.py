@@ -170,8 +170,8 @@ def why(
     except (OSError, Changed):
         return f"{decision.sentence}; but it cannot be read"
     for finding in chain(*secrets.refused(seen, allow_secrets, allow_pointers)):
-        place = f"line {finding.line}" if finding.line else "by its name"
-        reasons.append("it is a Git-LFS pointer" if finding.kind == limits.POINTER else f"{place}: {finding.kind}")
+        location = f"line {finding.line}" if finding.line else "by its name"
+        reasons.append("it is a Git-LFS pointer" if finding.kind == limits.POINTER else f"{location}: {finding.kind}")
     return decision.sentence + (f"; but it is refused: {', '.join(reasons)}" if reasons else "")
 
 

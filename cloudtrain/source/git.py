@@ -139,7 +139,7 @@ def _collect(root: Path, output: bytes) -> Listing:
             submodules.append(path)
             for ours, theirs in ((tracked, inner.tracked), (untracked, inner.untracked), (nested, inner.nested),
                                  (submodules, inner.submodules), (absent, inner.absent_submodules)):  # fmt: skip
-                ours += [f"{path}/{one}" for one in theirs]
+                ours += [f"{path}/{name}" for name in theirs]
         elif (root / path).is_dir():
             absent.append(path)
     return Listing(tuple(tracked), tuple(untracked), tuple(submodules), tuple(absent), tuple(nested))

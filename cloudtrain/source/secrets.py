@@ -212,7 +212,9 @@ def refused(
     """Return the credentials and the Git-LFS pointers among the findings that no pattern allows."""
     every = list(findings)
     secrets = [finding for finding in every if finding.kind != limits.POINTER]
-    return _left(secrets, allow_secrets), _left([one for one in every if one.kind == limits.POINTER], allow_pointers)
+    return _left(secrets, allow_secrets), _left(
+        [finding for finding in every if finding.kind == limits.POINTER], allow_pointers
+    )
 
 
 def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
@@ -221,8 +223,8 @@ def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
 
 def _part(what: str, findings: Sequence[Finding]) -> list[str]:
     files = len({finding.path for finding in findings})
-    places = [f"{shown(path)}{f':{line}' * bool(line)}  {kind}{' (by its name)' * (not line)}"
+    locations = [f"{shown(path)}{f':{line}' * bool(line)}  {kind}{' (by its name)' * (not line)}"
               for path, line, kind in findings]  # fmt: skip
-    more = [f"and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
+    more = [f"and {len(locations) - SHOWN} more"] if len(locations) > SHOWN else []
     head = f"{what} in {files} file{'s' * (files != 1)}:"
-    return ["\n  ".join([head, *places[:SHOWN], *more])]
+    return ["\n  ".join([head, *locations[:SHOWN], *more])]

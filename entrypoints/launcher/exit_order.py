@@ -36,5 +36,5 @@ class ExitOrder:
                 self._epoll.unregister(descriptor)
                 os.close(descriptor)
                 self._order.append(self._pids.pop(descriptor))
-        place = {pid: number for number, pid in enumerate(self._order)}
-        return sorted(ended, key=lambda end: place.get(end[0], len(place)))
+        position = {pid: number for number, pid in enumerate(self._order)}
+        return sorted(ended, key=lambda end: position.get(end[0], len(position)))

@@ -79,11 +79,11 @@ def pieces(environ: Mapping[str, str], hyperparameters: str = "") -> list[str]:
     """Return the manifest's pieces in order, from the environment or from SageMaker's hyperparameters (JSON text)."""
     by_number = {name[len(PREFIX) :]: value for name, value in environ.items() if name.startswith(PREFIX)}
     if not by_number and hyperparameters:
-        given = json.loads(hyperparameters)
+        values = json.loads(hyperparameters)
         # The SDK writes every value as JSON, so that a text comes in quotes.
         by_number = {
             name[len("ct_manifest_") :]: text.strip('"')
-            for name, text in given.items()
+            for name, text in values.items()
             if name.startswith("ct_manifest_")
         }
     ordered: list[str] = []

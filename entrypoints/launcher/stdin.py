@@ -77,12 +77,12 @@ def standard_input() -> dict[str, Any]:
     os.dup2(null, 0)
     os.close(null)
     try:
-        given = json.loads(text) if text.strip() else {}
-        if not isinstance(given, dict):
+        data = json.loads(text) if text.strip() else {}
+        if not isinstance(data, dict):
             raise ValueError
     except ValueError:
         raise Refused("standard input does not hold one JSON object") from None
-    return given
+    return data
 
 
 class Lease:

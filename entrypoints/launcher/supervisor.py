@@ -127,8 +127,8 @@ class Supervisor:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
         self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters))
         self._cluster = cluster = clusters.resolve(self._environ, config)
-        given = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
-        for value in (given.get("token"), *(given.get("secrets") or {}).values()):
+        stdin_data = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
+        for value in (stdin_data.get("token"), *(stdin_data.get("secrets") or {}).values()):
             if value:
                 self.log.hide(value)
         check_world(manifest, cluster, self._environ)
@@ -140,7 +140,7 @@ class Supervisor:
             self._loop,
             alone(manifest) if cluster.launched else manifest,
             cluster,
-            given.get("token") or "",
+            stdin_data.get("token") or "",
             Listener(self._start, self._stop, self._decided),
             join_s,
         )
@@ -149,14 +149,14 @@ class Supervisor:
         control = self._peers.open()
         if control:
             self.status.set(control={"host": control[0], "port": control[1]})
-        self._work = threading.Thread(target=self._prepare, args=(given.get("secrets") or {},), daemon=True)
+        self._work = threading.Thread(target=self._prepare, args=(stdin_data.get("secrets") or {},), daemon=True)
         self._work.start()
 
-    def _prepare(self, given: Mapping[str, str]) -> None:
+    def _prepare(self, secrets: Mapping[str, str]) -> None:
         """Runs in its own thread and ends by waking the loop."""
         try:
             self._preparation = prepare_node(
-                self._manifest, self._cluster, self._environ, given, self._source, self.log, self._start_history
+                self._manifest, self._cluster, self._environ, secrets, self._source, self.log, self._start_history
             )
             if self._history is not None and self._preparation.sync is not None:
                 self._history.epoch = self._preparation.sync.epoch

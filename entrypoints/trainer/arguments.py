@@ -162,13 +162,13 @@ def parse(argv: Sequence[str]) -> Arguments:
         shape: dict[str, Any] = {bool: {"nargs": "?", "const": "true"}, list[str]: {"nargs": "*"}}.get(hints[name], {})
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         parser.add_argument(*spellings, dest=name, help=_help(item), **shape)
-    given, strange = parser.parse_known_args(list(argv))
+    known, strange = parser.parse_known_args(list(argv))
     problems = [_unknown(text, items) for text in strange if text.startswith("--")]
     loose = [text for text in strange if not text.startswith("--")]
     if loose and not problems:
         problems.append(f"{loose[0]!r} belongs to no flag")
     values: dict[str, Any] = {}
-    for name, text in vars(given).items():
+    for name, text in vars(known).items():
         if text is not None:
             try:
                 values[name] = _read(hints[name], text)

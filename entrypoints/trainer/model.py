@@ -155,8 +155,11 @@ def optimizer(model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optim
     """Return AdamW, in one kernel or step by step; biases and norms are not decayed."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [one for one in trained if one.dim() >= 2], "weight_decay": arguments.weight_decay},
-        {"params": [one for one in trained if one.dim() < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in trained if parameter.dim() >= 2],
+            "weight_decay": arguments.weight_decay,
+        },
+        {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

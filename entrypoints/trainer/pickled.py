@@ -172,9 +172,9 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
     resumed = manager.resume(training)
     set_seed(arguments.seed + context.rank)  # each rank drops out its own
     if resumed is not None:
-        place, mine = resumed
-        loop.step = place["step"]
-        batches.go_to(place)
+        position, mine = resumed
+        loop.step = position["step"]
+        batches.go_to(position)
         if mine:
             meter.set_state(mine["meter"])
             set_random_state(mine["random"])

@@ -67,9 +67,9 @@ class _Folder:
         return sizes
 
     def _walk(self, top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        for place, _, names in os.walk(top):  # it goes into no links
+        for folder, _, names in os.walk(top):  # it goes into no links
             for name in names:
-                path = Path(place) / name
+                path = Path(folder) / name
                 try:
                     yield path, path.lstat()
                 except OSError:
@@ -97,15 +97,15 @@ class _Folder:
         links = {path.relative_to(top).as_posix(): str(path.readlink()) for path in paths if path.is_symlink()}
         for path in paths:
             name = path.relative_to(top).as_posix()
-            place = into / name
+            target = into / name
             if name in links:
                 if not leads_out(name, links):
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.unlink(missing_ok=True)
-                    place.symlink_to(links[name])
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.unlink(missing_ok=True)
+                    target.symlink_to(links[name])
             elif path.is_file():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                copy_file(path, place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(path, target)
 
 
 class _S3:

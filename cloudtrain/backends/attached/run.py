@@ -91,12 +91,14 @@ class AttachedRun:
     def lines(self, attempt_id: str, after: str | None = None) -> Iterator[LogLine]:
         """Yield the lines of all nodes behind a cursor, by time, in order on each node."""
         nodes = self._streams(attempt_id)
-        places = _places(after)
-        words = {node: f"{node}/{start}@{offset}" for node, (start, offset) in places.items()}
-        ways = [self._node(attempt_id, node, streams, places.get(node)) for node, streams in sorted(nodes.items())]
-        for at, node, rank, seq, text, start, offset in heapq.merge(*ways, key=itemgetter(0)):
-            words[node] = f"{node}/{start}@{offset}"
-            yield LogLine(at, node, rank, seq, text, ",".join(words.values()))
+        cursors = _places(after)
+        cursor_texts = {node: f"{node}/{start}@{offset}" for node, (start, offset) in cursors.items()}
+        node_lines = [
+            self._node(attempt_id, node, streams, cursors.get(node)) for node, streams in sorted(nodes.items())
+        ]
+        for at, node, rank, seq, text, start, offset in heapq.merge(*node_lines, key=itemgetter(0)):
+            cursor_texts[node] = f"{node}/{start}@{offset}"
+            yield LogLine(at, node, rank, seq, text, ",".join(cursor_texts.values()))
 
     def output_sizes(self) -> dict[str, int]:
         """Return name -> bytes of the files in the run's outputs."""
@@ -135,13 +137,13 @@ class AttachedRun:
         return nodes
 
     def _node(
-        self, attempt_id: str, node: int, streams: list[_Stream], place: tuple[str, int] | None
+        self, attempt_id: str, node: int, streams: list[_Stream], cursor: tuple[str, int] | None
     ) -> Iterator[tuple[str, int, int, int, str, str, int]]:
         """Yield the lines of one node behind a place, with the place behind each."""
         for index, stream in enumerate(streams):
-            if place and stream.start < place[0]:
+            if cursor and stream.start < cursor[0]:
                 continue
-            offset = place[1] if place and stream.start == place[0] else 0
+            offset = cursor[1] if cursor and stream.start == cursor[0] else 0
             at = number = 0
             rest = b""
             while number in stream.sizes:  # a gap: what is behind it comes when it has been filled
@@ -163,11 +165,11 @@ class AttachedRun:
 def _places(after: str | None) -> dict[int, tuple[str, int]]:
     """Return node -> (start, offset) of a cursor; raises BadRequest."""
     offsets = {}
-    for word in after.split(",") if after else ():
-        place = re.fullmatch(rf"(\d{{1,5}})/({_START})@(\d{{1,15}})", word)
-        if place is None:
+    for part in after.split(",") if after else ():
+        match = re.fullmatch(rf"(\d{{1,5}})/({_START})@(\d{{1,15}})", part)
+        if match is None:
             raise BadRequest(f"{after!r} is no cursor of a log", "cloudtrain logs --json shows them")
-        offsets[int(place[1])] = (place[2], int(place[3]))
+        offsets[int(match[1])] = (match[2], int(match[3]))
     return offsets
 
 
@@ -210,7 +212,7 @@ def _attempt(
         manifest={
             "run_id": run_id,
             "attempt": number,
-            "argv": [word for word in argv if isinstance(word, str)] if isinstance(argv, list) else [],
+            "argv": [argument for argument in argv if isinstance(argument, str)] if isinstance(argv, list) else [],
             "nodes": _count(orders.get("nodes"), 1),
             "processes_per_node": _count(orders.get("processes_per_node"), 1),
             "gpus_per_node": _count(orders.get("gpus_per_node"), 0),
@@ -235,8 +237,8 @@ def _attempt(
 
 
 def _status(record: Mapping[str, Any], uri: str, superseded: bool) -> Status:
-    word = record.get("state")
-    state = State(word) if isinstance(word, str) and word in State.__members__ else State.STARTING
+    name = record.get("state")
+    state = State(name) if isinstance(name, str) and name in State.__members__ else State.STARTING
     code, reason = record.get("exit_code"), record.get("reason")
     started, ended = _moment(record.get("started_at")), _moment(record.get("ended_at"))
     reported = Status(

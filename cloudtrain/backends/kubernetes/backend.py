@@ -72,8 +72,8 @@ class KubernetesBackend:
         self._options = {"namespace": "default", **options}
         if options.get("poll_s"):
             self.poll_s = self.follow_s = float(options["poll_s"])
-        place = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
-        self.group = f"kubernetes {'/'.join([*place, self._options['namespace']])}"
+        cluster = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
+        self.group = f"kubernetes {'/'.join([*cluster, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options)
         self._store = KubeStore()

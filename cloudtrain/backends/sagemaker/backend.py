@@ -52,8 +52,8 @@ class SagemakerBackend:
         # Job's name -> when it was last seen, and DescribeTrainingJob's answer without what is large.
         self._known: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._list = listing.JobList(self.aws, self._describe)
-        place = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
-        self.group, self.calls_per_s = f"sagemaker {'/'.join(place)}", listing.CALLS_PER_S
+        account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
+        self.group, self.calls_per_s = f"sagemaker {'/'.join(account)}", listing.CALLS_PER_S
         if options.get("endpoint"):  # a simulator: fast and without quotas
             self.poll_s, self.follow_s, self.calls_per_s = 5.0, 0.2, 100.0
 

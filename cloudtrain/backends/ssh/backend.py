@@ -67,8 +67,8 @@ class SshBackend:
         self.lease_s = float(options.get("lease_s") or LEASE_S)
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
         self.machines = [Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
-        place = [[machine.to_dict() for machine in self.machines], self.lease, self.lost_after_s]
-        self.group = f"ssh {json.dumps(place, sort_keys=True)}"
+        identity = [[machine.to_dict() for machine in self.machines], self.lease, self.lost_after_s]
+        self.group = f"ssh {json.dumps(identity, sort_keys=True)}"
 
     @classmethod
     def options(cls) -> type[BaseModel]:
@@ -249,7 +249,7 @@ class SshBackend:
         requested = {name: fill(text) for name, text in plan.request["env"].items()}
         env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
         node = f"{plan.request['folder']}/node-{rank}"
-        argv = [fill(word) for word in plan.request["argv"]]
+        argv = [fill(argument) for argument in plan.request["argv"]]
         launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=secrets, timeout_s=START_S)
         return dict(launched.value)
 

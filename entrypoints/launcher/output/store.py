@@ -137,7 +137,7 @@ class Store:
             raise
         except Failed as error:
             existing = self.read(name)
-            if existing is None and any(word in str(error) for word in UNCONDITIONAL):
+            if existing is None and any(text in str(error) for text in UNCONDITIONAL):
                 self.write(name, data)
                 return True
             if existing is None:

@@ -120,8 +120,8 @@ class Sync:
 
     def _is_wanted(self, folder: str, name: str, objects: Mapping[str, object]) -> bool:
         """What is here stays, but for a checkpoint that is whole in the store and not here."""
-        place = os.path.dirname(name)
-        mark = f"{place}/{MARKER}" if place else MARKER
+        parent = os.path.dirname(name)
+        mark = f"{parent}/{MARKER}" if parent else MARKER
         if mark in objects and not os.path.exists(os.path.join(folder, mark)):
             return True
         return not os.path.exists(os.path.join(folder, name))
@@ -274,10 +274,10 @@ class Sync:
         for top, folder in self._folders.items():
             if below and below != top and not below.startswith(f"{top}/"):
                 continue
-            for place, _, names in os.walk(os.path.join(folder, below[len(top) + 1 :]) if below else folder):
-                inner = os.path.relpath(place, folder).replace(os.sep, "/")
+            for subfolder, _, names in os.walk(os.path.join(folder, below[len(top) + 1 :]) if below else folder):
+                inner = os.path.relpath(subfolder, folder).replace(os.sep, "/")
                 for name in names:
-                    path = os.path.join(place, name)
+                    path = os.path.join(subfolder, name)
                     if os.path.isfile(path) and not name.startswith(store.PARTIAL):
                         paths["/".join(part for part in (top, inner if inner != "." else "", name) if part)] = path
         return paths

@@ -25,21 +25,21 @@ LOG_EVERY_S = 10.0
 
 def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dict[str, str]:
     """Return name -> path or URI for every input; blocking (downloads). Raises Refused with all that is missing."""
-    places, problems = {}, []
+    paths, problems = {}, []
     for name, item in wanted.items():
         uri, mode = item["uri"], item.get("mode", "copy")
         kind = store.scheme(uri)
         try:
             if mode == "channel":
-                places[name] = _channel(name, item.get("file", ""))
+                paths[name] = _channel(name, item.get("file", ""))
             elif kind == "file":
-                places[name] = _local(name, uri)
+                paths[name] = _local(name, uri)
             elif mode == "stream":
-                places[name] = uri
+                paths[name] = uri
             elif mode == "mount":
                 problems.append(f"the input {name} cannot be mounted on this node ({uri}): write copy or stream")
             elif kind in store.CLIENTS:
-                places[name] = _copy(name, uri, into, log)
+                paths[name] = _copy(name, uri, into, log)
             else:
                 problems.append(f"the input {name} is at {uri}, which this node cannot reach")
         except (Refused, store.Failed) as problem:
@@ -47,7 +47,7 @@ def resolve(wanted: Mapping[str, Mapping[str, str]], into: str, log: Log) -> dic
             problems.append(f"{about}{problem}")
     if problems:
         raise Refused("; ".join(problems))
-    return places
+    return paths
 
 
 def _channel(name: str, file: str) -> str:

@@ -24,15 +24,15 @@ def folders(python: str) -> list[str]:
     if python != sys.executable:
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         own = [os.path.join(os.path.dirname(os.path.dirname(python)), "lib", version, "site-packages")]
-    return own + [place for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
+    return own + [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
 
 
-def packages(places: list[str]) -> list[str]:
+def packages(folders: list[str]) -> list[str]:
     """Return NAME==VERSION of what is installed in some folders, sorted; the first that has a package wins."""
     versions: dict[str, str] = {}
-    for place in places:
+    for folder in folders:
         try:
-            names = os.listdir(place)
+            names = os.listdir(folder)
         except OSError:
             continue
         for name in sorted(names):

@@ -73,8 +73,8 @@ def read(path: str) -> str:
 def digest(wanted: str, source: str) -> str:
     """Return the name of a layer: it changes with the requirements, the interpreter and what is installed in it."""
     parts = [wanted, sys.version, sys.executable]
-    for place in packages():
-        parts += [place, *sorted(name for name in os.listdir(place) if name.endswith((".dist-info", ".egg-info")))]
+    for folder in packages():
+        parts += [folder, *sorted(name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info")))]
     if any(map(is_local, wanted.splitlines())):
         parts.append(source)  # a package within the source: it may have changed
     parts += wheels(wanted, source)
@@ -108,7 +108,9 @@ def is_local(line: str) -> bool:
 
 def packages() -> list[str]:
     """Return the folders from which this interpreter imports installed packages."""
-    return [place for place in sys.path if place.endswith(("site-packages", "dist-packages")) and os.path.isdir(place)]
+    return [
+        folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages")) and os.path.isdir(folder)
+    ]
 
 
 def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
@@ -144,7 +146,7 @@ def build(path: str, folder: str, environ: Mapping[str, str], log: Log) -> str:
     ).stdout.strip()
     with open(os.path.join(own, "_cloudtrain_below.pth"), "w", encoding="utf-8") as file:
         # addsitedir rather than a bare path: .pth files there (editable installs) count too.
-        file.writelines(f"import site; site.addsitedir({place!r})\n" for place in packages())
+        file.writelines(f"import site; site.addsitedir({folder!r})\n" for folder in packages())
     code, lines = run([sys.executable, *PIP, "--python", python, *install], path, environ, log)
     if code != 0:
         raise Refused(f"{os.path.basename(path)} cannot be installed: {conflict(lines)}")

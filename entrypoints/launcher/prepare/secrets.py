@@ -14,7 +14,7 @@ from ..errors import Refused, one_line
 SHORTEST = 4  # a shorter value would be masked all over the log
 
 
-def resolve(wanted: Mapping[str, Sequence[str]], given: Mapping[str, str]) -> dict[str, str]:
+def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) -> dict[str, str]:
     """Return name -> value for every secret; blocking (cloud stores are asked). Raises Refused with all that is wrong.
 
     `given` are the values that came over standard input, by source ("env:NAME").
@@ -25,7 +25,7 @@ def resolve(wanted: Mapping[str, Sequence[str]], given: Mapping[str, str]) -> di
         for source in sources:
             value = None
             try:
-                value = _read(source, given)
+                value = _read(source, env_values)
             except _Absent as reason:
                 tried.append(f"{source}: {reason}")
             if value is not None:
@@ -47,12 +47,12 @@ class _Absent(Exception):
     """This source does not have it; the next one is tried."""
 
 
-def _read(source: str, given: Mapping[str, str]) -> str:
+def _read(source: str, env_values: Mapping[str, str]) -> str:
     scheme, _, name = source.partition(":")
     if scheme == "env":
-        if source not in given:
+        if source not in env_values:
             raise _Absent("not sent by the client")
-        return given[source]
+        return env_values[source]
     if scheme == "file":
         return _file(name)
     if scheme == "k8s":  # the kubelet has put it into our environment

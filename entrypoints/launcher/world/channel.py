@@ -120,10 +120,10 @@ def proof(token: str, side: str, nonce: str) -> str:
     return hmac.new(token.encode(), f"{side}:{nonce}".encode(), "sha256").hexdigest()
 
 
-def same(given: str, wanted: str) -> bool:
+def same(proof: str, wanted: str) -> bool:
     """Compare two proofs in constant time."""
     if not wanted:
         return True
     import hmac
 
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    return hmac.compare_digest(proof.encode(), wanted.encode())

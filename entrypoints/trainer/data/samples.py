@@ -95,7 +95,7 @@ def padded(items: Sequence[Item], pad: int) -> Item:
     """Return a batch of rows, filled up on the right to the longest, with its attention mask; labels of tokens too."""
     ids = [item["input_ids"] for item in items]
     full = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(one) for one in ids])
+    lengths = torch.tensor([len(row) for row in ids])
     mask = (torch.arange(full.shape[1])[None, :] < lengths[:, None]).long()
     goals = [item["labels"] for item in items]
     if goals[0].dim():
@@ -142,9 +142,9 @@ class GlobalBatches(Sampler[list[int]]):
         """Return the place in the data that a checkpoint keeps."""
         return {"epoch": self.epoch, "samples": self.samples}
 
-    def go_to(self, place: Mapping[str, int]) -> None:
+    def go_to(self, position: Mapping[str, int]) -> None:
         """Continue from a position in the data."""
-        self.epoch, self.samples = place["epoch"], place["samples"]
+        self.epoch, self.samples = position["epoch"], position["samples"]
 
     def windows(self) -> list[int]:
         """Return how many micro-batches each remaining step of this epoch takes."""

@@ -60,13 +60,13 @@ class StreamBatches:
         """Return the place in the data that a checkpoint keeps."""
         return {"epoch": self.epoch, "samples": self.samples, "document": self._at[0], "offset": self._at[1]}
 
-    def go_to(self, place: Mapping[str, int]) -> None:
+    def go_to(self, position: Mapping[str, int]) -> None:
         """Continue from a position in the data."""
-        self.epoch, self.samples = place["epoch"], place["samples"]
-        self._at = self._read_to = (place["document"], place["offset"])
+        self.epoch, self.samples = position["epoch"], position["samples"]
+        self._at = self._read_to = (position["document"], position["offset"])
         self._held: deque[Tokens] = deque()  # documents that are begun; of the first, the offset is gone
-        self._ahead = -place["offset"]  # tokens that are held and not read
-        self._source = islice(self.texts.texts(), place["document"], None)
+        self._ahead = -position["offset"]  # tokens that are held and not read
+        self._source = islice(self.texts.texts(), position["document"], None)
         self.exhausted = False
 
     def next_epoch(self) -> None:

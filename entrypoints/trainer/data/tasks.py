@@ -151,7 +151,7 @@ def _classification(arguments: Arguments, tokenizer: Any, train: list[Document],
         texts = [document.read() for document in documents]
         ids = tokenizer(texts, truncation=True, max_length=arguments.block_size)["input_ids"] if texts else []
         # An empty text still needs a token to be looked at.
-        ids = [one or [tokenizer.pad_token_id] for one in ids]
+        ids = [row or [tokenizer.pad_token_id] for row in ids]
         return Rows(ids, [index[str(document.label)] for document in documents])
 
     learned = rows(train, arguments.max_train_samples)

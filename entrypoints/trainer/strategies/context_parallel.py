@@ -41,7 +41,7 @@ def of(plan: ParallelismPlan, rank: int) -> ContextParallel | None:
     mine = None
     for first in range(plan.world):
         if plan.context_rank(first) == 0:
-            ranks = [first + place * plan.tensor for place in range(plan.context)]
+            ranks = [first + position * plan.tensor for position in range(plan.context)]
             group = dist.new_group(ranks)
             mine = group if rank in ranks else mine
     return ContextParallel(plan.context, plan.context_rank(rank), mine)
@@ -50,9 +50,9 @@ def of(plan: ParallelismPlan, rank: int) -> ContextParallel | None:
 class ContextParallel:
     """A rank's place among those that share its sequences, which are the group."""
 
-    def __init__(self, size: int, place: int, group: Any = None) -> None:
+    def __init__(self, size: int, position: int, group: Any = None) -> None:
         self.size, self.group = size, group
-        self.chunks = (place, 2 * size - 1 - place)
+        self.chunks = (position, 2 * size - 1 - position)
         self.seen: dict[str, int] = {}  # by the newest attention
         self._model: Any = None
         self._own = ""  # the model's attention
@@ -104,7 +104,7 @@ class ContextParallel:
         model.train(training)
         apart = (parts[:, mine < length] - whole[:, mine[mine < length]]).abs().max() / whole.abs().max()
         differences = collectives.every_rank(float(apart))
-        if not all(one < (CLOSE if precision == "no" else CLOSE_16) for one in differences):
+        if not all(difference < (CLOSE if precision == "no" else CLOSE_16) for difference in differences):
             raise Unsupported(
                 f"cp_size {self.size}: {config.model_type} says something else of a sequence in parts than of a whole one; "
                 "leave it out, or write fsdp"
@@ -181,7 +181,7 @@ def rope(parameters: Any) -> str:
     if not isinstance(parameters, dict):
         return ""
     named = [parameters.get("rope_type"), *(rope(each) for each in parameters.values())]
-    return next((str(name) for name in named if name and any(word in str(name) for word in BY_LENGTH)), "")
+    return next((str(name) for name in named if name and any(part in str(name) for part in BY_LENGTH)), "")
 
 
 def visible(begin: int, end: int, window: int | None, device: torch.device) -> torch.Tensor:

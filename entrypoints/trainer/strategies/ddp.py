@@ -166,19 +166,19 @@ class Strategy:
     def placements(self) -> dict[str, int]:
         """Return how many parameters lie in which way over the mesh, in this rank's part of the model."""
         counts: dict[str, int] = {}
-        for place, count, _ in self.parts():
-            counts[place] = counts.get(place, 0) + count
+        for placement, count, _ in self.parts():
+            counts[placement] = counts.get(placement, 0) + count
         return counts
 
     def parts(self) -> list[tuple[str, int, int]]:
         """Return for each parameter how it lies over the mesh, its size, and how much of it this rank holds."""
         parts = []
         for parameter in self.model.parameters():
-            place = "whole"
+            placement = "whole"
             if isinstance(parameter, torch.distributed.tensor.DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
-                place = " ".join(f"{name}:{how}" for name, how in zip(names, parameter.placements, strict=True))
-            parts.append((place, parameter.numel(), local(parameter).numel()))
+                placement = " ".join(f"{name}:{how}" for name, how in zip(names, parameter.placements, strict=True))
+            parts.append((placement, parameter.numel(), local(parameter).numel()))
         return parts
 
     def check_gradients(self) -> list[float]:
@@ -209,7 +209,10 @@ class Strategy:
         if self.context is None:
             return {}
         ranks = collectives.every_rank(self.context.seen)[:256]
-        return {"tokens_per_rank": [one["tokens"] for one in ranks], "keys_per_rank": [one["keys"] for one in ranks]}
+        return {
+            "tokens_per_rank": [rank["tokens"] for rank in ranks],
+            "keys_per_rank": [rank["keys"] for rank in ranks],
+        }
 
     def reshard(self) -> None:
         """Give back what a forward pass left whole."""

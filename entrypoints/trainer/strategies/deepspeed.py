@@ -25,11 +25,11 @@ def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedPlugin
 
     stage = int(plan.strategy.removeprefix("zero"))
-    place = {"device": "cpu"} if plan.offload else {"device": "none"}
-    shared: dict[str, Any] = {"stage": stage, "offload_optimizer": place}
+    offload = {"device": "cpu"} if plan.offload else {"device": "none"}
+    shared: dict[str, Any] = {"stage": stage, "offload_optimizer": offload}
     if stage == 3:
         # With a threshold of 0 no parameter stays whole, however small.
-        shared |= {"offload_param": place, "stage3_param_persistence_threshold": 0}
+        shared |= {"offload_param": offload, "stage3_param_persistence_threshold": 0}
         shared["stage3_gather_16bit_weights_on_model_save"] = True
     config = {
         "zero_optimization": shared,

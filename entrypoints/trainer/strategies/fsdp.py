@@ -58,7 +58,11 @@ class ShardedStrategy(Strategy):
     def check(self) -> str:
         placements = self.placements()
         for axis, length in (("shard", self.plan.parts), ("tensor", self.plan.tensor)):
-            parts = sum(count for place, count in placements.items() if f"{axis}:S" in place or f"{axis}:_S" in place)
+            parts = sum(
+                count
+                for placement, count in placements.items()
+                if f"{axis}:S" in placement or f"{axis}:_S" in placement
+            )
             if length > 1 and parts == 0:
                 raise Unsupported(f"{self.plan.described}: no parameter lies in parts on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):

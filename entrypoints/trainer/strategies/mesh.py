@@ -212,10 +212,10 @@ def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int)
             )
         return replicate, shard
     whole = (1, data) if STRATEGIES[name].carrier != "accelerate" else (data, 1)
-    for key, given, own in (("dp_replicate_size", replicate, whole[0]), ("dp_shard_size", shard, whole[1])):
-        if given is not None and int(given) != own:
+    for key, size, own in (("dp_replicate_size", replicate, whole[0]), ("dp_shard_size", shard, whole[1])):
+        if size is not None and int(size) != own:
             hint = "write hsdp" if name == "fsdp" else "leave it out"
-            raise Unsupported(f"strategy {name} has a {key} of {own} here, not {given}: {hint}")
+            raise Unsupported(f"strategy {name} has a {key} of {own} here, not {size}: {hint}")
     return whole
 
 

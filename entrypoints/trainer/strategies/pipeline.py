@@ -101,17 +101,17 @@ class PipelineStrategy(ShardedStrategy):
 
     def _pass(self, batch: Batch, training: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Let a batch through; return its share of the loss as `total` wants it, and the logits where the last stage is."""
-        given = models.inputs(batch)
-        ids = given.pop("input_ids")
-        schedule = self._schedule(training, tuple(ids.shape), tuple(given))
+        inputs = models.inputs(batch)
+        ids = inputs.pop("input_ids")
+        schedule = self._schedule(training, tuple(ids.shape), tuple(inputs))
         losses: list[torch.Tensor] = []
         first = [ids] if self.place == 0 else []
         with self.accelerator.autocast():
             if not training:
-                logits = schedule.step(*first, **given)
+                logits = schedule.step(*first, **inputs)
             else:
                 target = batch["labels"] if self._is_last else None
-                logits = schedule.step(*first, target=target, losses=losses, return_outputs=False, **given)
+                logits = schedule.step(*first, target=target, losses=losses, return_outputs=False, **inputs)
         share = torch.zeros((), device=self.device)
         if losses:  # known to the last stage alone, which decides for all
             share = torch.stack(losses).sum().detach() / self.plan.data_ranks * self.plan.pipeline

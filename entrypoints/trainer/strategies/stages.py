@@ -63,9 +63,9 @@ class Stage(nn.Module):
         super().__init__()
         self.model, self.first, self.last = model, first, last
 
-    def forward(self, given: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    def forward(self, inputs_or_hidden: torch.Tensor, **inputs: Any) -> torch.Tensor:
         name = "input_ids" if self.first else "inputs_embeds"
-        hidden: torch.Tensor = self.model.base_model(**{name: given}, **inputs).last_hidden_state
+        hidden: torch.Tensor = self.model.base_model(**{name: inputs_or_hidden}, **inputs).last_hidden_state
         return self.model.get_output_embeddings()(hidden) if self.last else hidden
 
 
