@@ -103,7 +103,7 @@ def test_commands_that_read_need_neither_pydantic_nor_yaml(words, tmp_path):
 
 
 def test_logs_and_show_need_neither_pydantic_nor_yaml(tmp_path):
-    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "train.py").write_text("import os\nopen(os.environ['CLOUDTRAIN_MODEL_DIR'] + '/m', 'w').close()\n")
     imported(command("submit", "train.py", "--wait"), cwd=tmp_path)
     for words in (["logs"], ["show"], ["show", "--json"], ["metrics"], ["wait"], ["fetch", "-o", "out"]):
         assert not tops(imported(command(*words), cwd=tmp_path)) & (HEAVY - {"sqlite3"}), words

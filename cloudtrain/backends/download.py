@@ -15,7 +15,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,9 +163,9 @@ class _Download:
         """Raise DiskError if the disk cannot hold what is missing."""
         folder = next(place for place in (self._into, *self._into.absolute().parents) if place.exists())
         needed = sum(one.size - _blocks(_partial(self._into / one.name)) for one in missing)
-        free = shutil.disk_usage(folder).free
-        if needed > free:
-            reason = f"it needs {format_size(needed)}, and {format_size(free)} are free"
+        disk = shutil.disk_usage(folder)
+        if disk.total and needed > disk.free:  # some network file systems report 0 of 0
+            reason = f"it needs {format_size(needed)}, and {format_size(disk.free)} are free"
             raise DiskError(self._into, OSError(errno.ENOSPC, reason))
 
     def fetch(self, stored: StoredObject, pool: ThreadPoolExecutor | None = None) -> None:
@@ -191,7 +191,8 @@ class _Download:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(state, "a+") as lines:
-                fcntl.flock(lines, fcntl.LOCK_EX)  # another process may download the same file
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(lines, fcntl.LOCK_EX)  # another process may download the same file
                 intact = self.is_there(stored)
                 if not intact:
                     fetch = partial(self._fetch_part, stored, part, lines)

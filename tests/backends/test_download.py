@@ -226,6 +226,28 @@ def test_an_object_that_is_deleted_meanwhile_is_named(place: Place, tmp_path: Pa
     assert not (tmp_path / "out" / "m").exists()
 
 
+def test_two_processes_that_fetch_the_same_object_leave_one_whole_file(place: Place, tmp_path: Path):
+    place.put("run/m", DATA)
+    threads = [threading.Thread(target=place.fetch, args=(tmp_path / "out",)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert files(tmp_path / "out") == {"m": DATA} and len(place.proxy.ranges) == 8, "the others wait, and find it"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a//x"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str):
+    fine, bad = (
+        download.StoredObject(one, f"s3://b/{one}", 0, "v", 0, lambda *_: iter(()), lambda _: None, lambda: None)
+        for one in ("a", name)
+    )
+    with pytest.raises(BackendError, match=re.escape(f"s3://b/{name} has the name {name!r}, which is refused")):
+        download.download_all([fine, bad], tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "x").exists()
+    assert download.download_all([fine], tmp_path / "out") == 1 and files(tmp_path / "out") == {"a": b""}
+
+
 # -- checksums --------------------------------------------------------------------------------------------------------
 
 
