@@ -40,6 +40,7 @@ class Entry:
         self.cancelled = False  # a request to cancel was seen
         self.seen: Status | None = None  # in the store
         self.given: Status | None = None  # from the group's last call
+        self.arrived: Status | None = None  # the same, while a thread looked at the run
         self.pace: Pace | None = None  # known after the first look
         self.looked = -UNREAD_S
         self.due = 0.0

@@ -219,7 +219,7 @@ class Multiplexer:
                     pace.asked()
                     known.append(entry)
                 elif pace.log_is_due:
-                    entry.log_only = True
+                    entry.log_only = entry.log_only or not entry.queued  # one that waits for a whole look gets that
                     group.queue(entry)
                 else:
                     group.schedule(entry, self._pause_s(entry))
@@ -235,7 +235,8 @@ class Multiplexer:
                 continue
             entry_waiting.busy, entry_waiting.again = True, False
             group.running += 1
-            group.budget.take(1 if entry_waiting.given or entry_waiting.log_only else 2)
+            if not entry_waiting.log_only:  # a followed log is read at its own pace
+                group.budget.take(1 if entry_waiting.given else 2)
             group.pool.submit(self._look, group, entry_waiting, entry_waiting.given)
 
     def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
@@ -267,7 +268,8 @@ class Multiplexer:
         else:
             group.failures = 0
         for entry in entries:
-            if entry.busy:
+            if entry.busy:  # its log is being read
+                entry.arrived = found.get(entry.handle or "")
                 continue
             entry.given, entry.log_only = found.get(entry.handle or ""), False
             group.schedule(entry, self._pause_s(entry))
@@ -310,7 +312,7 @@ class Multiplexer:
     ) -> None:
         group.running -= 1
         entry.busy = entry.log_only = False
-        entry.given, entry.looked = None, time.monotonic()
+        entry.given, entry.arrived, entry.looked = entry.arrived, None, time.monotonic()
         if self.runs.get(entry.run_id) is not entry:
             return
         if error is not None or attempt is None:
@@ -332,6 +334,8 @@ class Multiplexer:
             entry.again = entry.again or found is Look.MOVED
             group = entry.group or group
             group.schedule(entry, 0.0 if entry.again and error is None else self._pause_s(entry))
+            if entry.given and error is None and entry.needs_look():
+                group.queue(entry)
 
     def _drop(self, entry: Entry) -> None:
         del self.runs[entry.run_id]

@@ -258,6 +258,8 @@ class SlurmBackend:
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
+        if not count:
+            return iter(())  # the folder is gone
         paths = [f"{handle}/node-{rank}/log" for rank in range(count)]
 
         def ended() -> bool:
