@@ -9,7 +9,11 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
+from cloudtrain.events import State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from tests.conftest import wait_for
 from tests.console.conftest import submit
 from tests.console.test_security import ask
@@ -84,6 +88,28 @@ def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
     expect(page.get_by_role("region", name="Checkpoints", exact=True)).to_contain_text("12 kB")
     seemly(page)
     assert page.evaluate("window.pwned") is None
+
+
+def test_a_run_that_waits_shows_why_and_since_when(console, page, seemly, tmp_path):
+    (tmp_path / "train.py").write_text("print(1)")
+    submitter, store = Submitter("local", home=console.home), Store(console.home)
+    resolved = submitter.resolve({"source": str(tmp_path), "entrypoint": "train.py"}, ())
+    plan = submitter.plan_of(resolved, submitter.package(resolved), None)
+    assert store.intend(plan, identity="waits", owner=Process.here())
+    store.accept(plan.attempt_id, "nowhere")
+    assert store.lease(plan.run_id, Process.here(), 600)  # nobody else looks at it
+    for reason in ("Slurm: Priority", f"Unschedulable: {PAYLOAD}"):
+        status = Status(State.QUEUED, reason=reason)
+        store.record(plan.attempt_id, status=status)
+        store.set_status(plan.run_id, status)
+    page.goto(f"{console.root}/runs/{plan.run_id}")
+    card = page.get_by_role("region", name="Status", exact=True)
+    expect(card).to_contain_text(f"Unschedulable: {PAYLOAD}")
+    expect(card).to_contain_text(" UTC")
+    page.get_by_text("2 events").click()
+    expect(page.get_by_role("region", name="Events")).to_contain_text("platform  status QUEUED (Slurm: Priority)")
+    assert page.evaluate("window.pwned") is None
+    seemly(page)
 
 
 def test_the_log_is_searched_and_filtered(console, page, hostile):
