@@ -49,6 +49,16 @@ def test_an_interrupted_submit_whose_run_has_failed_needs_a_decision(submitter, 
     assert code == 2 and "exclude each other" in err
 
 
+def test_what_a_watcher_has_found_is_adopted_too(submitter, job, platform):
+    """The sender was killed behind the platform's answer: nobody has seen the run's id, whoever stored the handle."""
+    name = interrupted(submitter, job)
+    Platform({}, Path()).submit(submitter.store.attempts(name)[0].plan, None)
+    look(Run(name, submitter.store))
+    assert submitter.store.attempts(name)[0].handle
+    again = submitter.submit(job)
+    assert again.run_id == name and again.adopted and len(platform.attempts) == 1
+
+
 def test_an_interrupted_submit_that_nobody_repeats_ends_by_itself(submitter, job, platform):
     name = interrupted(submitter, job, age=timedelta(minutes=14))
     run = Run(name, submitter.store)
