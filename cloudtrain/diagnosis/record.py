@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from cloudtrain.diagnosis.verdict import End, Verdict, judge
+from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.source import secrets
+from cloudtrain.source.files import list_files
 
 NODE = -1  # the node of the verdict's event: nodes have numbers from 0, so no job can write such an event
 KIND = "verdict"
@@ -32,9 +36,28 @@ def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: I
     result = next(with_rank, results[0] if results else None)
     verdict = judge(End.from_status(status, result), lines)
     verdict = replace(verdict, deciding=clean_line(verdict.deciding), raised=clean_line(verdict.raised))
+    if verdict.label == "missing-file" and (sentence := _not_sent(attempt, verdict.deciding)):
+        verdict = replace(verdict, change=sentence)
     event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, verdict.to_dict())
     store.record(attempt.attempt_id, events=[event])
     return verdict
+
+
+def _not_sent(attempt: AttemptRecord, line: str) -> str:
+    """Return why a missing file that is in the source's folder was not sent; "" where it is not there."""
+    from cloudtrain.source import left_out
+
+    root = Path(str(attempt.plan.job.get("source") or ""))
+    if not root.is_absolute() or not root.is_dir():
+        return ""
+    quoted = re.search(r"""['"]([^'"]+)['"]\s*$""", line)
+    name = quoted[1] if quoted else line.rpartition(" ")[2]
+    try:
+        sent = [file.path for file in list_files(root)]
+    except CloudtrainError:
+        return ""
+    _, inside, below = name.rpartition("/source/")  # the script's folder on the node
+    return left_out.explain(root, sent, below if inside else name)
 
 
 def clean_line(text: str) -> str:

@@ -112,6 +112,12 @@ class Planner:
         if job.form != "script":
             note = "it runs once per node and may start ranks of its own: only the number of nodes is checked"
             plan = replace(plan, notes=(*plan.notes, note))
+        if not _remote(resolved.job):
+            from cloudtrain.source import left_out
+
+            words = [*job.argv()[1:], *job.env.values()] if job.form != "shell" else []
+            sentences = left_out.mentions(Path(job.source), [file.path for file in bundle.files], words)
+            plan = replace(plan, notes=(*plan.notes, *sentences))
         if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
             from cloudtrain.runs import resume_check
 

@@ -9,6 +9,7 @@ with `!` takes a file in although git, or the rule of a folder, leaves it out. O
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,10 +217,14 @@ class _Choice:
                 problems.append(f"{shown(path)} has a name, or points to one, that is not UTF-8")
             except OSError as error:
                 problems.append(f"{shown(path)} cannot be examined: {error.strerror}")
-        problems += [f"{shown(path)} is a link that leads out of the source, to {shown(links[path])}"
-                     for path in links if leads_out(path, links)]  # fmt: skip
+        outward = [path for path in links if leads_out(path, links)]
+        problems += [
+            f"{shown(path)} is a link that leads out of the source, to {shown(links[path])}" for path in outward
+        ]
         if problems:
-            raise refusal(f"{self.root} cannot be packaged", problems)
+            raise refusal(
+                f"{self.root} cannot be packaged", problems, _instead_of_link(outward[0], links) if outward else ""
+            )
         if not files:
             text = "git ignores every file in it" if self.from_git and any(self.root.iterdir()) else "it has no files"
             raise BadSource(f"{self.root} cannot be packaged: {text}", f"a line !NAME in {IGNORE_FILE} takes a file in")
@@ -247,6 +252,15 @@ class _Folders:
             folder_stat = self.lstat(folder)
             self._real[folder] = folder_stat is not None and stat.S_ISDIR(folder_stat.st_mode)
         return self._real[folder]
+
+
+def _instead_of_link(path: str, links: Mapping[str, str]) -> str:
+    """Return what to write instead of a link that leads out of the source."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(path).stem).strip("-_") or "data"
+    return (
+        f"inputs: {{{name}: {links[path]}}} in the job sends what it points to: {{input:{name}}} in the arguments is its path; "
+        f"a line {path} in {IGNORE_FILE} leaves the link out"
+    )
 
 
 def refusal(head: str, problems: Sequence[str], hint: str = "", limit: int | None = SHOWN) -> BadSource:
