@@ -103,9 +103,9 @@ def unsendable(value: Any, document: Document | None, path: tuple[Any, ...] = ()
         for at, item in enumerate(value):
             yield from unsendable(item, document, (*path, at))
     elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
-        what = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
+        content = "a NUL character, which no process can receive" if "\0" in value else "half of a surrogate pair"
         shown = dotted(path).encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
-        yield located(Problem(f"holds {what}", shown), document, path)
+        yield located(Problem(f"holds {content}", shown), document, path)
 
 
 def _describe(item: Any, model: type[BaseModel], loc: tuple[Any, ...], *, quiet: bool) -> tuple[str, str]:

@@ -151,8 +151,8 @@ def _absent(whole: Document, folder: Path) -> list[Problem]:
     try:
         root = folder / Path(source).expanduser()
         if not root.is_dir():
-            what = "is not a directory" if root.exists() else "does not exist"
-            return [located(Problem(f"{root} {what}", "source", "it names the directory to package"), whole)]
+            state = "is not a directory" if root.exists() else "does not exist"
+            return [located(Problem(f"{root} {state}", "source", "it names the directory to package"), whole)]
         if isinstance(script, str) and script and not script.startswith("-m") and not (root / script).exists():
             return [
                 located(Problem(f"{script} is not in {root}", "entrypoint", "write it relative to the source"), whole)

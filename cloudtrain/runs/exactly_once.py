@@ -161,8 +161,8 @@ class ExactlyOnce(Planner):
 def _raise_undecided(run: RunRecord, age_s: float) -> NoReturn:
     """Raise BadRequest: it is not clear whether an interrupted submit of the same job is still wanted."""
     since = f"{age_s / 60:.0f} min" if age_s < 2 * 3600 else f"{age_s / 3600:.0f} h"
-    what = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"
+    ending = f"has ended {run.status.state} since" if run.status.failed else "was interrupted"
     raise BadRequest(
-        f"the same job was submitted {since} ago as {run.run_id}, and that {what}",
+        f"the same job was submitted {since} ago as {run.run_id}, and that {ending}",
         f"--adopt takes {run.run_id}, --new starts another run",
     )

@@ -65,8 +65,8 @@ def check_labels(key: str, plan: Plan, kept: Mapping[str, str]) -> None:
     names = {JOB_LABEL: "the job's digest", SOURCE_LABEL: "the source's digest"}
     mine = plan.job["labels"]
     differing = [
-        f"{what} ({kept[label]}, now {mine[label]})"
-        for label, what in names.items()
+        f"{name} ({kept[label]}, now {mine[label]})"
+        for label, name in names.items()
         if label in kept and kept[label] != mine[label]
     ]
     if differing:

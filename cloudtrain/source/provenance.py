@@ -123,10 +123,10 @@ def _elsewhere(root: Path, name: str, packaged: Collection[str]) -> str:
     return f"{name}: what a submodule has changed" if inside else ""
 
 
-def _bounded(sentences: list[str], what: str, more: int = 0) -> list[str]:
+def _bounded(sentences: list[str], noun: str, more: int = 0) -> list[str]:
     """Return the first MAX_NAMED sentences, and how many others there are."""
     more += len(sentences[MAX_NAMED:])
-    return [*sentences[:MAX_NAMED], *([f"and {more} more {what}"] if more else [])]
+    return [*sentences[:MAX_NAMED], *([f"and {more} more {noun}"] if more else [])]
 
 
 class _NoPatch(Exception):

@@ -221,10 +221,10 @@ def _left(findings: Sequence[Finding], allowed: Sequence[str]) -> list[Finding]:
     return [finding for finding in findings if not matches(allowed, finding.path)]
 
 
-def _part(what: str, findings: Sequence[Finding]) -> list[str]:
+def _part(noun: str, findings: Sequence[Finding]) -> list[str]:
     files = len({finding.path for finding in findings})
     locations = [f"{shown(path)}{f':{line}' * bool(line)}  {kind}{' (by its name)' * (not line)}"
               for path, line, kind in findings]  # fmt: skip
     more = [f"and {len(locations) - SHOWN} more"] if len(locations) > SHOWN else []
-    head = f"{what} in {files} file{'s' * (files != 1)}:"
+    head = f"{noun} in {files} file{'s' * (files != 1)}:"
     return ["\n  ".join([head, *locations[:SHOWN], *more])]

@@ -101,12 +101,12 @@ def every_rank(mine: T, group: Any = None) -> list[T]:
     return gathered
 
 
-def check_same(what: str, mine: str) -> None:
+def check_same(name: str, mine: str) -> None:
     """Raise Unsupported on every rank unless all have the same; collective."""
     values = every_rank(mine)
     if odd := [rank for rank, value in enumerate(values) if value != values[0]]:
         raise Unsupported(
-            f"the {what} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
+            f"the {name} of rank {odd[0]} differs from rank 0's: the nodes need the same files and versions"
         )
 
 

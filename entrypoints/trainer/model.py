@@ -32,8 +32,8 @@ def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.M
         else:
             model = auto.from_config(_config(arguments, tokenizer, names), **common)
     except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
-        what = arguments.model or f"of type {arguments.model_type}"
-        raise Unsupported(f"the model {what} cannot be made: {str(error).strip().splitlines()[0]}") from None
+        model_name = arguments.model or f"of type {arguments.model_type}"
+        raise Unsupported(f"the model {model_name} cannot be made: {str(error).strip().splitlines()[0]}") from None
     if arguments.writes and (need := len(tokenizer)) > model.get_input_embeddings().num_embeddings:
         raise Unsupported(f"the tokenizer has {need} tokens, more than the model {arguments.model} knows")
     model.config.pad_token_id = tokenizer.pad_token_id

@@ -61,9 +61,9 @@ class CheckpointAge:
             self._newest_at, self._alarm_at = max(at, self._newest_at or at), None
         self._report("checkpoint", stored=mark.rpartition("/")[0], seconds=round(now - at, 3))
 
-    def doing(self, what: str) -> None:
+    def doing(self, action: str) -> None:
         """The uploader begins something; "" when it waits for its next turn."""
-        self._doing = (what, self._clock())
+        self._doing = (action, self._clock())
 
     def went(self, problem: str) -> None:
         """The uploader's last turn ended so; "" when nothing is left to do."""
@@ -79,19 +79,19 @@ class CheckpointAge:
         """Report an alarm when the newest one is older than twice the interval, or the uploader hangs for so long before
         one is expected; and again after each such time."""
         now = self._clock()
-        what, since = self._doing
+        action, since = self._doing
         age_s, limit_s = self.age_s, TOO_OLD * (self._interval_s or self._measured_s or UNKNOWN_S)
-        if age_s is None and not what:
+        if age_s is None and not action:
             return
         if (now - since if age_s is None else age_s) < limit_s:
             return
         if self._alarm_at is not None and now - self._alarm_at < limit_s:
             return
         self._alarm_at = now
-        slow = f"{what} has taken {now - since:.0f} s so far"
+        slow = f"{action} has taken {now - since:.0f} s so far"
         if age_s is None:
             self._report("alarm", reason=f"{slow}: nothing reaches the output")
             return
-        why = self._problem or (slow if what else "none has been written since")
+        why = self._problem or (slow if action else "none has been written since")
         reason = f"the newest checkpoint in the output is {age_s:.0f} s old, more than twice the interval: {why}"
         self._report("alarm", reason=reason)

@@ -51,12 +51,12 @@ class Store:
     Raises Refused where the client is absent, Failed when the store does not answer as it should.
     """
 
-    def __init__(self, uri: str, what: str) -> None:
+    def __init__(self, uri: str, purpose: str) -> None:
         kind = scheme(uri)
         self.uri = uri.rstrip("/")
         self._path = self.uri.partition("://")[2]
         if not self._path.partition("/")[0]:
-            raise Refused(f"{what} names no bucket: {uri}")
+            raise Refused(f"{purpose} names no bucket: {uri}")
         own = os.environ.get("CLUSTER_SPEC") or os.environ.get("JOB_COMPLETION_INDEX")
         if kind == "gs" and own and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             # On Vertex AI, and in pods that have a workload identity, images need not bring a client.
@@ -69,7 +69,7 @@ class Store:
 
             __import__(CLIENTS[kind])
         except ImportError:
-            raise Refused(f"{what} ({uri}) needs fsspec and {CLIENTS[kind]} on the node: {HINT}") from None
+            raise Refused(f"{purpose} ({uri}) needs fsspec and {CLIENTS[kind]} on the node: {HINT}") from None
         if kind == "gs" and os.environ.get("STORAGE_EMULATOR_HOST"):
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # emulators do not support that
         try:

@@ -126,9 +126,9 @@ def _pick(text: str, key: str) -> str:
         raise _Absent(f"it has no key {key}") from None
 
 
-def load(module: str, distribution: str, what: str) -> Any:
+def load(module: str, distribution: str, purpose: str) -> Any:
     """Import a client that only some jobs need; raises Refused with the pip line when it is absent."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise Refused(f"{what} needs {distribution} on the node: pip install {distribution}") from None
+        raise Refused(f"{purpose} needs {distribution} on the node: pip install {distribution}") from None

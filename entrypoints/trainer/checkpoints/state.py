@@ -90,9 +90,9 @@ def write(path: Path, taken: Snapshot, training: TrainingState) -> None:
         (path / name).write_bytes(data)  # torch's own way to a file raises no OSError when the disk is full
 
 
-def _packed(what: Any) -> bytes:
+def _packed(value: Any) -> bytes:
     made = io.BytesIO()
-    torch.save(what, made)
+    torch.save(value, made)
     return made.getvalue()
 
 

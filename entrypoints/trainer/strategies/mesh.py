@@ -168,7 +168,7 @@ def parallelism_from_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
         stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
         made["strategy"] = f"zero{stage}" if stage != "0" else "ddp"
         devices = [
-            environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what}_DEVICE", "none") for what in ("OPTIMIZER", "PARAM")
+            environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")
         ]
         if "nvme" in devices:
             raise Unsupported("the Accelerate file offloads to nvme; the shared trainer offloads to CPU memory")
