@@ -24,14 +24,20 @@ from pathlib import Path
 from measure import Sample, interleaved, median, report, spread, table
 
 from cloudtrain.nodes import logs as node_logs
-from cloudtrain.nodes import ssh as remote
-from cloudtrain.nodes import transfer
+from cloudtrain.nodes import ssh, transfer
 from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.source.bundle import Bundle
 
 FILES, FILE_BYTES = 400, 11_000
 FIRST = "import time\nprint(f'first {time.time()}', flush=True)\n"
+
+
+def close_all() -> None:
+    """Close every connection of this process."""
+    for machine in list(ssh._MACHINES.values()):
+        machine.close()
+    ssh._MACHINES.clear()
 
 
 @contextmanager
@@ -56,7 +62,7 @@ def server(folder: Path) -> Iterator[int]:
             time.sleep(0.05)
         yield port
     finally:
-        remote.close_all()
+        close_all()
         process.terminate()
         process.wait()
 
@@ -139,7 +145,7 @@ def shipping(folder: Path, port: int, rounds: int) -> tuple[dict[str, list[Sampl
 
     def ours() -> Sample:
         into = f"{folder}/ours-{change()}"
-        remote.close_all()
+        close_all()
 
         def work() -> None:
             bundle = Bundle.make(source, folder / "bundles")

@@ -255,15 +255,6 @@ def connect_lazily(host: Host) -> Remote:
         return _MACHINES.setdefault(host, Remote(host))
 
 
-def close_all() -> None:
-    """Close every connection of this process."""
-    with _LOCK:
-        remotes = list(_MACHINES.values())
-        _MACHINES.clear()
-    for remote in remotes:
-        remote.close()
-
-
 def call_all(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | CloudtrainError]:
     """Call a function for several items in parallel; return the results in order, with our errors as results."""
 

@@ -18,12 +18,12 @@ from cloudtrain.backends.slurm import client
 from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, BadRequest, NoCapacity, Unreachable
 from cloudtrain.events import State
-from cloudtrain.nodes import ssh
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.http import Fault
 from tests.backends.kubernetes.clusters import Ground, ground
 from tests.backends.ssh.test_backend import options
 from tests.conftest import wait_for
+from tests.lab.connections import close_all
 from tests.lab.network import Lab
 from tests.lab.slurm import Slurm
 from tests.laws.clusters import Cluster, Kubernetes, Machines
@@ -102,7 +102,7 @@ def test_slurm_loses_answers_for_long(slurm, tmp_path, monkeypatch, figure):
 def machines(lab: Lab) -> Iterator[Lab]:
     """The lab's machines; connections are closed behind the test, so that no agent is left on them."""
     yield lab
-    ssh.close_all()
+    close_all()
 
 
 def over_ssh(lab: Lab, folder: Path, seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -112,7 +112,7 @@ def over_ssh(lab: Lab, folder: Path, seeds: range, monkeypatch: pytest.MonkeyPat
             nodes = 1 + seed % 2
             platform = Machines(lab, 2 + seed // 2 % 2, patch)
             done += drive(platform, folder / str(seed), seed, num_nodes=nodes)
-        ssh.close_all()
+        close_all()
         for host in lab.hosts:
             wait_for(lambda host=host: not host.processes(), "the end of the agents")
             host.clear()

@@ -20,12 +20,13 @@ from cloudtrain.nodes.rpc import LocalAgent, RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.nodes.transfer import download_folder
 from tests.conftest import wait_for
+from tests.lab.connections import close_all
 
 
 @pytest.fixture
 def host(lab):
     yield Host(lab.hosts[0].address, user="root", identity=str(lab.key), known_hosts=str(lab.known_hosts))
-    ssh.close_all()
+    close_all()
 
 
 @pytest.fixture

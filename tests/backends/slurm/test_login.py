@@ -10,10 +10,10 @@ import pytest
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.nodes import ssh
 from cloudtrain.source.bundle import Bundle
 from tests.backends.slurm.test_ends import PATIENT
 from tests.conftest import wait_for
+from tests.lab.connections import close_all
 from tests.lab.slurm import Slurm
 
 SCRIPT = """
@@ -39,7 +39,7 @@ def login(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> dict:
         "identity": str(lab.key),
         "known_hosts": str(lab.known_hosts),
     }
-    ssh.close_all()
+    close_all()
 
 
 def planned(backend: SlurmBackend, folder: Path, script: str, **job):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh.backend import SshBackend
-from cloudtrain.nodes import ssh
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.testing.contract import BackendContract
+from tests.lab.connections import close_all
 from tests.lab.network import Lab
 
 
@@ -35,7 +35,7 @@ def left_on(lab: Lab) -> list[str]:
 @pytest.fixture(autouse=True)
 def _connections(lab: Lab):
     yield
-    ssh.close_all()
+    close_all()
 
 
 def count_requests(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

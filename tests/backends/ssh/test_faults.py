@@ -16,12 +16,12 @@ from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
-from cloudtrain.nodes import ssh
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.source.bundle import Bundle
 from tests.backends.ssh.test_backend import left_on, options
 from tests.conftest import processes_of, wait_for
+from tests.lab.connections import close_all
 from tests.lab.network import Lab
 
 BOUND_S = 240.0
@@ -43,7 +43,7 @@ print('found', rank, world, (folder / 'step').read_text() if rank == '0' else '-
 @pytest.fixture(autouse=True)
 def _connections(lab: Lab, census: Path):
     yield
-    ssh.close_all()
+    close_all()
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_dead_client_changes_nothing(lab, tmp_path, home):
     until_said(run, "begun", 2)
     for text in processes_of(home):  # the watcher
         os.kill(int(text.split(":")[0]), signal.SIGKILL)
-    ssh.close_all()
+    close_all()
     for host in lab.hosts[:2]:
         host.run(["touch", "/root/go"])
     wait_for(lambda: left_on(lab) == [], "the job's own end", BOUND_S)

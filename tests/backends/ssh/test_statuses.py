@@ -11,9 +11,9 @@ import pytest
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State
-from cloudtrain.nodes import ssh
 from tests.backends.ssh.test_backend import count_requests, options
 from tests.conftest import wait_for
+from tests.lab.connections import close_all
 from tests.lab.network import Lab
 
 MANY = 50
@@ -31,7 +31,7 @@ DRAWN = [
 @pytest.fixture(autouse=True)
 def _connections(lab: Lab):
     yield
-    ssh.close_all()
+    close_all()
 
 
 @pytest.fixture

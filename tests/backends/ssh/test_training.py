@@ -12,10 +12,10 @@ import pytest
 
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
-from cloudtrain.nodes import ssh
 from cloudtrain.runs.run import Run
 from tests.backends.ssh.test_backend import left_on, options
 from tests.conftest import WAIT_S, wait_for
+from tests.lab.connections import close_all
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(1200)]
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
@@ -62,7 +62,7 @@ def submit(lab, tmp_path, monkeypatch, census, request):
         return Run.find()
 
     yield submit
-    ssh.close_all()
+    close_all()
 
 
 def losses(run: Run) -> dict[int, list[float]]:
