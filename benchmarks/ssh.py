@@ -24,7 +24,8 @@ from pathlib import Path
 from measure import Sample, interleaved, median, report, spread, table
 
 from cloudtrain.nodes import logs as node_logs
-from cloudtrain.nodes import ssh, transfer
+from cloudtrain.nodes import ssh as connections
+from cloudtrain.nodes import transfer
 from cloudtrain.nodes.rpc import RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.source.bundle import Bundle
@@ -35,9 +36,9 @@ FIRST = "import time\nprint(f'first {time.time()}', flush=True)\n"
 
 def close_all() -> None:
     """Close every connection of this process."""
-    for machine in list(ssh._MACHINES.values()):
+    for machine in list(connections._MACHINES.values()):
         machine.close()
-    ssh._MACHINES.clear()
+    connections._MACHINES.clear()
 
 
 @contextmanager
