@@ -15,7 +15,7 @@ import pytest
 
 from cloudtrain.history.store import Store
 from cloudtrain.runs import asked
-from cloudtrain.simulators.sagemaker.server import Simulator
+from cloudtrain.simulators.sagemaker.server import Fault, Simulator
 from tests.backends.sagemaker.test_backend import simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_quickstart import ROOT, cloudtrain, target  # noqa: F401 - a fixture
 from tests.conftest import WAIT_S, processes_of, wait_for
@@ -109,3 +109,24 @@ def by_node(text: str) -> dict[str, list[str]]:
             lines.setdefault(words.split()[1], []).append(words)
     assert Counter(map(len, lines.values())).total() == 2
     return lines
+
+
+@pytest.mark.usefixtures("target")
+def test_an_outage_is_reported_and_ends_no_command(simulator: Simulator, home, tmp_path):  # noqa: F811
+    gate, log, errors = tmp_path / "gate", tmp_path / "followed.log", tmp_path / "errors"
+    run_id = submit(tmp_path, gate)
+    words = [[sys.executable, "-m", "cloudtrain.cli", *words, run_id] for words in (["logs", "-f"], ["wait"])]
+    with log.open("wb") as out, errors.open("wb") as err:
+        readers = [subprocess.Popen(line, cwd=ROOT, stdout=out, stderr=err) for line in words]
+    wait_for(lambda: count(log) > 100, "its lines", 2 * WAIT_S)
+    actions = ("DescribeTrainingJob", "ListTrainingJobs", "DescribeLogStreams", "GetLogEvents")
+    simulator.faults += [Fault(action, status=0, times=10_000) for action in actions]
+    wait_for(lambda: errors.read_text().count("sagemaker does not answer since") == 2, "two sentences", 2 * WAIT_S)
+    assert "last asked" in cloudtrain("show", run_id) and "RUNNING" in cloudtrain("ls")
+    assert [reader.poll() for reader in readers] == [None, None]
+    simulator.faults.clear()
+    wait_for(lambda: errors.read_text().count("sagemaker answers again") == 2, "two more", 2 * WAIT_S)
+    gate.touch()
+    assert [reader.wait(2 * WAIT_S) for reader in readers] == [0, 0]
+    assert errors.read_text().count("does not answer") == errors.read_text().count("answers again") == 2
+    assert by_node(log.read_text()) == by_node(cloudtrain("logs", run_id))
