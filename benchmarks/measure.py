@@ -114,8 +114,9 @@ def report(name: str, title: str, body: str, gates: Sequence[tuple[str, float, f
         body,
         "",
     ]
-    lines.append(table([(n, f"{got:.3f}", f"{most:.3f}", "met" if got <= most else "MISSED") for n, got, most in gates],
-                       ["claim", "measured", "at most", ""]))  # fmt: skip
+    rows = [(n, f"{got:.3f}", f"{most:.3f}", "met" if got <= most else "MISSED") for n, got, most in gates]
+    if rows:
+        lines.append(table(rows, ["claim", "measured", "at most", ""]))
     text = "\n".join(lines) + "\n"
     print(text)
     (HERE / "results").mkdir(exist_ok=True)
