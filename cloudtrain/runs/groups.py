@@ -18,7 +18,7 @@ from cloudtrain.runs.watch import Watcher
 THREADS = 4  # of one group, beside the one that asks for states
 SOON_S = 0.5  # runs that are due so soon are asked in the same call
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
-_LOGS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+_LOGS = frozenset({State.RUNNING, State.STOPPING})
 _NUMBERS = itertools.count()
 
 
@@ -65,7 +65,11 @@ class Group:
         self.budget = rates.Budget(self.asks.calls_per_s if self.asks else rates.CALLS_PER_S)
         self.pool = ThreadPoolExecutor(THREADS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
-        self.waiting: deque[Entry] = deque()  # for a thread and for the budget
+        self.log_budget = rates.Budget(max(self.budget.calls_per_s, rates.LOGS_PER_S))
+        self.urgent: deque[Entry] = (
+            deque()
+        )  # wait for a thread and the budget: something has changed, or somebody follows
+        self.waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = 0
         self.asking = False
         self.failures = 0
@@ -83,19 +87,22 @@ class Group:
             heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry))
 
     def queue(self, entry: Entry, *, first: bool = False) -> None:
-        """Let a run wait for a thread."""
-        if entry.queued and first:
+        """Let a run wait for a thread; `first` before those of which only the log is read, as a matter of routine."""
+        if entry.queued and first and entry in self.waiting:
             self.waiting.remove(entry)
         elif entry.queued:
             return
         entry.queued = True
-        (self.waiting.appendleft if first else self.waiting.append)(entry)
+        (self.urgent if first else self.waiting).append(entry)
 
     def next_at(self) -> float | None:
         """Return when something is to be started, in seconds of the monotonic clock; None before anything else ends."""
         times = []
-        if self.waiting and self.running < THREADS:
-            times.append(time.monotonic() + self.budget.wait_s())
+        if self.running < THREADS:
+            moment = time.monotonic()
+            if self.urgent:
+                times.append(moment + (0.0 if self.urgent[0].log_only else self.budget.wait_s()))
+            times += [moment + self.log_budget.wait_s()] if self.waiting else []
         if self._heap and not self.asking:
             times.append(self._heap[0][0])
         return max(min(times), self.not_before) if times else None
@@ -115,8 +122,16 @@ class Group:
 
     def take_waiting(self) -> Entry | None:
         """Take the next run that a thread may look at now."""
-        if not self.waiting or self.running >= THREADS or self.budget.wait_s() > 0:
+        if self.running >= THREADS:
             return None
-        entry = self.waiting.popleft()
+        if self.urgent and (self.urgent[0].log_only or self.budget.wait_s() == 0):
+            entry = self.urgent.popleft()
+        elif self.waiting and self.log_budget.wait_s() == 0:
+            entry = self.waiting.popleft()
+        else:
+            return None
         entry.queued = False
+        if not entry.log_only:  # a followed log is read at its own pace
+            self.log_budget.take(1)
+            self.budget.take(0 if entry.given else 1)
         return entry

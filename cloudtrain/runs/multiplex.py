@@ -78,7 +78,7 @@ class Multiplexer:
             entry.environ = environ
             if entry.watch:
                 entry.watch.environ = environ
-        self.look_now(run_id)
+            self.look_now(run_id)
 
     def look_now(self, run_id: str) -> None:
         """Look at a run at once, and often for a while: something has happened to it."""
@@ -173,7 +173,8 @@ class Multiplexer:
         if group is None:
             group = self._groups[key] = Group(" ".join(key), backend)
         if attempt.attempt_id != entry.attempt_id:
-            entry.seen = entry.given = entry.pace = None
+            entry.seen, entry.given = attempt.status, None
+            entry.pace = self._watch(entry).pace(attempt, backend)
         entry.attempt_id, entry.handle, entry.group = attempt.attempt_id, attempt.handle, group
         group.schedule(entry, 0.0)
 
@@ -214,18 +215,18 @@ class Multiplexer:
                 if pace is None or entry.again or not entry.handle or not entry.seen or not group.asks:
                     entry.given = None
                     entry.log_only = pace is not None and not entry.again and not pace.status_is_due
-                    group.queue(entry)
+                    group.queue(entry, first=True)
                 elif pace.status_is_due:
                     pace.asked()
                     known.append(entry)
                 elif pace.log_is_due:
                     entry.log_only = entry.log_only or not entry.queued  # one that waits for a whole look gets that
-                    group.queue(entry)
+                    group.queue(entry, first=True)
                 else:
                     group.schedule(entry, self._pause_s(entry))
             if len(known) == 1:  # a listing may take several calls
                 known[0].given = None
-                group.queue(known.pop())
+                group.queue(known.pop(), first=True)
             if known and group.asks:
                 group.asking = True
                 group.budget.take(1 + len(known) // 100)
@@ -235,8 +236,6 @@ class Multiplexer:
                 continue
             entry_waiting.busy, entry_waiting.again = True, False
             group.running += 1
-            if not entry_waiting.log_only:  # a followed log is read at its own pace
-                group.budget.take(1 if entry_waiting.given else 2)
             group.pool.submit(self._look, group, entry_waiting, entry_waiting.given)
 
     def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
@@ -274,9 +273,8 @@ class Multiplexer:
             entry.given, entry.log_only = found.get(entry.handle or ""), False
             group.schedule(entry, self._pause_s(entry))
             if error is None and entry.needs_look():
-                changed = (
-                    entry.given is not None and entry.seen is not None and entry.given.state is not entry.seen.state
-                )
+                given, seen = entry.given, entry.seen
+                changed = given is None or seen is None or given.state is not seen.state
                 group.queue(entry, first=changed)
 
     def _pause_s(self, entry: Entry) -> float:
@@ -294,18 +292,22 @@ class Multiplexer:
         found, error, attempt = Look.SAME, None, None
         try:
             store = self._thread_store()
-            if entry.watch is None:
-                entry.watch = Watcher(
-                    store, entry.run_id, self.me, may_send=False, backend=self._backend, environ=entry.environ,
-                    lease=lambda: True,
-                )  # fmt: skip
-            entry.watch.store = store
-            found = entry.watch.look(given, log_only=entry.log_only)
+            watch = self._watch(entry)
+            watch.store = store
+            found = watch.look(given, log_only=entry.log_only)
             attempt = store.attempts(entry.run_id)[-1]
-            entry.pace = entry.watch.pace(attempt, self._backend(attempt))
+            entry.pace = watch.pace(attempt, self._backend(attempt))
         except Exception as problem:
             error = problem
         self.post(lambda: self._looked(group, entry, found, attempt, error))
+
+    def _watch(self, entry: Entry) -> Watcher:
+        if entry.watch is None:
+            entry.watch = Watcher(
+                self.store, entry.run_id, self.me, may_send=False, backend=self._backend, environ=entry.environ,
+                lease=lambda: True,
+            )  # fmt: skip
+        return entry.watch
 
     def _looked(
         self, group: Group, entry: Entry, found: Look, attempt: AttemptRecord | None, error: Exception | None
@@ -335,7 +337,7 @@ class Multiplexer:
             group = entry.group or group
             group.schedule(entry, 0.0 if entry.again and error is None else self._pause_s(entry))
             if entry.given and error is None and entry.needs_look():
-                group.queue(entry)
+                group.queue(entry, first=entry.given.state.final)
 
     def _drop(self, entry: Entry) -> None:
         del self.runs[entry.run_id]

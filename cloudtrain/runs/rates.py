@@ -6,6 +6,7 @@ import random
 import time
 
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 60.0  # before a platform that did not answer is asked again; doubled each time
+LOGS_PER_S = 5.0  # logs that are read of one platform, at least; those of services have limits of their own
 CALLS_PER_S = 50.0  # of a backend that names no limit
 
 
