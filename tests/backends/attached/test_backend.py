@@ -101,13 +101,14 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
 
 
 def scrubbed(run: Run) -> dict[str, Any]:
-    """Return what is told of a run, without what only the platform knows: lines, words on the end, bill, images."""
+    """Return what is told of a run, without what only the platform knows: lines, reasons, bill, images."""
     found = told(run)
     shown = found["shown"]
     for each in (shown, *shown["attempts"]):
         for name in ("url", "billable_s", "reason"):
             each.pop(name)
     shown.pop("verdict")
+    shown["events"] = [event for event in shown["events"] if event["kind"] != "status"]
     for attempt in shown["attempts"]:
         attempt.pop("images")
     found["log"] = sorted((node, rank, text) for _, node, rank, _, text in found["log"] if rank >= 0)
