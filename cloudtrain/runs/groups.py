@@ -16,7 +16,7 @@ from cloudtrain.runs.pace import Pace
 from cloudtrain.runs.watch import Watcher
 
 THREADS = 4  # of one group, beside the one that asks for states
-SOON_S = 0.5  # runs that are due so soon are asked in the same call
+SOON_S = 0.5  # before a look at a run of which nothing is known yet
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
 _LOGS = frozenset({State.RUNNING, State.STOPPING})
 _NUMBERS = itertools.count()
@@ -112,7 +112,7 @@ class Group:
         moment = time.monotonic()
         if not self._heap or self._heap[0][0] > moment:
             return []
-        until = moment + (SOON_S * min(self.poll_s, 1.0) if self.asks else 0.0)
+        until = moment + (self.poll_s / 2 if self.asks else 0.0)
         due: dict[str, Entry] = {}
         while self._heap and self._heap[0][0] <= until:
             at, _, entry = heapq.heappop(self._heap)

@@ -209,7 +209,7 @@ class Multiplexer:
         if time.monotonic() < group.not_before:
             return
         if not group.asking and (due := group.take_due()):
-            known = []
+            known, soon = [], []
             for entry in due:
                 pace = entry.pace
                 if pace is None or entry.again or not entry.handle or not entry.seen or not group.asks:
@@ -222,6 +222,12 @@ class Multiplexer:
                 elif pace.log_is_due:
                     entry.log_only = entry.log_only or not entry.queued  # one that waits for a whole look gets that
                     group.queue(entry, first=True)
+                else:
+                    soon.append(entry)
+            for entry in soon:
+                if known and entry.pace:
+                    entry.pace.asked()
+                    known.append(entry)
                 else:
                     group.schedule(entry, self._pause_s(entry))
             if len(known) == 1:  # a listing may take several calls
