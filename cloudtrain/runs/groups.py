@@ -101,10 +101,12 @@ class Group:
         if self.running < THREADS:
             moment = time.monotonic()
             if self.urgent:
-                times.append(moment + (0.0 if self.urgent[0].log_only else self.budget.wait_s()))
+                times.append(
+                    moment + (0.0 if self.urgent[0].log_only or self.urgent[0].given else self.budget.wait_s())
+                )
             times += [moment + self.log_budget.wait_s()] if self.waiting else []
         if self._heap and not self.asking:
-            times.append(self._heap[0][0])
+            times.append(max(self._heap[0][0], time.monotonic() + (self.budget.wait_s() if self.asks else 0.0)))
         return max(min(times), self.not_before) if times else None
 
     def take_due(self) -> list[Entry]:
@@ -124,7 +126,7 @@ class Group:
         """Take the next run that a thread may look at now."""
         if self.running >= THREADS:
             return None
-        if self.urgent and (self.urgent[0].log_only or self.budget.wait_s() == 0):
+        if self.urgent and (self.urgent[0].log_only or self.urgent[0].given or self.budget.wait_s() == 0):
             entry = self.urgent.popleft()
         elif self.waiting and self.log_budget.wait_s() == 0:
             entry = self.waiting.popleft()

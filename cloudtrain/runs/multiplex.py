@@ -208,7 +208,7 @@ class Multiplexer:
         """Start what is due in a group, as far as it has threads and calls left."""
         if time.monotonic() < group.not_before:
             return
-        if not group.asking and (due := group.take_due()):
+        if not group.asking and not (group.asks and group.budget.wait_s() > 0) and (due := group.take_due()):
             known, soon = [], []
             for entry in due:
                 pace = entry.pace
