@@ -9,9 +9,11 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasLabels, Plan
 from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
+from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, keys, send, watcher
 from cloudtrain.runs.keys import identity
@@ -114,23 +116,33 @@ class ExactlyOnce(Planner):
         return True
 
     def _on_platform(self, plan: Plan, key: str) -> Submitted | None:
-        """Return the run of a key that the platform knows and this history does not (another machine, CI)."""
+        """Return the run of a key that the platform knows and this history does not (another machine, CI).
+
+        An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
+        """
         backend = registry.create_for(plan, self.home)
-        handle = backend.find(plan.attempt_id)
-        if handle is None:
+        handles: list[str | None] = []
+        expected = int((plan.job.get("retry") or {}).get("max_attempts") or 1)
+        while len(handles) < expected or handles[-1] is not None:
+            handles.append(backend.find(f"{plan.run_id}-a{len(handles) + 1}"))
+        newest = max((number for number, handle in enumerate(handles, 1) if handle is not None), default=0)
+        if not newest:
             return None
-        if isinstance(backend, HasLabels):
+        handle = handles[newest - 1]
+        if isinstance(backend, HasLabels) and handle is not None:
             keys.check_labels(key, plan, backend.labels(handle))
         if not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
             return self.existing(plan)
-        self.store.accept(plan.attempt_id, handle)
-        while later := backend.find(f"{plan.run_id}-a{plan.attempt + 1}"):
-            self.store.record(plan.attempt_id, status=backend.status(handle))
-            plan, _ = attempts.replan(plan, plan.attempt + 1, backend, self.home)
-            if not self.store.next_attempt(plan, owner=Process.here()):
-                break
-            self.store.accept(plan.attempt_id, later)
-            handle = later
+        for number, handle in enumerate(handles[:newest], 1):
+            if number > 1:
+                plan, _ = attempts.replan(plan, number, backend, self.home)
+                if not self.store.next_attempt(plan, owner=Process.here()):
+                    break
+            if handle is not None:
+                self.store.accept(plan.attempt_id, handle)
+            if number < newest:
+                absent = Status(State.LOST, None, "the platform has no such job", ended_at=now())
+                self.store.record(plan.attempt_id, status=absent if handle is None else backend.status(handle))
         if self.watch:
             watcher.start(self.store, plan)
         return Submitted(plan.run_id, adopted=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.errors import BackendError, BadRequest
+from cloudtrain.errors import BackendError, BadRequest, NoCapacity
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process, start_time
-from cloudtrain.runs import keys, send
+from cloudtrain.runs import keys, retry, send
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -110,6 +110,21 @@ def test_a_key_is_checked_from_an_empty_history(submitter, job, platform, tmp_pa
     (Path(job.source) / "train.py").write_text("print(1)\n")
     again = elsewhere.submit(job, key="nightly")
     assert again.run_id == first.run_id and again.adopted
+
+
+def test_a_key_finds_a_later_attempt_from_an_empty_history(submitter, job, platform, tmp_path, monkeypatch):
+    """The first attempt was refused for lack of machines and left nothing on the platform; the second one runs."""
+    patient = job.replace(retry={"max_attempts": 3, "on_events": ["capacity"]})
+    platform.fails = {"submit": [NoCapacity("no machines")]}
+    first = submitter.submit(patient, key="nightly")
+    monkeypatch.setattr(retry, "CAPACITY_S", 0.0)
+    look(first)
+    assert [attempt.handle is not None for attempt in first.attempts] == [False, True]
+    elsewhere = Submitter("platform", home=tmp_path / "elsewhere", watch=False)
+    again = elsewhere.submit(patient, key="nightly")
+    assert again.run_id == first.run_id and again.adopted and len(platform.attempts) == 1
+    assert again.state is State.RUNNING
+    assert [attempt.status.state for attempt in again.attempts] == [State.LOST, State.RUNNING]
 
 
 def test_the_key_of_a_run_that_never_began_is_free(submitter, job, platform, cli):
