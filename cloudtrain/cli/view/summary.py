@@ -119,9 +119,13 @@ def _describe_attempts(plan: Plan) -> str:
 
 
 def describe_command(plan: Plan) -> str:
-    """Return the command of a rank without the interpreter, quoted for a shell."""
+    """Return the command of a rank without the interpreter, quoted for a shell; of a shell text its first line."""
     import shlex
 
+    if plan.manifest.get("form") == "shell":
+        first, _, rest = str(plan.manifest["argv"][0]).strip().partition("\n")
+        shown = first[:200] if first.isprintable() else repr(first[:200])
+        return f"{shown}{' ...' if rest or len(first) > 200 else ''}  (run, once per node)"
     argv = [str(argument) for argument in plan.manifest["argv"]]
     text = " ".join(shlex.quote(argument) if argument.isprintable() else repr(argument) for argument in argv)
     return text if len(text) <= 300 else text[:297] + "..."
