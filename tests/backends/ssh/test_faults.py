@@ -165,7 +165,7 @@ def test_a_lone_node_that_nobody_reaches_is_lost_after_the_stated_time_only(lab,
     second = backend.submit(plan, bundle)
     assert until_final(backend, second).state is State.SUCCEEDED
     assert until_final(backend, handle).state is State.CANCELLED
-    assert left_on(lab) == []
+    wait_for(lambda: left_on(lab) == [], "the end of the guard, which reports and then leaves")
 
 
 def test_full_disk_on_one_node(lab, prepare, home):
