@@ -206,7 +206,7 @@ class Watcher:
         status = status or backend.status(attempt.handle)
         self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
-            status = Status(State.CANCELLED, None, "cancelled", status.started_at, status.ended_at, status.url)
+            status = replace(status, state=State.CANCELLED, exit_code=None, reason="cancelled", event="")
         self._read_files(attempt, at_once=status.state.final)
         if status.state.final:
             return self._follow_up(run, attempt, status, backend)
