@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasStatuses
@@ -354,7 +355,8 @@ class Multiplexer:
         """Send a run's next attempt, in a process that alone has the environment of the run's shell."""
         code = 1
         try:
-            code = run_sender(self.home, entry.run_id, self.me, entry.environ or {})
+            end = entry.watch.end if entry.watch else None
+            code = run_sender(self.home, entry.run_id, self.me, entry.environ or {}, end)
         except OSError as error:
             self._write(f"{entry.run_id}: no process can be started: {error}")
         self.post(lambda: self._sent(entry, code))
@@ -405,14 +407,19 @@ class Multiplexer:
         print(f"{now()} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
 
 
-def run_sender(home: Path, run_id: str, me: Process, environ: Mapping[str, str]) -> int:
-    """Look at a run in a process of its own that may send its next attempt; blocking. Raises OSError."""
+def run_sender(
+    home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: tuple[str, Status] | None = None
+) -> int:
+    """Look at a run in a process of its own that may send its next attempt; blocking. Raises OSError.
+
+    `end` is the id of the newest attempt and how it was seen to end.
+    """
     from cloudtrain.runs import environment
 
     command = [sys.executable, "-m", "cloudtrain.runs.watch", run_id, str(home), str(me)]
     done = subprocess.run(
         command,
-        input=json.dumps(dict(environ)).encode(),
+        input=f"{json.dumps(dict(environ))}\n{json.dumps([end[0], asdict(end[1])] if end else None)}".encode(),
         env=environment.select(environ, environment.BASE),
         cwd="/",
         check=False,

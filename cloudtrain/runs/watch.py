@@ -80,6 +80,7 @@ class Watcher:
         self.environ = environ
         self._lease = lease or self._own_lease
         self._send_due = False
+        self.end: tuple[str, Status] | None = None  # of the newest attempt, which another process follows up
         self._complain = complain or self._write  # what is done where a platform cannot be asked
         self.store = store
         self.run_id = run_id
@@ -150,7 +151,7 @@ class Watcher:
             if log_only and attempt.handle is not None:
                 self._read_log(attempt, backend)
                 return Look.SAME
-            self._send_due = False
+            self._send_due, self.end = False, None
             moved = self._ask(run, attempt, backend, status)
         except BackendError as error:
             asked.note(self.store.home, self.run_id, backend, error)
@@ -338,7 +339,7 @@ class Watcher:
                     self.store.set_status(self.run_id, waiting)
                 return False
             if not self._may_send:
-                self._send_due = True
+                self._send_due, self.end = True, (attempt.attempt_id, status)
                 return False
         return self._end(run, attempt, status, backend)
 
@@ -465,14 +466,25 @@ def _points(event: Event) -> list[tuple[float, str, float]]:
     ]
 
 
+def _known_end(text: str, attempt_id: str) -> Status | None:
+    """Return the status with which the watcher has seen an attempt end; None where it has seen none of this attempt.
+
+    Asking again is not the same: that a machine is lost is known only to a process that has missed it for long enough.
+    """
+    ended, fields = json.loads(text or "null") or ("", None)
+    return Status(**{**fields, "state": State(fields["state"])}) if fields and ended == attempt_id else None
+
+
 def main() -> int:
     """Look at one run once and send its next attempt: `python -m cloudtrain.runs.watch RUN HOME WATCHER`.
 
     The watcher of a home starts it, with the environment of the run's shell as JSON on standard input: no other run's
-    calls see it. Without WATCHER an older cloudtrain has started it, and the run is handed to the watcher.
+    calls see it. A second line says how the newest attempt ended. Without WATCHER an older cloudtrain has started it, and
+    the run is handed to the watcher.
     """
     run_id, home, *rest = sys.argv[1:]
-    os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
+    variables, _, end = sys.stdin.read().partition("\n")
+    os.environ.update(json.loads(variables or "{}"))  # in memory only: /proc shows what a process began with
     try:
         store = Store(Path(home))
         owner = Process.parse(rest[0]) if rest else None
@@ -480,8 +492,9 @@ def main() -> int:
             watcher.start(store, store.attempts(run_id)[-1].plan)
         elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
             looks = Watcher(store, run_id, owner)
-            while looks.look() is Look.MOVED and store.attempts(run_id)[-1].handle is None:
-                pass
+            status = _known_end(end, store.attempts(run_id)[-1].attempt_id)
+            while looks.look(status) is Look.MOVED and store.attempts(run_id)[-1].handle is None:
+                status = None
     except CloudtrainError as error:
         print(f"{now()} {run_id}: {error}", file=sys.stderr)  # noqa: T201 - the watcher's own log
         return error.exit_code
