@@ -50,3 +50,15 @@ def test_the_collector_and_the_setting_are_as_before(monkeypatch: pytest.MonkeyP
         assert not gc.isenabled() and os.environ.get(DISABLE_PLUGINS) == before
     finally:
         gc.enable()
+
+
+def test_contexts_that_overlap_leave_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of two threads: the second one begins in the first one and ends after it."""
+    monkeypatch.delenv(DISABLE_PLUGINS, raising=False)
+    first, second = Quickly(), Quickly()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not gc.isenabled() and os.environ[DISABLE_PLUGINS] == "__all__"
+    second.__exit__()
+    assert gc.isenabled() and DISABLE_PLUGINS not in os.environ
