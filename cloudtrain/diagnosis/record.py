@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from cloudtrain.backends.api import ATTACHED
 from cloudtrain.diagnosis.verdict import End, Verdict, judge
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
@@ -47,6 +48,8 @@ def _not_sent(attempt: AttemptRecord, line: str) -> str:
     """Return why a missing file that is in the source's folder was not sent; "" where it is not there."""
     from cloudtrain.source import left_out
 
+    if (attempt.handle or "").startswith(ATTACHED):
+        return ""  # its job is another person's word: no folder is read because of it
     root = Path(str(attempt.plan.job.get("source") or ""))
     if not root.is_absolute() or not root.is_dir():
         return ""

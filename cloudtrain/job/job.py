@@ -6,7 +6,6 @@ another one. Numbers among hyperparameters, arguments and environment values are
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -57,7 +56,6 @@ __all__ = [
 ]
 
 SHARED_TRAINER = ".cloudtrain/train.py"
-LATER_FIELDS = ("run", "setup", "resume_args", "compat", "keep")  # came after version 0.1
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 
 
@@ -201,14 +199,6 @@ class Job(Spec):
             return self
         environment = Environment(requirements="requirements.txt" if "requirements.txt" in files else "none")
         return self.model_copy(update={"environment": environment})
-
-    def digest(self) -> str:
-        """Return the sha256 of everything that the job says but its source, which the bundle's digest stands for."""
-        import hashlib
-
-        later = {name for name in LATER_FIELDS if not getattr(self, name)}  # so that digests of version 0.1 still hold
-        data = {**self.model_dump(mode="json", exclude={"source", "trainer", *later}), "argv": self.argv()}
-        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.__dict__ == other.__dict__  # not where it was written

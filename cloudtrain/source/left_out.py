@@ -12,7 +12,7 @@ from cloudtrain.source.files import IGNORE_FILE, why
 
 SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg")
 LONGEST = 1 << 20  # bytes of a file that are read
-MOST_FILES = 300
+MOST_BYTES = 4 << 20  # of all files: every plan and submit waits for it
 MOST = 3  # sentences
 _QUOTED = re.compile(r"""["'](?:\./)?([\w.][\w./ -]{1,199})["']""")
 
@@ -25,10 +25,11 @@ def mentions(root: Path, sent: Collection[str], words: Iterable[str] = ()) -> li
         sent: paths of the files that are packaged.
         words: arguments and the like that may name files too.
 
-    Blocking: reads up to 300 files, one megabyte of each.
+    Blocking: reads one megabyte of a file, and four in all.
     """
     sentences: list[str] = []
-    for path in dict.fromkeys([*words, *_quoted(root, sent)]):
+    sent = set(sent)
+    for path in dict.fromkeys([*words, *_quoted(root, sorted(sent))]):
         if len(sentences) < MOST and (sentence := explain(root, sent, path)):
             sentences.append(sentence)
     return sentences
@@ -38,11 +39,13 @@ def explain(root: Path, sent: Collection[str], path: str) -> str:
     """Return why a path below the source is not sent, and what would send it; "" where it is sent, or not there."""
     plain = os.path.normpath(path) if path else ""
     outside = plain in ("", ".") or plain.startswith((".", "/", "~")) or "/." in plain
-    if outside or plain in sent or any(name.startswith(f"{plain}/") for name in sent):
+    if outside or plain in sent:
         return ""
     try:
         here = root / plain
         if not here.exists() or (here.is_dir() and not any(here.iterdir())):
+            return ""
+        if here.is_dir() and any(name.startswith(f"{plain}/") for name in sent):
             return ""
         inner = next((at for at in here.rglob("*") if at.is_file()), here) if here.is_dir() else here
         reason = why(root, str(inner.relative_to(root))).sentence.partition(" is out: ")[2]
@@ -52,14 +55,21 @@ def explain(root: Path, sent: Collection[str], path: str) -> str:
     return f"{plain} is not sent: {reason}; a line {take_in} in {IGNORE_FILE} sends it" if reason else ""
 
 
-def _quoted(root: Path, sent: Collection[str]) -> Iterator[str]:
+def _quoted(root: Path, sent: Iterable[str]) -> Iterator[str]:
     """Yield what stands in quotes in the source's text and could be a file's name."""
-    for name in [name for name in sent if name.endswith(SUFFIXES)][:MOST_FILES]:
+    left = MOST_BYTES
+    for name in sent:
+        if not name.endswith(SUFFIXES):
+            continue
         try:
             with (root / name).open("rb") as stream:
-                text = stream.read(LONGEST).decode("utf-8", "replace")
+                data = stream.read(min(LONGEST, left))
         except OSError:
             continue
+        left -= len(data)
+        text = data.decode("utf-8", "replace")
         for match in _QUOTED.finditer(text):
             if "/" in match[1] or "." in match[1][1:]:
                 yield match[1]
+        if left <= 0:
+            return

@@ -137,14 +137,23 @@ def rank_environment(
     return env
 
 
-def command_environment(
-    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
+def setup_environment(
+    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, prepared: Prepared, source: str
 ) -> dict[str, str]:
     """Return the environment of what runs once per node: no rank's variables, for it may start ranks of its own."""
     env = node_environment(base, manifest, cluster, prepared, source)
     for name in WORLD:
         env.pop(name, None)
     env["PATH"] = os.path.dirname(prepared.python) + os.pathsep + env.get("PATH", os.defpath)
+    env["CLOUDTRAIN_NODE_RANK"] = str(cluster.node_rank)
+    return env
+
+
+def command_environment(
+    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
+) -> dict[str, str]:
+    """Return the environment of what runs once per node when the world is known."""
+    env = setup_environment(base, manifest, cluster, prepared, source)
     env.update(
         NODE_RANK=str(world.node_rank),
         MASTER_ADDR=world.master_host,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from .manifest import Manifest
 
-PATTERN = re.compile(
+PATTERN = (
     r"\{\{(?P<literal>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}\}"
     r"|\{(?P<name>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}"
 )
@@ -41,4 +41,4 @@ def fill(text: str, values: Mapping[str, str]) -> str:
             return f"{{{match['literal']}}}"
         return values.get(match["name"], match[0])
 
-    return PATTERN.sub(value, text)
+    return re.sub(PATTERN, value, text)

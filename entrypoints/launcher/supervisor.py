@@ -243,8 +243,13 @@ class Supervisor:
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
         self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
-        first = rank_environment(self._environ, manifest, self._cluster, world, prepared, 0, self._source)
-        world_size = int(first["WORLD_SIZE"])
+        environments = [
+            rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
+            for local in range(count)
+        ]
+        first_rank, world_size = int(environments[0]["RANK"]), int(environments[0]["WORLD_SIZE"])
+        if manifest.form != "script":
+            environments = [command_environment(self._environ, manifest, self._cluster, world, prepared, self._source)]
         self.log.event(
             "world",
             nodes=world.nodes,
@@ -264,12 +269,8 @@ class Supervisor:
         self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
         prepared.keeper.begin()
         try:
-            for local in range(count):
-                env = rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
-                rank = int(env["RANK"])
-                if manifest.form != "script":
-                    env = command_environment(self._environ, manifest, self._cluster, world, prepared, self._source)
-                self._ranks.start(rank, argv, env, self._source)
+            for local, env in enumerate(environments):
+                self._ranks.start(first_rank + local, argv, env, self._source)
         except OSError as error:
             self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return

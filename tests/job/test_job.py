@@ -305,7 +305,7 @@ def test_a_plan_keeps_the_job_exactly(data):
     made = Job(**{"name": "x", "trainer": True, **data})
     stored = json.dumps(made.to_dict())
     again = Job.from_dict(json.loads(stored))
-    assert again == made and again.argv() == made.argv() and again.digest() == made.digest()
+    assert again == made and again.argv() == made.argv()
     assert json.dumps(again.to_dict()) == stored
 
 
@@ -316,19 +316,6 @@ def test_a_plan_keeps_the_job_exactly(data):
 def test_a_plan_keeps_whole_files_exactly(text):
     made = Job.load(f"{text}\n{entry(text)}")
     assert Job.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-
-
-def test_the_digest_is_what_the_job_says():
-    made = job("hyperparameters: {a: 1, b: 2}\nenv: {A: '1'}")
-    assert made.digest() == job("env: {A: 1}\nhyperparameters: {a: 1, b: 2}").digest()
-    assert made.digest() == made.replace(source="/elsewhere").digest()  # the bundle's own digest stands for that
-    others = [
-        made.replace(name="y"),
-        made.replace(num_nodes=2),
-        job("hyperparameters: {b: 2, a: 1}\nenv: {A: '1'}"),
-        job("env: {A: '1'}"),
-    ]
-    assert len({made.digest(), *(other.digest() for other in others)}) == 5
 
 
 def test_given_is_what_was_written():

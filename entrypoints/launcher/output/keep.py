@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ..log import Log
-from .store import format_bytes
 
 EVERY_S = 15.0
 OURS = ".cloudtrain"
@@ -146,6 +145,8 @@ class Keeper:
                 sizes[top] = sizes.get(top, 0) + status.st_size
         if not sizes:
             return
+        from .store import format_bytes  # only here: it costs every job some milliseconds
+
         largest = sorted(sizes, key=lambda top: -sizes[top])
         tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
         more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""

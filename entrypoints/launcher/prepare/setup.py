@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 from collections.abc import Mapping
 
-from ..environment import WORLD, Prepared, node_environment
+from ..environment import Prepared, setup_environment
 from ..errors import Refused
 from ..log import CHUNK, LAUNCHER, Log, Splitter
 from ..manifest import Manifest
@@ -18,11 +17,7 @@ def run(
     manifest: Manifest, cluster: Cluster, base: Mapping[str, str], prepared: Prepared, source: str, log: Log
 ) -> None:
     """Run the text with bash in the source's folder and log its output; blocking. Raises Refused when it fails."""
-    env = node_environment(base, manifest, cluster, prepared, source)
-    for name in WORLD:
-        env.pop(name, None)
-    env["PATH"] = os.path.dirname(prepared.python) + os.pathsep + env.get("PATH", os.defpath)
-    env["CLOUDTRAIN_NODE_RANK"] = str(cluster.node_rank)
+    env = setup_environment(base, manifest, cluster, prepared, source)
     started = subprocess.Popen(
         ["bash", "-c", manifest.setup],
         env=env,

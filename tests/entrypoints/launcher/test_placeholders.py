@@ -25,7 +25,7 @@ VALUES = {
 
 
 def test_both_sides_have_the_same_pattern():
-    assert planned.PATTERN.pattern == placeholders.PATTERN.pattern
+    assert planned.PATTERN == placeholders.PATTERN
 
 
 @pytest.mark.parametrize(
