@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SOURCE, WORK = "/cloudtrain/source", "/cloudtrain/work"
 SHM = "/dev/shm"  # noqa: S108 - where ranks on one node share tensors
 UPLOAD_S = 90  # added to limits.grace for the upload of results, before a pod is killed
+BEGIN_S = 900  # added to max_runtime for a pod's deadline: image pulls, unpacking, the wait for the other nodes
 SECRET = re.compile(r"k8s:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/([-._a-zA-Z0-9]+)")
 
 
@@ -56,6 +57,8 @@ class Pod:
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
+            # The kubelet counts from the pod's start on a node: waiting for one is not in it.
+            "activeDeadlineSeconds": self.job.limits.max_runtime_s + self.job.limits.grace_s + UPLOAD_S + BEGIN_S,
             "terminationGracePeriodSeconds": self.job.limits.grace_s + UPLOAD_S,
         }
         if nodes > 1:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT, QUEUE, RUN, STARTED, UNPACK
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
-from cloudtrain.backends.kubernetes.pod import UPLOAD_S, Pod
+from cloudtrain.backends.kubernetes.pod import Pod
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
 from cloudtrain.job import units
@@ -91,9 +91,8 @@ class Request:
     # -- the parts -----------------------------------------------------------------------------------------------------
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
-        job, nodes = self._job, self.manifest.nodes
-        per_start_s = job.limits.max_runtime_s + job.limits.grace_s + UPLOAD_S
-        deadline_s = per_start_s * self.starts + self._seconds("wait", "24h")
+        nodes = self.manifest.nodes
+        deadline_s = pod["activeDeadlineSeconds"] * self.starts + self._seconds("wait", "24h")
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",

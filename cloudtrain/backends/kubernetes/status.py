@@ -134,6 +134,8 @@ def _failed(end_condition: Object, pods: Mapping[int, Object], started: str | No
     message = str(end_condition.get("message", ""))
     if end_condition.get("reason") == "DeadlineExceeded":
         return Status(State.TIMED_OUT, None, "the Job's deadline is over (options.kubernetes.wait)", started, ended)
+    if any(pod["status"].get("reason") == "DeadlineExceeded" for pod in pods.values()):
+        return Status(State.TIMED_OUT, None, "a pod's deadline is over (limits.max_runtime)", started, ended)
     disrupted = [pod for pod in pods.values() if _disruption_reason(pod)]
     # A script that exits makes a failure rule end the Job. So if the retries ran out and no pod is left, each was preempted.
     retries_exhausted = end_condition.get("reason") == "BackoffLimitExceeded" and not pods

@@ -39,6 +39,7 @@ class Kubelet(threading.Thread):
         self._containers: dict[str, Replica] = {}  # running container, by the pod's uid
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name
         self._kill_at: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}  # activeDeadlineSeconds, counted from the pod's start
         self._reported: dict[str, tuple[str, str, str]] = {}  # last reported reason why a pod waits, by its uid
         self.absent_images: set[str] = set()
         self.oom: set[str] = set()  # names of pods to be killed out of memory
@@ -99,6 +100,7 @@ class Kubelet(threading.Thread):
         uid, status = pod["metadata"]["uid"], pod["status"]
         container = self._containers.get(uid)
         if container is not None:
+            self._enforce_deadline(pod, container)
             killed = self._kill_at.get(uid, float("inf")) <= time.monotonic() or pod["metadata"]["name"] in self.oom
             if container.code is None and not killed:
                 return
@@ -113,9 +115,21 @@ class Kubelet(threading.Thread):
         elif status["phase"] == "Pending":
             others = [other for other in status["conditions"] if other["type"] != "PodScheduled"]
             status |= {"startTime": now(), "conditions": [condition("PodScheduled"), *others]}
+            if limit := pod["spec"].get("activeDeadlineSeconds"):
+                self._deadlines[uid] = time.monotonic() + limit
             self._start_container(pod)
         elif is_deleted(pod) and not self._has_active_job(pod):
             self._objects.remove("pods", pod)
+
+    def _enforce_deadline(self, pod: Object, container: Replica) -> None:
+        """Stop a pod that is active for longer than its activeDeadlineSeconds, with its own grace period."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._kill_at or self._deadlines.get(uid, float("inf")) > time.monotonic():
+            return
+        message = "Pod was active on the node longer than the specified deadline"
+        pod["status"] |= {"reason": "DeadlineExceeded", "message": message}
+        self._kill_at[uid] = time.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
+        container.terminate()
 
     def _has_active_job(self, pod: Object) -> bool:
         """Return whether a Job that has not ended owns the pod."""
@@ -241,7 +255,7 @@ class Kubelet(threading.Thread):
             self._objects.touch("pods", pod)
             self._start_container(pod, number + 1)
             return
-        status["phase"] = "Failed" if code or field == "initContainerStatuses" else "Succeeded"
+        status["phase"] = "Failed" if code or status.get("reason") or field == "initContainerStatuses" else "Succeeded"
         shutil.rmtree(self._folder / uid, ignore_errors=True)
         self._objects.touch("pods", pod)
 

@@ -1,0 +1,33 @@
+"""What ends a pod that hangs: its own deadline, which the cluster enforces with every client gone."""
+
+from __future__ import annotations
+
+from cloudtrain.events import State
+from tests.backends.kubernetes.test_faults import WAITING, Ground, ended, place, planned, started  # noqa: F401
+from tests.backends.kubernetes.test_request import made
+
+
+def test_a_pod_may_use_its_limit_and_a_margin_only():
+    """An hour's job that hangs holds its GPUs for an hour and 17 minutes; waiting for a node is not in that."""
+    limits = {"limits": {"max_runtime": "1h", "grace": "30s"}}
+    spec = made(limits, {"wait": "24h"}).job["spec"]
+    pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
+    assert pod_s == 3600 + 30 + 90 + 900
+    assert spec["activeDeadlineSeconds"] == pod_s + 24 * 3600, "the Job's own deadline counts the wait as well"
+
+
+def test_a_pod_is_ended_at_its_deadline(place: Ground):  # noqa: F811
+    overlay = {"spec": {"template": {"spec": {"activeDeadlineSeconds": 3}}}}
+    backend, handle = started(place, WAITING, {"overlay": overlay})
+    status = ended(backend, handle)
+    assert status.state is State.TIMED_OUT and "deadline" in status.reason
+
+
+def test_a_pod_past_its_deadline_is_not_started_again(place: Ground):  # noqa: F811
+    overlay = {"spec": {"template": {"spec": {"activeDeadlineSeconds": 3}}}}
+    retry = {"retry": {"max_attempts": 3}}
+    backend, plan, bundle = planned(place, WAITING, {"overlay": overlay}, **retry)
+    handle = backend.submit(plan, bundle)
+    assert ended(backend, handle).state is State.TIMED_OUT
+    pods = [pod for pod in place.cluster.objects.all("pods") if pod["metadata"]["namespace"] == "default"]
+    assert len(pods) == 1
