@@ -66,6 +66,7 @@ SLOW = (
     "laws/test_law9_log.py",
     "laws/test_store_load.py",
     "nodes/test_ssh.py",
+    "runs/test_distributed_env.py",
     "runs/test_exactly_once.py",
     "runs/test_faults.py",
     "runs/test_resume.py",
@@ -78,6 +79,8 @@ SLOW = (
     "testing/test_contract.py",
 )
 SMOKE = (
+    "runs/test_distributed_env.py::test_one_process_sees_none_of_a_ranks_variables",
+    "runs/test_distributed_env.py::test_which_jobs_have_the_variables",
     "backends/test_download.py::test_a_stream_that_is_cut_at_3_of_8_mb_continues[s3]",
     "backends/test_download.py::test_the_command_says_what_is_full_and_exits_with_2",
     "entrypoints/trainer/data",

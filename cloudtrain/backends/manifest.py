@@ -49,11 +49,12 @@ class Manifest:
     max_runtime_s: int = 24 * 3600
     grace_s: int = 30
     stall_s: int | None = None  # no limit; left out of the JSON then
-    form: str = "script"  # what argv is: "script", "command" or "shell"; with the next three left out where default
+    form: str = "script"  # what argv is: "script", "command" or "shell"; as the next ones left out where default
     setup: str = ""
     resume_args: tuple[str, ...] = ()
     compat: str = ""
     keep: tuple[str, ...] = ()
+    rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # for `attach` (provenance.about); only in the encoded pieces
@@ -80,6 +81,7 @@ class Manifest:
             resume_args=tuple(job.resume_args),
             compat=job.compat or "",
             keep=tuple(job.keep),
+            rank_env=job.has_rank_env,
             version=EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
@@ -114,6 +116,8 @@ class Manifest:
         for name in ("stall_s", "form", "setup", "resume_args", "compat", "keep"):
             if data[name] in (None, "", [], "script"):
                 del data[name]
+        if self.rank_env:
+            del data["rank_env"]
         return data
 
     @classmethod

@@ -53,7 +53,7 @@ class Field:
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
-        "Script": "entrypoint args | trainer run setup arg_style resume_args keep compat metrics",
+        "Script": "entrypoint args | trainer run setup arg_style distributed_env resume_args keep compat metrics",
         "Hyperparameters": "hyperparameters",
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
@@ -86,7 +86,8 @@ _LABELS = {
     "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",
     "limits.grace": "Grace", "limits.stall": "Longest silence", "checkpoint.every": "Every",
     "checkpoint.keep": "Kept", "env": "Environment variables", "source": "Folder or git address",
-    "environment.requirements": "Requirements file", "allow_secrets": "May hold credentials",
+    "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank",
+    "allow_secrets": "May hold credentials",
     "allow_large": "May be of any size", "allow_pointers": "May be Git-LFS pointers",
 }  # fmt: skip
 

@@ -113,6 +113,10 @@ class Job(Spec):
     processes_per_node: Count | None = Field(
         default=None, description="Ranks of a node; left out: its accelerators, or 1."
     )
+    distributed_env: Literal["auto", "always"] = Field(
+        default="auto",
+        description="always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them.",
+    )
     resources: Resources = Field(default=Resources(), description="What each node has.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
     limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
@@ -249,6 +253,13 @@ class Job(Spec):
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.processes
+
+    @property
+    def has_rank_env(self) -> bool:
+        """Whether its ranks get RANK, WORLD_SIZE and MASTER_ADDR: all but one process that runs as under plain python."""
+        sharded = self.parallelism.strategy not in ("none", "ddp") or self.parallelism.accelerate_config is not None
+        alone = self.form == "script" and self.world_size == 1 and not sharded and not self.trainer
+        return self.distributed_env == "always" or not alone
 
     @model_validator(mode="after")
     def _follow(self) -> Self:

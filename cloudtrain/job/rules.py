@@ -110,6 +110,9 @@ def _entry(job: Job) -> Iterator[Conflict]:
         yield Conflict(
             ("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "leave it out")
         )
+    if job.distributed_env != "auto" and job.form != "script":
+        message = "is for scripts: what runs once per node gives its own ranks their variables"
+        yield Conflict(("distributed_env", "entrypoint", "run"), Problem(message, "distributed_env", "leave it out"))
     if job.compat and job.form == "script" and entries:
         hint = "write run:, or entrypoint as a list"
         yield Conflict(("compat", "entrypoint", "run"), Problem("is for what runs once per node", "compat", hint))

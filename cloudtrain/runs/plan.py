@@ -18,8 +18,9 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import keys
+from cloudtrain.runs import keys, script_notes
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.source.texts import Texts
 
 if TYPE_CHECKING:
     from cloudtrain.job.document import Document
@@ -96,7 +97,9 @@ class Planner:
         labels = {"user": label(getpass.getuser()), **resolved.job.labels}
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
-        bound = resolved.job.bind([file.path for file in bundle.files])
+        names = [file.path for file in bundle.files]
+        texts = Texts(Path(bundle.source), names, resolved.job.entrypoint)
+        bound, expected = script_notes.fit(resolved.job.bind(names), texts)
         if key is not None:
             labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
         changes: dict[str, Any] = {"labels": labels}
@@ -105,25 +108,12 @@ class Planner:
 
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
-        backend = self.backend(resolved)
-        plan = replace(backend.plan(job, bundle, run_id(job.name, key)), target=resolved.target)
+        plan = self.backend(resolved).plan(job, bundle, run_id(job.name, key))
+        notes = [*plan.notes, *expected]
         if job.renamed:
-            plan = replace(plan, notes=(*plan.notes, f"the name {job.renamed} is written {job.name} on every platform"))
-        if job.form != "script":
-            note = "it runs once per node and may start ranks of its own: only the number of nodes is checked"
-            plan = replace(plan, notes=(*plan.notes, note))
-        if not _remote(resolved.job):
-            from cloudtrain.source import left_out
-
-            words = [*job.argv()[1:], *job.env.values()] if job.form != "shell" else []
-            sentences = left_out.mentions(Path(job.source), [file.path for file in bundle.files], words)
-            plan = replace(plan, notes=(*plan.notes, *sentences))
-        if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
-            from cloudtrain.runs import resume_check
-
-            if warning := resume_check.note(job, bundle):
-                plan = replace(plan, notes=(*plan.notes, warning))
-        return plan
+            notes.append(f"the name {job.renamed} is written {job.name} on every platform")
+        notes += script_notes.notes(job, plan, texts)
+        return replace(plan, target=resolved.target, notes=tuple(notes))
 
     def backend(self, resolved: Resolved) -> Backend:
         return registry.create(resolved.backend, resolved.job.options.get(resolved.backend, {}), self.home)

@@ -9,28 +9,20 @@ from pathlib import Path
 
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.source.files import IGNORE_FILE, why
+from cloudtrain.source.texts import Texts
 
-SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg")
-LONGEST = 1 << 20  # bytes of a file that are read
-MOST_BYTES = 4 << 20  # of all files: every plan and submit waits for it
 MOST = 3  # sentences
 _QUOTED = re.compile(r"""["'](?:\./)?([\w.][\w./ -]{1,199})["']""")
 
 
-def mentions(root: Path, sent: Collection[str], words: Iterable[str] = ()) -> list[str]:
-    """Return sentences on files that the source's text or `words` name, and that are not among the sent ones.
+def mentions(texts: Texts, words: Iterable[str] = ()) -> list[str]:
+    """Return sentences on files that the source's text or `words` name, and that are not among the packaged ones.
 
-    Args:
-        root: the source's folder.
-        sent: paths of the files that are packaged.
-        words: arguments and the like that may name files too.
-
-    Blocking: reads one megabyte of a file, and four in all.
+    `words` are arguments and the like that may name files too.
     """
     sentences: list[str] = []
-    sent = set(sent)
-    for path in dict.fromkeys([*words, *_quoted(root, sorted(sent))]):
-        if len(sentences) < MOST and (sentence := explain(root, sent, path)):
+    for path in dict.fromkeys([*words, *_quoted(texts)]):
+        if len(sentences) < MOST and (sentence := explain(texts.root, texts.names, path)):
             sentences.append(sentence)
     return sentences
 
@@ -55,21 +47,9 @@ def explain(root: Path, sent: Collection[str], path: str) -> str:
     return f"{plain} is not sent: {reason}; a line {take_in} in {IGNORE_FILE} sends it" if reason else ""
 
 
-def _quoted(root: Path, sent: Iterable[str]) -> Iterator[str]:
+def _quoted(texts: Texts) -> Iterator[str]:
     """Yield what stands in quotes in the source's text and could be a file's name."""
-    left = MOST_BYTES
-    for name in sent:
-        if not name.endswith(SUFFIXES):
-            continue
-        try:
-            with (root / name).open("rb") as stream:
-                data = stream.read(min(LONGEST, left))
-        except OSError:
-            continue
-        left -= len(data)
-        text = data.decode("utf-8", "replace")
+    for text in texts.files.values():
         for match in _QUOTED.finditer(text):
             if "/" in match[1] or "." in match[1][1:]:
                 yield match[1]
-        if left <= 0:
-            return

@@ -110,17 +110,22 @@ def rank_environment(
     local_rank: int,
     source: str,
 ) -> dict[str, str]:
-    """Return the environment of one rank: that of its node, and its rank in the world."""
+    """Return the environment of one rank: that of its node, and its rank in the world unless it runs as under plain python."""
     count = manifest.processes_per_node
     sharing = count * (world.nodes if world.master_host == LOOPBACK else 1)  # simulated nodes share one machine
     defaults = {"OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or str(max(1, _processors() // sharing))}
-    if not manifest.gpus_per_node:
+    if manifest.rank_env and not manifest.gpus_per_node:
         defaults["ACCELERATE_USE_CPU"] = "true"  # without it Accelerate starts independent single processes on CPU
     if prepared.interface:
         defaults["GLOO_SOCKET_IFNAME"] = prepared.interface
         if world.nodes > 1 and world.master_host != LOOPBACK:
             defaults["NCCL_SOCKET_IFNAME"] = prepared.interface
     env = node_environment(base, manifest, cluster, prepared, source, defaults)
+    env["CLOUDTRAIN_NUM_NODES"] = str(world.nodes)
+    if not manifest.rank_env:
+        for name in WORLD:
+            env.pop(name, None)
+        return env
     env.update(
         RANK=str(world.node_rank * count + local_rank),
         LOCAL_RANK=str(local_rank),
@@ -130,7 +135,6 @@ def rank_environment(
         NODE_RANK=str(world.node_rank),
         MASTER_ADDR=world.master_host,
         MASTER_PORT=str(world.master_port),
-        CLOUDTRAIN_NUM_NODES=str(world.nodes),
     )
     if cluster.launched:  # another launcher made the world; only it knows the names in it
         env.update({name: base[name] for name in WORLD if name in base})

@@ -38,6 +38,7 @@ class Manifest:
     setup: str = ""  # shell text that every node runs before its ranks
     resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
     keep: Sequence[str] = ()  # files of the working directory that are brought into the outputs
+    rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:

@@ -247,7 +247,7 @@ class Supervisor:
             rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
             for local in range(count)
         ]
-        first_rank, world_size = int(environments[0]["RANK"]), int(environments[0]["WORLD_SIZE"])
+        first_rank, world_size = int(environments[0].get("RANK", 0)), int(environments[0].get("WORLD_SIZE", 1))
         if manifest.form != "script":
             environments = [command_environment(self._environ, manifest, self._cluster, world, prepared, self._source)]
         self.log.event(

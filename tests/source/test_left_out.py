@@ -12,6 +12,7 @@ from cloudtrain.errors import BadSource
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.source import left_out
 from cloudtrain.source.files import list_files
+from cloudtrain.source.texts import Texts
 from tests.conftest import WAIT_S
 from tests.source.trees import repository
 
@@ -31,25 +32,25 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def sent(source: Path) -> list[str]:
-    return [file.path for file in list_files(source)]
+def mentions(source: Path, words: list[str] | None = None) -> list[str]:
+    return left_out.mentions(Texts(source, [file.path for file in list_files(source)]), words or [])
 
 
 def test_an_ignored_file_that_the_text_names(source: Path):
-    [sentence] = left_out.mentions(source, sent(source))
+    [sentence] = mentions(source)
     assert sentence.startswith("data/train.csv is not sent: ") and "ignore" in sentence
     assert sentence.endswith("a line !data/train.csv in .cloudtrainignore sends it")
     (source / ".cloudtrainignore").write_text("!data/train.csv\n")
-    assert left_out.mentions(source, sent(source)) == []
+    assert mentions(source) == []
 
 
 def test_arguments_name_files_too_and_folders(source: Path):
     (source / "train.py").write_text("print(1)\n")
-    assert left_out.mentions(source, sent(source), ["--lr", "1e-4", "x.secret"])[0].startswith("x.secret is not sent")
-    [sentence] = left_out.mentions(source, sent(source), ["data"])
+    assert mentions(source, ["--lr", "1e-4", "x.secret"])[0].startswith("x.secret is not sent")
+    [sentence] = mentions(source, ["data"])
     assert "a line !data/** in .cloudtrainignore sends it" in sentence
     for name in ("/etc/passwd", "../source/data", ".git/config", "", "train.py", "nope", "~/x", "a\0b"):
-        assert left_out.mentions(source, sent(source), [name]) == [], name
+        assert mentions(source, [name]) == [], name
 
 
 def test_the_plan_says_it(source: Path, home: Path):

@@ -149,7 +149,7 @@ def _reached(backend: SshBackend) -> bool:
 
 def test_a_lone_node_that_nobody_reaches_is_lost_after_the_stated_time_only(lab, prepare, home):
     backend = SshBackend(options(lab, 1, lost_after_s=6.0), home / "runs")
-    handle = backend.submit(*prepare(backend, SLEEPER))
+    handle = backend.submit(*prepare(backend, SLEEPER, distributed_env="always"))
     wait_for(lambda: any("here" in line.text for line in backend.logs(handle)), "the rank")
     lab.hosts[0].cut()
     with pytest.raises(Unreachable):

@@ -1,0 +1,134 @@
+"""Whether a script can only run with RANK, WORLD_SIZE and MASTER_ADDR set, as far as its text shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cloudtrain.source.texts import Texts
+
+NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+_HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'](?:\w*RANK|WORLD_SIZE|MASTER_)")
+_BEGIN = ("init_process_group", "init_device_mesh")  # of torch.distributed: over env:// unless told otherwise
+_DEEPSPEED = ("initialize", "init_distributed")
+_NO_CHOICE = ("is_initialized", "is_available", "__name__")  # an `if` over these says nothing on the number of ranks
+_SHELL = re.compile(r"\$\{?(?:RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b(?!:?-)")
+
+
+class _Need(NamedTuple):
+    line: int
+    sentence: str
+    conditional: bool  # below an `if`, or after one that may return
+
+
+def why_needed(texts: Texts) -> str:
+    """Return why one process alone needs the variables of a rank; "" where nothing in the text says so.
+
+    It needs them when it calls init_process_group over env://, or reads one of them without a default. A script that
+    does so below an `if`, and elsewhere asks whether they are set, runs under plain python too.
+    """
+    if texts.entry.endswith(".sh") and (found := _SHELL.search(texts.files.get(texts.entry, ""))):
+        return f"{texts.entry} reads {found[0]}"
+    entry_asks = False
+    for name, text in texts.scripts:
+        if not _HINT.search(text):
+            continue
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        asks = any(_asks(node) for node in ast.walk(tree))
+        entry_asks |= asks and name == texts.entry
+        for need in _needs(tree.body, False):
+            if not (need.conditional and (asks or entry_asks)):
+                return f"{name}:{need.line} {need.sentence}"
+    return ""
+
+
+def _needs(body: list[ast.stmt], conditional: bool) -> Iterator[_Need]:
+    """Yield the needs of statements, in their order."""
+    for statement in body:
+        inner = conditional
+        if isinstance(statement, ast.If) and not any(word in ast.dump(statement.test) for word in _NO_CHOICE):
+            inner = True
+            returns = any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement))
+            yield from _own_needs(statement.test, conditional)
+        else:
+            returns = False
+            for field in ast.iter_child_nodes(statement):
+                if not isinstance(field, ast.stmt | ast.ExceptHandler | ast.match_case):
+                    yield from _own_needs(field, inner)
+        for block in ("body", "orelse", "finalbody"):
+            yield from _needs(getattr(statement, block, []), inner)
+        for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+            yield from _needs(part.body, inner)
+        conditional = conditional or returns
+
+
+def _own_needs(node: ast.AST, conditional: bool) -> Iterator[_Need]:
+    """Yield the needs of an expression; the branches of `a if b else c`, and what follows `and` and `or`, are conditional."""
+    if sentence := _sentence(node):
+        yield _Need(getattr(node, "lineno", 0), sentence, conditional)
+    chosen = [node.body, node.orelse] if isinstance(node, ast.IfExp) else []
+    chosen += node.values[1:] if isinstance(node, ast.BoolOp) else []
+    for child in ast.iter_child_nodes(node):
+        yield from _own_needs(child, conditional or child in chosen)
+
+
+def _sentence(node: ast.AST) -> str:
+    """Return what a node does that needs the variables; "" for any other."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+        name = _constant(node.slice)
+        return f"reads {name}" if name in NAMES else ""
+    if not isinstance(node, ast.Call):
+        return ""
+    called = _name(node.func)
+    if called in ("int", "float") and node.args and (name := _looked_up(node.args[0], 1)):
+        return f"reads {name}"
+    owner = _name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+    if called not in _BEGIN and not (owner == "deepspeed" and called in _DEEPSPEED):
+        return ""
+    given = {word.arg: word.value for word in node.keywords}
+    method = _constant(given.get("init_method"))
+    over_env = "store" not in given and (method is None or method.startswith("env://"))
+    return f"calls {called}" if over_env else ""
+
+
+def _asks(node: ast.AST) -> bool:
+    """Return whether a node asks for one of the variables without needing it, or sets it."""
+    if isinstance(node, ast.Compare):
+        return _constant(node.left) in NAMES and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.ctx, ast.Store) and _is_environ(node.value) and _constant(node.slice) in NAMES
+    if not isinstance(node, ast.Call):
+        return False
+    if _name(node.func) in ("is_torchelastic_launched", "is_torchrun"):
+        return True
+    if _name(node.func) == "add_argument":
+        return bool(node.args) and _constant(node.args[0]) in ("--local_rank", "--local-rank")
+    return bool(_looked_up(node, 1) or _looked_up(node, 2))
+
+
+def _looked_up(node: ast.AST, arguments: int) -> str:
+    """Return the variable of os.environ.get(NAME) or os.getenv(NAME) with so many arguments; else ""."""
+    if not isinstance(node, ast.Call) or len(node.args) + len(node.keywords) != arguments or not node.args:
+        return ""
+    name = _constant(node.args[0])
+    by_get = isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault")
+    asked = _name(node.func) == "getenv" or (by_get and _is_environ(node.func.value))  # type: ignore[attr-defined]
+    return name if asked and name in NAMES else ""
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return _name(node) in ("environ", "env")
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last word of a name: init_process_group of torch.distributed.init_process_group."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _constant(node: ast.AST | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
