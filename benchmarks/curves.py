@@ -29,7 +29,7 @@ def curve(home: Path, run_id: str, points: int) -> None:
             for number in range(first, min(first + 100_000, points))
         ]
         with store.database.write() as db:
-            db.executemany("INSERT INTO metrics VALUES (?, 0, ?, '2026-11-21T00:00:00Z', ?, 'loss', ?)", rows)
+            db.executemany("INSERT INTO metrics VALUES (?, 0, ?, '2026-11-21T00:00:00Z', ?, 'loss', ?, 0, NULL)", rows)
 
 
 def main() -> int:

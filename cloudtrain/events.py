@@ -105,6 +105,8 @@ STEPS = 1 << 63  # what the history can hold: steps whose amount is below
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements"})
 _BEHIND_BAR = "]" + MARK
 
+_EVALUATION = re.compile(r"(?:^|[^a-z])(?:eval|evaluation|val|valid|validation|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
+
 # What tqdm moves a terminal's cursor with, and colours; of one that is cut off what is there
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
 
@@ -169,18 +171,45 @@ def format(kind: str, data: Mapping[str, Any]) -> str:
     return MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False)
 
 
-def rows(event: Event, points: Iterable[tuple[float, str, float]]) -> list[tuple[Event, int, str, float]]:
-    """Return an event's (step, name, value) as the history can hold them, whoever has said them: a step that is no number
-    or too large is 0, what is no character of a name a question mark."""
+class Point(NamedTuple):
+    """One value of a metric, as a line or a file has it."""
+
+    step: float
+    name: str
+    value: float
+    epoch: float | None = None  # None where it is not known
+
+
+class Row(NamedTuple):
+    """One value of a metric, as the history holds it."""
+
+    event: Event  # the line's attempt, node, number and time
+    step: int
+    name: str
+    value: float
+    rank: int = 0
+    epoch: float | None = None
+
+
+def rows(event: Event, points: Iterable[Point], rank: int = 0) -> list[Row]:
+    """Return a rank's points as the history can hold them: a step that is no number or too large is 0, an epoch that is
+    none is not known, a character that cannot be stored is a question mark. A negative rank is 0."""
     return [
-        (
+        Row(
             event,
             int(step) if abs(step) < STEPS else 0,  # not so for NaN
             name if name.isascii() else name.encode("utf-8", "replace").decode(),
             value,
+            max(rank, 0),
+            epoch if epoch is not None and math.isfinite(epoch) else None,
         )
-        for step, name, value in points
+        for step, name, value, epoch in points
     ]
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a metric is of an evaluation, by its name: eval_loss, val/acc, test.f1, top1_validation."""
+    return _EVALUATION.search(name) is not None
 
 
 MOST_GPUS = 64  # of one node that are listened to

@@ -8,7 +8,7 @@ from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.events import ESCAPE, STEPS
+from cloudtrain.events import ESCAPE, STEPS, Point, is_evaluation
 
 # What tqdm writes: ` 50%|###  | 5/10 [00:01<00:01, 9.90it/s, loss=1.23, lr=0.001]`, `1.50ktok [00:03, 498tok/s, loss=1.2]`
 _SPEED = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, ([^,\[\]]{3,80})(?=[,\]])")
@@ -32,25 +32,39 @@ _WRAPPED = re.compile(  # tensor(1.2, device='cuda:0', grad_fn=<...>), np.float6
 class MetricParser:
     """Finds metrics in ordinary lines: the Trainer's dictionaries, progress bars, the user's own regular expressions.
 
-    The first group of an expression is the value (the form that SageMaker uses); groups named `value` and `step` say it
-    in words. A line without a step gets the number of times its metric was seen before; `seen` is where to continue. When
-    several ranks print the same metric, the first one heard is listened to. A name that has an expression is heard by that
-    alone.
+    The first group of an expression is the value (the form that SageMaker uses); groups named `value`, `step` and `epoch`
+    say it in words. A line without a step gets the number of times that its rank has logged the metric. An evaluation
+    without a step has the step of its rank's training at that time. A name that has an expression is taken from that alone.
+
+    Args:
+        patterns: name -> regular expression, as the job has them.
+        seen: rank and name -> step of the attempt's last point, where another parser has read its log up to here.
+        earlier: the same of the run's earlier attempts, where a count continues.
     """
 
-    def __init__(self, patterns: Mapping[str, str], seen: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        patterns: Mapping[str, str],
+        seen: Mapping[tuple[int, str], int] | None = None,
+        earlier: Mapping[tuple[int, str], int] | None = None,
+    ) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._seen: dict[str, int] = dict(seen or {})
-        self._speaker: dict[str, int] = {}
-        self._bars: dict[str, tuple[int, int, int]] = {}  # done and size of the newest bar, steps of those before it
+        self._seen = dict(seen or {})
+        self._earlier = dict(earlier or {})
+        self._training: dict[int, int] = {}  # rank -> step of its newest point that is of no evaluation
+        for (rank, name), step in self._seen.items():
+            if not is_evaluation(name):
+                self._training[rank] = max(step, self._training.get(rank, step))
+        # done and size of the newest bar, steps of those before it
+        self._bars: dict[tuple[int, str], tuple[int, int, int]] = {}
 
-    def metrics(self, text: str, rank: int = 0) -> Iterator[tuple[int, str, float]]:
-        """Return (step, name, value) for every metric in one line of a rank's log."""
+    def metrics(self, text: str, rank: int = 0) -> Iterator[Point]:
+        """Return the point of every metric in one line of a rank's log."""
         if self._patterns or "{'" in text or ("[" in text and "/" in text and _SPEED.search(text)):
             return self._found(text, rank)
         return iter(())  # most lines: what they cost is what following a log costs
 
-    def _found(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+    def _found(self, text: str, rank: int) -> Iterator[Point]:
         if "\x1b" in text:
             text = ESCAPE.sub("", text)
         if "{'" in text or "[" in text:
@@ -60,10 +74,10 @@ class MetricParser:
             for match in pattern.finditer(text):
                 groups = match.groupdict()
                 value = _number(groups["value"] if "value" in groups else _first(match, pattern))
-                if value is not None and self._heard(name, rank):
-                    yield self._step(name, groups.get("step")), name, value
+                if value is not None:
+                    yield self._point(rank, groups.get("step"), name, value, _number(groups.get("epoch")))
 
-    def _progress(self, text: str, rank: int) -> Iterator[tuple[int, str, float]]:
+    def _progress(self, text: str, rank: int) -> Iterator[Point]:
         """Yield what a progress bar says, and a dictionary that begins the line or stands right behind a bar."""
         head, brace, rest = text.partition("{'")
         speed = _SPEED.search(head) if "[" in head else None
@@ -73,39 +87,40 @@ class MetricParser:
         if rest.endswith("}") and (not head or (speed and head[-1] == "]")):  # what transformers' Trainer prints
             yield from self._trainer(brace + rest, rank)
 
-    def _trainer(self, literal: str, rank: int) -> Iterator[tuple[int, str, float]]:
+    def _trainer(self, literal: str, rank: int) -> Iterator[Point]:
         row = _literal(literal) or _readable(literal[:MAX_ROW])
-        step = row.get("step", row.get("global_step"))
+        step, epoch = row.get("step", row.get("global_step")), _number(row.get("epoch"))
         for name, raw in row.items():
             value = _number(raw)
             named = isinstance(name, str) and name not in ("epoch", "step", "global_step", *self._patterns)
-            if named and value is not None and self._heard(name, rank):
-                yield self._step(name, step), name, value
+            if named and value is not None:
+                yield self._point(rank, step, name, value, epoch)
 
-    def _bar(self, done: int, total: int, fields: list[tuple[str, str]], rank: int) -> Iterator[tuple[int, str, float]]:
+    def _bar(self, done: int, total: int, fields: list[tuple[str, str]], rank: int) -> Iterator[Point]:
         """Yield what a progress bar tells beside its speed; the bar of the next epoch counts on from the last one."""
         for name, raw in fields:
             value = None if name in self._patterns else _number(raw)
-            if value is None or not self._heard(name, rank):
+            if value is None:
                 continue
-            at, size, before = self._bars.get(name, (-1, total, self._seen.get(name, 0)))
+            at, size, before = self._bars.get((rank, name), (-1, total, self._seen.get((rank, name), 0)))
             if done == at:
                 continue  # drawn again
             before += max(size, at) if done < at else 0
-            self._bars[name] = (done, total, before)
-            self._seen[name] = before + done
-            yield before + done, name, value
+            self._bars[rank, name] = (done, total, before)
+            yield self._point(rank, before + done, name, value, None)
 
-    def _heard(self, name: str, rank: int) -> bool:
-        return self._speaker.setdefault(name, rank) == rank
-
-    def _step(self, name: str, value: Any) -> int:
-        number = _number(value)
+    def _point(self, rank: int, step: Any, name: str, value: float, epoch: float | None) -> Point:
+        number = _number(step)
         if number is not None and abs(number) < STEPS:
-            self._seen[name] = int(number)
+            at = int(number)
+        elif is_evaluation(name) and rank in self._training:
+            at = self._training[rank]
         else:
-            self._seen[name] = self._seen.get(name, 0) + 1
-        return self._seen[name]
+            at = self._seen.get((rank, name), self._earlier.get((rank, name), 0)) + 1
+        self._seen[rank, name] = at
+        if not is_evaluation(name):
+            self._training[rank] = at
+        return Point(at, name, value, epoch)
 
 
 def _count(text: str, speed: str) -> tuple[int, int] | None:

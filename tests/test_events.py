@@ -53,7 +53,7 @@ def test_other_lines_are_ordinary_text(line):
 
 def metrics(*lines, **patterns):
     parser = metric_lines.MetricParser(patterns)
-    return [found for line in lines for found in parser.metrics(line)]
+    return [found[:3] for line in lines for found in parser.metrics(line)]
 
 
 def test_trainer_dictionaries_are_heard():
@@ -86,21 +86,61 @@ def test_steps_that_are_said_are_the_steps():
     assert metrics("5: 0.25", acc=r"(?P<step>\d+): ([0-9.]+)") == [(5, "acc", 0.25)]
 
 
-def test_of_several_ranks_one_is_heard():
+def test_each_rank_counts_for_itself():
     parser = metric_lines.MetricParser({})
+    bar = " 50%|###  | {}/10 [00:00<00:00, 9.90it/s, acc=0.5]"
     lines = [
         (0, "{'loss': 3.0}"),
-        (1, "{'loss': 3.0}"),
+        (1, "{'loss': 4.0}"),
         (1, "{'other': 1.0}"),
         (0, "{'loss': 2.0}"),
-        (1, "{'loss': 2.0}"),
+        (1, "{'loss': 5.0}"),
+        (0, bar.format(5)),
+        (1, bar.format(4)),
     ]
-    found = [point for rank, line in lines for point in parser.metrics(line, rank)]
-    assert found == [(1, "loss", 3.0), (1, "other", 1.0), (2, "loss", 2.0)]
+    found = [(rank, *point[:3]) for rank, line in lines for point in parser.metrics(line, rank)]
+    assert found == [
+        (0, 1, "loss", 3.0),
+        (1, 1, "loss", 4.0),
+        (1, 1, "other", 1.0),
+        (0, 2, "loss", 2.0),
+        (1, 2, "loss", 5.0),
+        (0, 5, "acc", 0.5),
+        (1, 4, "acc", 0.5),
+    ]
 
 
-def test_counting_goes_on_where_another_watcher_was():
-    assert list(metric_lines.MetricParser({}, {"loss": 7}).metrics("{'loss': 1.0}")) == [(8, "loss", 1.0)]
+def test_a_count_continues_where_another_parser_was_and_after_a_resume():
+    parser = metric_lines.MetricParser({}, {(0, "loss"): 7}, {(0, "loss"): 3, (0, "lr"): 9, (1, "loss"): 5})
+    lines = [(0, "{'loss': 1.0, 'lr': 0.1}"), (1, "{'loss': 1.0}"), (2, "{'loss': 1.0}")]
+    found = [(point.step, point.name) for rank, line in lines for point in parser.metrics(line, rank)]
+    assert found == [(8, "loss"), (10, "lr"), (6, "loss"), (1, "loss")]
+
+
+def test_the_epoch_is_a_second_axis():
+    (point,) = metric_lines.MetricParser({}).metrics("{'loss': '2.25', 'epoch': '0.2'}")
+    assert point == (1, "loss", 2.25, 0.2)
+    (point,) = metric_lines.MetricParser({"acc": r"epoch (?P<epoch>\d+): acc (?P<value>\S+)"}).metrics(
+        "epoch 3: acc 0.5"
+    )
+    assert point == (1, "acc", 0.5, 3.0)
+
+
+def test_an_evaluation_without_a_step_has_that_of_the_training():
+    lines = ["{'loss': 3.0, 'step': 10}", "{'loss': 2.0, 'step': 20}", "{'eval_loss': 2.5}", "{'loss': 1.0}"]
+    assert metrics(*lines)[2:] == [(20, "eval_loss", 2.5), (21, "loss", 1.0)]
+    assert metrics("{'eval_loss': 2.5}", "{'eval_loss': 2.0}") == [(1, "eval_loss", 2.5), (2, "eval_loss", 2.0)]
+    after = metric_lines.MetricParser({}, {(0, "loss"): 40, (0, "eval_loss"): 50}).metrics("{'val/loss': 1.0}")
+    assert [point.step for point in after] == [40], "another parser has read the training's lines"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("eval_loss", True), ("val/acc", True), ("top1.Validation", True), ("test_f1", True), ("epoch_val_loss", True)]
+    + [("loss", False), ("latest_loss", False), ("value", False), ("device_s", False), ("contest", False)],
+)
+def test_an_evaluation_is_known_by_its_name(name, expected):
+    assert events.is_evaluation(name) is expected
 
 
 def test_an_event_behind_a_progress_bar_is_heard():
@@ -120,7 +160,7 @@ def test_a_progress_bar_tells_values_and_counts_on_over_epochs():
         "  0%|          | 0/2 [00:00<?, ?it/s]",
         " 50%|#####     | 1/2 [00:00<00:00, 1.20s/it, loss=nan]",
     ]
-    found = [(step, name, repr(value)) for line in lines for step, name, value in parser.metrics(line)]
+    found = [(step, name, repr(value)) for line in lines for step, name, value, _ in parser.metrics(line)]
     assert found == [(1, "loss", "1.5"), (1, "lr", "0.001"), (2, "loss", "1.25"), (3, "loss", "nan")]
 
 

@@ -1,34 +1,25 @@
-"""Reads metric curves, downsampled to a given number of points.
+"""Reads metric curves, downsampled to a given number of points. No curve mixes ranks.
 
-The table `curves` holds one block for the points of one metric in 1,024 numbered log lines of one node: a million points
+The table `curves` holds one block for a rank's points of one metric in 1,024 numbered log lines of a node: a million points
 are a thousand rows. Where blocks are too coarse, the points are read from the table `metrics`.
+
+`rank` is 0 by default. A metric that rank 0 of an attempt has not logged is then that of the lowest rank that has.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from cloudtrain.events import is_evaluation
 from cloudtrain.history.database import Database
 from cloudtrain.history.migrations import BLOCK
+from cloudtrain.history.sampling import Block, Point, downsample, to_float
 
 MOST = 1000  # default number of points of a curve
 LOSSES = ("loss", "train_loss", "train/loss", "training_loss")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of a downsampled curve: mean, lowest and highest of `points` values; NaN where none is finite."""
-
-    attempt: int
-    step: int
-    value: float
-    lowest: float
-    highest: float
-    points: int = 1
-    at: str = field(default="", compare=False)  # time of the last value
 
 
 @dataclass(frozen=True)
@@ -43,22 +34,20 @@ class Summary:
     highest: float
     step: int  # of the last point
     at: str  # time of the last point
+    rank: int = 0
 
 
-@dataclass(frozen=True)
-class _Block:
-    attempt_id: str
-    attempt: int
-    node: int
-    block: int
-    points: int
-    finite: int
-    total: float
-    lowest: float | None
-    highest: float | None
-    step: int
-    first_step: int
-    at: str = ""
+_LOWEST = "c.rank = (SELECT min(low.rank) FROM curves low WHERE low.attempt_id = c.attempt_id AND low.name = c.name)"
+_BLOCKS = (
+    "SELECT c.attempt_id, a.number, c.rank, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
+    " c.last_step, c.first_step, c.last_at, c.last_epoch FROM attempts a JOIN curves c USING (attempt_id)"
+    " WHERE a.run_id = ? AND c.name = ?"
+)
+
+
+def of_rank(rank: int | None) -> str:
+    """Return the SQL condition for rows `c` of the table `curves` that belong to a rank, None for all ranks."""
+    return "1" if rank is None else f"c.rank = {int(rank)}" if rank else _LOWEST
 
 
 class Curves:
@@ -67,13 +56,30 @@ class Curves:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def summary(self, run_id: str) -> list[Summary]:
-        """Return a summary of each curve of a run, in the order of their first points."""
-        return self._summary("a.run_id = ?", run_id)
-
-    def of_attempt(self, attempt_id: str) -> list[Summary]:
-        """Return a summary of each curve of one attempt."""
-        return self._summary("a.attempt_id = ?", attempt_id)
+    def summary(self, run_id: str, rank: int | None = 0) -> list[Summary]:
+        """Return a summary of each curve of a run, in the order of their first points; of all ranks for None."""
+        query = (
+            "SELECT c.name, c.rank, c.points, c.first_value, c.last_value, c.lowest, c.highest, c.last_step, c.last_at"
+            f" FROM curves c JOIN attempts a USING (attempt_id) WHERE a.run_id = ? AND {of_rank(rank)}"
+            " ORDER BY a.number, c.node, c.block, c.name"
+        )
+        summaries: dict[tuple[str, int | None], Summary] = {}
+        with self._database.read() as db:
+            for name, of, points, first, last, lowest, highest, step, at in db.execute(query, (run_id,)):
+                key = name, (of if rank is None else rank)
+                earlier = summaries.get(key)
+                summaries[key] = Summary(
+                    name,
+                    points + (earlier.points if earlier else 0),
+                    earlier.first if earlier else to_float(first),
+                    to_float(last),
+                    _extreme(min, earlier.lowest if earlier else None, lowest),
+                    _extreme(max, earlier.highest if earlier else None, highest),
+                    step,
+                    at,
+                    of,
+                )
+        return list(summaries.values())
 
     def newest(self, run_id: str) -> list[Summary]:
         """Return the last point of each curve of a run's newest attempt; the other fields describe the last block only.
@@ -88,16 +94,16 @@ class Curves:
             " SELECT (SELECT attempt_id FROM newest), name FROM leap WHERE name IS NOT NULL"
         )
         query = (
-            "SELECT name, points, first_value, last_value, lowest, highest, last_step, last_at FROM curves"
-            " WHERE attempt_id = ? AND name = ? ORDER BY node DESC, block DESC LIMIT 1"
+            "SELECT name, points, first_value, last_value, lowest, highest, last_step, last_at, rank FROM curves c"
+            f" WHERE attempt_id = ? AND name = ? AND {_LOWEST} ORDER BY node DESC, block DESC LIMIT 1"
         )
         with self._database.read() as db:
             rows = [
                 db.execute(query, tuple(name_row)).fetchone() for name_row in db.execute(names, (run_id,)).fetchall()
             ]
         return [
-            Summary(name, points, _to_float(first), _to_float(last), _to_float(lowest), _to_float(highest), step, at)
-            for name, points, first, last, lowest, highest, step, at in rows
+            Summary(name, points, to_float(first), to_float(last), to_float(low), to_float(high), step, at, rank)
+            for name, points, first, last, low, high, step, at, rank in rows
         ]
 
     def metric_names(self, attempt_id: str, before: int) -> set[str]:
@@ -113,27 +119,17 @@ class Curves:
             row = db.execute(query, (attempt_id, since, before)).fetchone()
         return (row[0], row[1]) if row else None
 
-    def _summary(self, condition: str, owner_id: str) -> list[Summary]:
+    def last_steps(self, run_id: str) -> dict[int, dict[tuple[int, str], int]]:
+        """Return attempt -> rank and name of a metric -> step of its last point there."""
         query = (
-            "SELECT c.name, c.points, c.first_value, c.last_value, c.lowest, c.highest, c.last_step, c.last_at"
-            f" FROM curves c JOIN attempts a USING (attempt_id) WHERE {condition}"
-            " ORDER BY a.number, c.node, c.block, c.name"
+            "SELECT a.number, c.rank, c.name, c.last_step FROM attempts a JOIN curves c USING (attempt_id)"
+            " WHERE a.run_id = ? ORDER BY a.number, c.node, c.block"
         )
-        summaries: dict[str, Summary] = {}
+        steps: dict[int, dict[tuple[int, str], int]] = {}
         with self._database.read() as db:
-            for name, points, first, last, lowest, highest, step, at in db.execute(query, (owner_id,)):
-                earlier = summaries.get(name)
-                summaries[name] = Summary(
-                    name,
-                    points + (earlier.points if earlier else 0),
-                    earlier.first if earlier else _to_float(first),
-                    _to_float(last),
-                    _extreme(min, earlier.lowest if earlier else None, lowest),
-                    _extreme(max, earlier.highest if earlier else None, highest),
-                    step,
-                    at,
-                )
-        return list(summaries.values())
+            for attempt, rank, name, step in db.execute(query, (run_id,)):
+                steps.setdefault(attempt, {})[rank, name] = step
+        return steps
 
     def last(self, run_ids: Sequence[str], names: Sequence[str] = LOSSES) -> dict[str, Summary]:
         """Return run id -> last point of the first of `names` that the run has; fast for long curves too."""
@@ -143,28 +139,47 @@ class Curves:
             f" (SELECT 1 FROM curves c WHERE c.attempt_id = a.attempt_id AND c.name IN ({placeholders}))"
         )
         query = (
-            "SELECT c.name, c.last_value, c.last_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id)"
-            " WHERE a.run_id = ? AND c.name = ? ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT 1"
+            "SELECT c.name, c.last_value, c.last_step, c.last_at, c.rank FROM attempts a JOIN curves c USING (attempt_id)"
+            f" WHERE a.run_id = ? AND c.name = ? AND {_LOWEST}"
+            " ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT 1"
         )
         last_points = {}
         with self._database.read() as db:
             for (run_id,) in db.execute(runs_query, (json.dumps(list(run_ids)), *names)).fetchall():
                 for name in names:
                     if row := db.execute(query, (run_id, name)).fetchone():
-                        value = _to_float(row[1])
-                        last_points[run_id] = Summary(name, 1, value, value, value, value, row[2], row[3])
+                        value = to_float(row[1])
+                        last_points[run_id] = Summary(name, 1, value, value, value, value, *row[2:])
                         break
         return last_points
 
-    def points(self, run_id: str, name: str, most: int = MOST) -> list[Point]:
+    def owners(self, run_id: str, rank: int | None = 0) -> list[tuple[int, str, int]]:
+        """Return attempt, name and rank of each curve of a rank, of all ranks for None."""
+        query = (
+            "SELECT DISTINCT a.number, c.name, c.rank FROM attempts a JOIN curves c USING (attempt_id)"
+            f" WHERE a.run_id = ? AND {of_rank(rank)}"
+        )
+        with self._database.read() as db:
+            return [(attempt, name, of) for attempt, name, of in db.execute(query, (run_id,))]
+
+    def ranks(self, run_id: str, name: str | None = None) -> list[int]:
+        """Return the ranks that have logged a metric, or any."""
+        query = "SELECT DISTINCT c.rank FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ?"
+        with self._database.read() as db:
+            rows = db.execute(f"{query} AND c.name = ?" if name else query, (run_id, name) if name else (run_id,))
+            return sorted(row[0] for row in rows)
+
+    def points(self, run_id: str, name: str, most: int = MOST, rank: int = 0) -> list[Point]:
         """Return a curve in at most `most` points (a few more where a new attempt begins), each with its lowest and
         highest value. The first point has the step of the curve's first value, every other one that of its last."""
-        blocks = self._blocks(run_id, name)
+        blocks = self._blocks(run_id, name, rank)
+        lost_from = self._lost_from(run_id, name, rank)
         count = sum(block.points for block in blocks)
         if count <= 2 * most or len(blocks) <= most // 8:  # blocks alone would be too coarse
-            points = list(_downsample(self._single_points(blocks, name), most))
+            all_points = self._single_points(blocks, name, lost_from)
         else:
-            points = list(_downsample((_block_point(block) for block in blocks), most))
+            all_points = self._block_points(blocks, name, lost_from)
+        points = list(downsample(all_points, most))
         if len(points) > 1 and points[0].points > 1:
             points[0] = replace(points[0], step=blocks[0].first_step)
         return points
@@ -172,91 +187,73 @@ class Curves:
     def tail(self, run_id: str, name: str, most: int) -> list[float]:
         """Return the end of a curve in about `most` values, the oldest first. A longer curve is averaged over neighbours,
         a much longer one over blocks."""
-        query = (
-            "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
-            " c.last_step, c.first_step FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND"
-            " c.name = ? ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT ?"
-        )
+        query = f"{_BLOCKS} AND {_LOWEST} ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT ?"
         with self._database.read() as db:
-            blocks = [_Block(*row) for row in db.execute(query, (run_id, name, most))][::-1]
+            blocks = [Block(*row) for row in db.execute(query, (run_id, name, most))][::-1]
         if len(blocks) < most // 2 or sum(block.points for block in blocks) <= 4 * most:
-            points: Iterable[Point] = _downsample(self._single_points(blocks, name), most)
+            points: Iterable[Point] = downsample(self._single_points(blocks, name, {}), most)
         else:
-            points = map(_block_point, blocks)
+            points = (block.as_point() for block in blocks)
         return [point.value for point in points if math.isfinite(point.value)][-most:]
 
-    def _blocks(self, run_id: str, name: str) -> list[_Block]:
-        query = (
-            "SELECT c.attempt_id, a.number, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
-            " c.last_step, c.first_step, c.last_at FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ? AND"
-            " c.name = ? ORDER BY a.number, c.node, c.block"
-        )
+    def _blocks(self, run_id: str, name: str, rank: int) -> list[Block]:
+        query = f"{_BLOCKS} AND {of_rank(rank)} ORDER BY a.number, c.node, c.block"
         with self._database.read() as db:
-            return [_Block(*row) for row in db.execute(query, (run_id, name))]
+            return [Block(*row) for row in db.execute(query, (run_id, name))]
 
-    def _single_points(self, blocks: Sequence[_Block], name: str) -> Iterator[Point]:
+    def _lost_from(self, run_id: str, name: str, rank: int) -> dict[int, int]:
+        """Return attempt -> the step at which a newer attempt resumed: an older one's points from there on are lost.
+
+        An attempt resumed at its first point of the metric. An evaluation comes later than training does: its points are
+        lost from the first point of the newer attempt's training loss on.
+        """
+        names = (name, *LOSSES) if is_evaluation(name) else (name,)
+        query = (  # SQLite takes first_step from the row with the lowest block
+            "SELECT a.number, min(c.block), c.first_step FROM attempts a JOIN curves c USING (attempt_id)"
+            f" WHERE a.run_id = ? AND c.name IN ({', '.join('?' for _ in names)}) AND {of_rank(rank)}"
+            " GROUP BY a.number, c.name"
+        )
+        first: dict[int, int] = {}
+        with self._database.read() as db:
+            if db.execute("SELECT max(number) FROM attempts WHERE run_id = ?", (run_id,)).fetchone()[0] == 1:
+                return {}
+            for attempt, _, step in db.execute(query, (run_id, *names)):
+                first[attempt] = min(step, first.get(attempt, step))
+        lost_from: dict[int, int] = {}
+        resumed: int | None = None
+        for attempt in sorted(first, reverse=True):
+            if resumed is not None:
+                lost_from[attempt] = resumed
+            resumed = first[attempt] if resumed is None else min(resumed, first[attempt])
+        return lost_from
+
+    def _block_points(self, blocks: Sequence[Block], name: str, lost_from: Mapping[int, int]) -> Iterator[Point]:
+        """Yield a point for each block; a block in which a lost part begins is read point by point."""
+        for block in blocks:
+            lost = block.is_lost(lost_from)
+            if lost is None:
+                yield from self._single_points([block], name, lost_from)
+            else:
+                yield block.as_point(lost=lost)
+
+    def _single_points(self, blocks: Sequence[Block], name: str, lost_from: Mapping[int, int]) -> Iterator[Point]:
         """Yield the single points of some blocks."""
         query = (
-            "SELECT step, value, at FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ? AND name = ?"
-            " ORDER BY seq"
+            "SELECT step, value, at, epoch FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ?"
+            " AND name = ? AND rank = ? ORDER BY seq"
         )
         with self._database.read() as db:
             for block in blocks:
-                first = block.block * BLOCK
-                for step, value, at in db.execute(query, (block.attempt_id, block.node, first, first + BLOCK, name)):
-                    number = _to_float(value)
+                first, resumed = block.block * BLOCK, lost_from.get(block.attempt)
+                where = (block.attempt_id, block.node, first, first + BLOCK, name, block.rank)
+                for step, value, at, epoch in db.execute(query, where):
+                    number = to_float(value)
                     finite = number if math.isfinite(number) else math.nan
-                    yield Point(block.attempt, step, finite, finite, finite, 1, at)
-
-
-def share(value: float, low: float, high: float) -> float:
-    """Return the position of a value between two others, 0 to 1 (0 where they are equal); finite numbers of any size."""
-    if math.isinf(high - low):  # the difference overflows, half of it does not
-        value, low, high = value / 2, low / 2, high / 2
-    return (value - low) / (high - low) if high > low else 0.0
-
-
-def _block_point(block: _Block) -> Point:
-    mean = block.total / block.finite if block.finite else math.nan
-    lowest, highest = _to_float(block.lowest), _to_float(block.highest)
-    return Point(block.attempt, block.step, mean, lowest, highest, block.points, block.at)
-
-
-def _downsample(points: Iterable[Point], most: int) -> Iterator[Point]:
-    """Merge neighbouring points of one attempt until about `most` are left."""
-    all_points = list(points)
-    size = math.ceil(len(all_points) / max(most, 1))
-    if size <= 1:
-        yield from all_points
-        return
-    start = 0
-    while start < len(all_points):
-        end = start + 1
-        while end < len(all_points) and end - start < size and all_points[end].attempt == all_points[start].attempt:
-            end += 1
-        yield _merge(all_points[start:end])
-        start = end
-
-
-def _merge(points: Sequence[Point]) -> Point:
-    finite = [point for point in points if math.isfinite(point.value)]
-    weight = sum(point.points for point in finite)
-    return Point(
-        points[-1].attempt,
-        points[-1].step,
-        sum(point.value * point.points for point in finite) / weight if weight else math.nan,
-        min((point.lowest for point in finite), default=math.nan),
-        max((point.highest for point in finite), default=math.nan),
-        sum(point.points for point in points),
-        points[-1].at,
-    )
+                    lost = resumed is not None and step >= resumed
+                    yield Point(block.attempt, step, finite, finite, finite, 1, at, epoch, lost)
 
 
 def _extreme(choose: Callable[[list[float]], float], first: float | None, second: float | None) -> float:
     """Return min or max (`choose`) of two values, either of which may be missing; NaN where both are."""
     numbers = [value for value in (first, second) if value is not None and not math.isnan(value)]
     return choose(numbers) if numbers else math.nan
-
-
-def _to_float(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -156,6 +156,54 @@ _NINTH = (
     )""",
 )
 
+# A point has the rank that logged it, and the epoch where that is known; a curve is one rank's. The rank of older points is
+# not known, so 0.
+_TENTH = (
+    "ALTER TABLE metrics ADD COLUMN rank INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE metrics ADD COLUMN epoch REAL",
+    "DROP TRIGGER metrics_into_curves",
+    """CREATE TABLE curves_by_rank (
+        attempt_id  TEXT NOT NULL REFERENCES attempts,
+        name        TEXT NOT NULL,
+        rank        INTEGER NOT NULL,
+        node        INTEGER NOT NULL,
+        block       INTEGER NOT NULL,      -- seq / BLOCK
+        points      INTEGER NOT NULL,
+        finite      INTEGER NOT NULL,      -- how many of them are finite numbers
+        total       REAL NOT NULL,         -- their sum
+        lowest      REAL,
+        highest     REAL,
+        first_value REAL,
+        last_value  REAL,
+        first_step  INTEGER NOT NULL,
+        last_step   INTEGER NOT NULL,
+        last_seq    INTEGER NOT NULL,
+        last_at     TEXT NOT NULL,
+        last_epoch  REAL,
+        PRIMARY KEY (attempt_id, name, rank, node, block)
+    ) WITHOUT ROWID""",
+    """INSERT INTO curves_by_rank SELECT attempt_id, name, 0, node, block, points, finite, total, lowest, highest,
+        first_value, last_value, first_step, last_step, last_seq, last_at, NULL FROM curves""",
+    "DROP TABLE curves",
+    "ALTER TABLE curves_by_rank RENAME TO curves",
+    f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
+        INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.rank, new.node, new.seq / {BLOCK}, 0, 0, 0,
+               NULL, NULL, new.value, NULL, new.step, new.step, -1, '', NULL);
+        UPDATE curves SET points = points + 1,
+               finite = finite + {_FINITE},
+               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
+               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
+               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
+               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
+               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
+               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,
+               last_epoch = CASE WHEN new.seq >= last_seq THEN new.epoch ELSE last_epoch END,
+               last_seq = max(last_seq, new.seq)
+         WHERE attempt_id = new.attempt_id AND name = new.name AND rank = new.rank AND node = new.node
+           AND block = new.seq / {BLOCK};
+    END""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -166,4 +214,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _SEVENTH,
     _EIGHTH,
     _NINTH,
+    _TENTH,
 )

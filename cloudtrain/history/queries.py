@@ -141,15 +141,25 @@ class History:
             ).fetchone()
         return State(state), cursor
 
-    def metrics(self, run_id: str, name: str | None = None) -> list[MetricRow]:
-        """Return the metric points of a run in the order in which they were logged."""
+    def metrics(self, run_id: str, name: str | None = None, rank: int | None = 0) -> list[MetricRow]:
+        """Return the metric points of a run in the order in which they were logged; of all ranks for None.
+
+        For rank 0, a metric that it has not logged in an attempt is that of the lowest rank that has.
+        """
+        curves = set(self.curves.owners(run_id, rank))
         query = (
-            "SELECT a.number, m.node, m.seq, m.at, m.name, m.step, m.value FROM metrics m JOIN attempts a USING (attempt_id)"
-            " WHERE a.run_id = ?" + (" AND m.name = ?" if name else "") + " ORDER BY a.number, m.node, m.seq, m.name"
+            "SELECT a.number, m.node, m.seq, m.at, m.name, m.step, m.value, m.rank, m.epoch FROM metrics m"
+            " JOIN attempts a USING (attempt_id) WHERE a.run_id = ?"
+            + (" AND m.name = ?" if name else "")
+            + " ORDER BY a.number, m.node, m.seq, m.name"
         )
         with self.database.read() as db:
             rows = db.execute(query, (run_id, name) if name else (run_id,))
-            return [MetricRow(a, n, q, at, m, step, math.nan if v is None else v) for a, n, q, at, m, step, v in rows]
+            return [
+                MetricRow(number, node, seq, at, metric, step, math.nan if value is None else value, of, epoch)
+                for number, node, seq, at, metric, step, value, of, epoch in rows
+                if (number, metric, of) in curves
+            ]
 
     def events(self, run_id: str, kind: str | None = None) -> list[Event]:
         """Return a run's events without metrics, in order on each node."""

@@ -75,6 +75,8 @@ class MetricRow:
     name: str
     step: int
     value: float
+    rank: int = 0
+    epoch: float | None = None  # None where it is not known
 
 
 def _status(row: sqlite3.Row) -> Status:

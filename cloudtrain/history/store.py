@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudtrain.backends.api import ATTACHED, Plan
-from cloudtrain.events import FINAL, PLATFORM, Event, State, Status
+from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, placeholders
 from cloudtrain.job.units import now
@@ -207,7 +207,7 @@ class Store(Leases):
         status: Status | None = None,
         cursor: str | None = None,
         events: Iterable[Event] = (),
-        metrics: Iterable[tuple[Event, int, str, float]] = (),
+        metrics: Iterable[Row] = (),
     ) -> None:
         """Write status, log cursor, events and metrics of an attempt in one transaction; idempotent.
 
@@ -219,8 +219,9 @@ class Store(Leases):
                 [(attempt_id, e.node, e.seq, e.at, e.kind, json.dumps(e.data)) for e in events],
             )
             db.executemany(
-                "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(attempt_id, e.node, e.seq, e.at, step, name, value) for e, step, name, value in metrics],
+                "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(attempt_id, event.node, event.seq, event.at, *point) for event, *point in metrics],
             )
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.history.curves import share
+from cloudtrain.history.sampling import share
 from cloudtrain.job.units import seconds_since
 
 if TYPE_CHECKING:

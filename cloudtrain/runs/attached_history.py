@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import Event
+from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files
 from cloudtrain.runs import watch
 
@@ -60,7 +60,7 @@ def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str
     sizes_read = _SIZES_READ.setdefault((str(store.home), uri), {})
     folders = _FOLDERS.setdefault((str(store.home), uri), {})
     for name, slot, content in _changed_event_files(backend, uri, sizes_read):
-        rows: dict[str, list[tuple[Event, int, str, float]]] = {}
+        rows: dict[str, list[Row]] = {}
         prefix: str | None = None
         for point in event_files.read_points(name, content, slot):
             begun = [attempt.attempt_id for attempt in attempts if attempt.created_at <= point.at]
@@ -68,7 +68,7 @@ def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str
             if prefix is None:
                 prefix = folders.setdefault(attempt_id, event_files.TagPrefixes()).prefix(name)
             event = Event(attempt_id, 0, point.seq, point.at, "metric")
-            new_rows = events.rows(event, [(point.step, prefix + point.name, point.value)])
+            new_rows = events.rows(event, [Point(point.step, prefix + point.name, point.value)])
             rows.setdefault(attempt_id, []).extend(row for row in new_rows if row[2] not in logged[attempt_id])
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)

@@ -212,10 +212,15 @@ class Run:
                 tail.add(line)
         return record.judge_attempt(self.store, newest, status, tail.lines())
 
-    def metrics(self, name: str | None = None) -> list[MetricRow]:
-        """Return the points of all curves, or of one, in the order in which they were emitted."""
+    def metrics(self, name: str | None = None, *, rank: int | None = 0) -> list[MetricRow]:
+        """Return the points of all curves, or of one, in the order in which they were logged.
+
+        Args:
+            name: A metric, such as `loss`.
+            rank: Whose points; None for all ranks. A metric that rank 0 has not logged is that of the lowest rank that has.
+        """
         self.refresh()
-        return self.store.metrics(self.run_id, name)
+        return self.store.metrics(self.run_id, name, rank)
 
     def cancel(self, wait_s: float = 0.0) -> Status:
         """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.

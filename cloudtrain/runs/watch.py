@@ -23,15 +23,15 @@ from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
-from cloudtrain.events import Event, LogLine, State, Status
+from cloudtrain.events import Event, LogLine, Point, Row, State, Status
 from cloudtrain.history import event_files
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, unix_time
-from cloudtrain.metrics import MetricParser
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import asked, retry, send, watcher
 from cloudtrain.runs.attempts import backend_of, replan
+from cloudtrain.runs.metric_lines import MetricLines
 from cloudtrain.runs.pace import NOTICE_S, Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
 
@@ -85,7 +85,7 @@ class Watcher:
         self.store = store
         self.run_id = run_id
         self.me = me or Process.here()
-        self._parsers: dict[str, MetricParser] = {}
+        self._metrics: dict[str, MetricLines] = {}
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
         self._readers: dict[tuple[str, Path], event_files.Reader] = {}
@@ -244,16 +244,23 @@ class Watcher:
         if attempt.cursor is None:
             self._tails.setdefault(attempt.attempt_id, Tail())
         tail = self._tails.get(attempt.attempt_id)
+        if attempt.attempt_id not in self._metrics:
+            self._metrics[attempt.attempt_id] = MetricLines(self.store, attempt)
+        metrics = self._metrics[attempt.attempt_id]
         for batch in self._new_lines(attempt, backend):
-            batch_events = [event for line in batch if (event := self._event(attempt, line))]
-            points = [row for e in batch_events if e.kind == "metric" for row in events.rows(e, _points(e))]
+            others: list[Event] = []
+            points: list[Row] = []
             for line in batch:
+                if parsed := events.parse(line.text):
+                    event = Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed)
+                    if event.kind == "metric":
+                        points += metrics.event_rows(event, line.rank)
+                    else:
+                        others.append(event)
                 if not line.text.startswith(events.MARK):
                     if tail:
                         tail.add(line)
-                    plain = Event(attempt.attempt_id, line.node, line.seq, line.at, "metric")
-                    points += events.rows(plain, self._parser(attempt).metrics(line.text, line.rank))
-            others = [event for event in batch_events if event.kind != "metric"]
+                    points += metrics.rows(line)
             self.store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
             if any(event.kind in ("state", "result") for event in others):
@@ -315,20 +322,9 @@ class Watcher:
                     rows = []
                     for point in points:
                         event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")
-                        rows += events.rows(event, [(point.step, point.name, point.value)])
+                        rows += events.rows(event, [Point(point.step, point.name, point.value)])
                     self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in logged_names])
                     self._lease()
-
-    def _parser(self, attempt: AttemptRecord) -> MetricParser:
-        """Return the parser of metrics in an attempt's plain lines; it counts on from the steps that are stored."""
-        if attempt.attempt_id not in self._parsers:
-            seen = {row.name: row.step for row in self.store.curves.of_attempt(attempt.attempt_id)}
-            self._parsers[attempt.attempt_id] = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen)
-        return self._parsers[attempt.attempt_id]
-
-    def _event(self, attempt: AttemptRecord, line: LogLine) -> Event | None:
-        parsed = events.parse(line.text)
-        return Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed) if parsed else None
 
     def _follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
@@ -452,18 +448,6 @@ class Watcher:
             return False
         self._leased_at = time.monotonic()
         return True
-
-
-def _points(event: Event) -> list[tuple[float, str, float]]:
-    """Return the (step, name, value) of a metric event: every number in it but the step is a point of a curve."""
-    step = event.data.get("step", 0)
-    at = step if isinstance(step, (int, float)) else 0
-    return [
-        (at, name, float(value))
-        for name, value in event.data.items()
-        if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
-        if isinstance(value, float) or abs(value) < 1 << 1000  # a float can be made of it
-    ]
 
 
 def _known_end(text: str, attempt_id: str) -> Status | None:

@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view.columns import display_width
 from cloudtrain.cli.view.live import LOG_HEIGHT, MIN_HEIGHT, LiveView, Panel, format_usage
 from cloudtrain.cli.view.terminal import clean
-from cloudtrain.events import Event, State, Status
+from cloudtrain.events import Event, Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
@@ -111,7 +111,7 @@ def store(home) -> Store:
 
 def record(store, seq, step, node=0, **values):
     event = Event("tiny-1-a1", node, seq, "2026-11-21T10:00:01Z", "metric")
-    store.record("tiny-1-a1", metrics=[(event, step, name, value) for name, value in values.items()])
+    store.record("tiny-1-a1", metrics=[Row(event, step, name, value) for name, value in values.items()])
 
 
 def test_the_panel_says_what_the_history_knows(store, monkeypatch):

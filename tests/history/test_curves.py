@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.events import Event, State, Status
-from cloudtrain.history import database
+from cloudtrain.events import Event, Row, State, Status
+from cloudtrain.history import database, sampling
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
@@ -29,10 +29,21 @@ def store(home) -> Store:
     return store
 
 
-def write(store: Store, points, attempt="r-a1", name="loss", node=0):
+def write(store: Store, points, attempt="r-a1", name="loss", node=0, rank=0):
     """Write (seq, step, value)."""
-    rows = [(Event(attempt, node, seq, f"t{seq:08d}", "metric"), step, name, value) for seq, step, value in points]
+    rows = [
+        Row(Event(attempt, node, seq, f"t{seq:08d}", "metric"), step, name, value, rank) for seq, step, value in points
+    ]
     store.record(attempt, metrics=rows)
+
+
+def write_as_before_ranks(store: Store, points, name="loss", node=0):
+    """Write (seq, step, value) as a cloudtrain before ranks did."""
+    rows = [(node, seq, f"t{seq:08d}", step, name, value) for seq, step, value in points]
+    with store.database.write() as db:
+        db.executemany(
+            "INSERT INTO metrics (attempt_id, node, seq, at, step, name, value) VALUES ('r-a1', ?, ?, ?, ?, ?, ?)", rows
+        )
 
 
 def facts(store: Store, run_id="r"):
@@ -83,14 +94,15 @@ def test_a_history_of_an_older_schema_gets_its_blocks(tmp_path, monkeypatch):
         patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:3])
         old = Store(tmp_path / "old")
         assert old.intend(plan(), identity="i", owner=Process.here())
-        write(old, points)
-        write(old, points[:100], name="b", node=2)
+        write_as_before_ranks(old, points)
+        write_as_before_ranks(old, points[:100], name="b", node=2)
     new = Store(tmp_path / "new")
     assert new.intend(plan(), identity="i", owner=Process.here())
     write(new, points)
     write(new, points[:100], name="b", node=2)
     old = Store(tmp_path / "old")
     check(old)
+    assert {row.rank for row in old.metrics("r", rank=None)} == {0}, "whose they were is not known"
     for name in ("loss", "b"):
         assert repr(old.curves.points("r", name, 50)) == repr(new.curves.points("r", name, 50))
     write(old, [(6000, 6000, 1.0)])  # and they go on
@@ -129,7 +141,66 @@ def test_a_short_curve_is_itself_and_attempts_stay_apart(store):
     assert store.curves.tail("r", "loss", 8)[:5] == [0.5, 2.5, 4.5, 6.5, 8.5]  # means of two; attempts stay apart
     for most in (1, 2, 3):
         assert all(p.attempt == 1 or p.step in (5, 6, 7, 8, 9) for p in store.curves.points("r", "loss", most))
-    assert [row.last for row in store.curves.of_attempt("r-a1")] == [9.0]
+    assert store.curves.last_steps("r") == {1: {(0, "loss"): 9}, 2: {(0, "loss"): 9}}
+
+
+def test_no_curve_mixes_ranks(store):
+    for rank in (0, 1):
+        write(store, [(2 * n + rank, n, n + rank / 2) for n in range(20)], rank=rank)
+    write(store, [(100, 3, 7.0), (101, 4, 8.0)], name="of the last stage", rank=5)
+    check(store)
+    assert [(row.name, row.points, row.last, row.rank) for row in store.curves.summary("r")] == [
+        ("loss", 20, 19.0, 0),
+        ("of the last stage", 2, 8.0, 5),
+    ], "what rank 0 has not logged is that of the lowest rank that has"
+    assert [(row.name, row.last) for row in store.curves.summary("r", 1)] == [("loss", 19.5)]
+    everything = [(row.name, row.rank, row.points) for row in store.curves.summary("r", None)]
+    assert everything == [("loss", 0, 20), ("loss", 1, 20), ("of the last stage", 5, 2)]
+    assert (store.curves.ranks("r"), store.curves.ranks("r", "loss")) == ([0, 1, 5], [0, 1])
+    assert [(row.rank, row.value) for row in store.metrics("r", "loss")] == [(0, float(n)) for n in range(20)]
+    assert {row.rank for row in store.metrics("r", rank=1)} == {1} and len(store.metrics("r", rank=None)) == 42
+    for most in (4, 100):
+        assert max(point.highest for point in store.curves.points("r", "loss", most)) == 19.0
+        assert max(point.highest for point in store.curves.points("r", "loss", most, 1)) == 19.5
+    assert store.curves.points("r", "of the last stage")[-1].value == 8.0
+    assert not store.curves.points("r", "of the last stage", rank=1)
+    assert store.curves.tail("r", "loss", 30) == [float(n) for n in range(20)]
+    assert store.curves.last(["r"])["r"].last == 19.0
+    assert {row.name: row.last for row in store.curves.newest("r")} == {"loss": 19.0, "of the last stage": 8.0}
+
+
+def resumed(store: Store, attempt: int) -> None:
+    store.record(f"r-a{attempt - 1}", status=Status(State.PREEMPTED, 75))
+    assert store.next_attempt(plan(attempt=attempt), owner=Process.here())
+
+
+def test_what_a_newer_attempt_did_again_is_lost(store):
+    write(store, [(n, n, 1.0) for n in range(10)])
+    write(store, [(100, 4, 0.4), (101, 8, 0.8)], name="eval_loss")
+    assert not any(point.lost for point in store.curves.points("r", "loss"))
+    resumed(store, 2)
+    write(store, [(n, n + 6, 2.0) for n in range(6)], attempt="r-a2")
+    resumed(store, 3)
+    write(store, [(n, n + 9, 3.0) for n in range(3)], attempt="r-a3")
+    points = store.curves.points("r", "loss")
+    assert [(p.attempt, p.step) for p in points if p.lost] == [(1, 6), (1, 7), (1, 8), (1, 9), (2, 9), (2, 10), (2, 11)]
+    kept, lost = sampling.split_lost(points)
+    assert [p.step for p in kept] == list(range(12)) and {p.attempt for p in kept} == {1, 2, 3}
+    assert [[p.step for p in part] for part in lost] == [[5, 6, 7, 8, 9], [8, 9, 10, 11]], "each with where it branches"
+    evaluations = [(p.step, p.lost) for p in store.curves.points("r", "eval_loss")]
+    assert evaluations == [(4, False), (8, True)], "its training was done again, though no evaluation was yet"
+    few = store.curves.points("r", "loss", 3)
+    assert sum(p.points for p in few if p.lost) == 7 and sum(p.points for p in few) == 19
+
+
+def test_a_lost_part_begins_inside_a_block(store):
+    write(store, [(n, n, 1.0) for n in range(5000)])
+    resumed(store, 2)
+    write(store, [(n, n + 3000, 2.0) for n in range(5000)], attempt="r-a2")
+    points = store.curves.points("r", "loss", 8)
+    assert sum(point.points for point in points) == 10_000
+    assert sum(point.points for point in points if point.lost) == 2000
+    assert not [p for p in points if p.attempt == 1 and p.lost != (p.step >= 3000)]
 
 
 def test_the_last_loss_of_many_runs(store):
@@ -146,7 +217,7 @@ def test_drawing_a_curve_reads_its_blocks_and_not_the_metrics(store):
     for begin in range(0, 300_000, 100_000):
         with store.database.write() as db:
             db.executemany(
-                "INSERT INTO metrics VALUES ('r-a1', 0, ?, 't', ?, 'loss', ?)",
+                "INSERT INTO metrics VALUES ('r-a1', 0, ?, 't', ?, 'loss', ?, 0, NULL)",
                 [(n, n, float(n % 7)) for n in range(begin, begin + 100_000)],
             )
     with store.database.read() as db:

@@ -13,7 +13,7 @@ import pytest
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import StoreError, UnknownRun
-from cloudtrain.events import Event, State, Status
+from cloudtrain.events import Event, Row, State, Status
 from cloudtrain.history import database
 from cloudtrain.history.database import on_network
 from cloudtrain.history.store import Store
@@ -95,7 +95,7 @@ def test_a_final_state_is_never_rewritten(store, run):
 def test_seeing_the_same_lines_again_changes_nothing(store, run):
     event = Event("run-1-a1", 0, 7, "t", "metric", {"loss": 1.0})
     for _ in range(2):
-        store.record("run-1-a1", cursor="9", metrics=[(event, 5, "loss", 1.0), (event, 5, "lr", float("nan"))],
+        store.record("run-1-a1", cursor="9", metrics=[Row(event, 5, "loss", 1.0), Row(event, 5, "lr", float("nan"))],
                      events=[replace(event, seq=8, kind="world", data={"world_size": 2})])  # fmt: skip
     rows = store.metrics(run)
     assert [(r.step, r.name, r.seq) for r in rows] == [(5, "loss", 7), (5, "lr", 7)]
@@ -234,7 +234,7 @@ def _writer(home, number, count):
         name = f"w{number}-{n}"
         assert store.intend(plan(name), identity=name, owner=Process.here())
         event = Event(f"{name}-a1", 0, n, "t", "metric")
-        store.record(f"{name}-a1", cursor=str(n), metrics=[(event, n, "loss", float(n))])
+        store.record(f"{name}-a1", cursor=str(n), metrics=[Row(event, n, "loss", float(n))])
 
 
 def test_many_processes_write_at_once(home):

@@ -13,7 +13,7 @@ import pytest
 from cloudtrain.backends.api import Plan
 from cloudtrain.console.charts import _use
 from cloudtrain.errors import BadRequest
-from cloudtrain.events import Event, LogLine, State, Status
+from cloudtrain.events import Event, LogLine, Row, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.report import page, plots
@@ -62,7 +62,7 @@ def run(home, monkeypatch) -> Run:
               "client": {"host": HOSTILE, "system": "Linux", "python": "3", "cloudtrain": "0"}}  # fmt: skip
     assert store.intend(plan, identity="i", owner=Process.here(), provenance=origin)
     points = [(Event("tiny-1-a1", 0, n, "2026-11-21T10:00:00Z", "metric"), n) for n in range(3000)]
-    rows = [(event, step, name, 5 - step / 1000) for event, step in points for name in ("loss", HOSTILE)]
+    rows = [Row(event, step, name, 5 - step / 1000) for event, step in points for name in ("loss", HOSTILE)]
     usage = [
         Event("tiny-1-a1", node, 9000 + n, f"2026-11-21T10:00:{n:02d}Z", "usage",
               {"cpu_percent": 100.0 + n, "rss_bytes": 1 << 30, "gpus": [{"index": 0, "percent": 50, "memory_bytes": 1 << 30}]})
@@ -176,14 +176,14 @@ def test_a_name_with_quotes_is_shown_with_quotes(run):
     """plotly knows entities for tags and none for a quote: it would show its letters."""
     name = """a "b" <i>'c' & d"""
     event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
-    run.store.record("tiny-1-a1", metrics=[(event, 1, name, 1.0)])
+    run.store.record("tiny-1-a1", metrics=[Row(event, 1, name, 1.0)])
     (title,) = run.plot(name).layout.annotations
     assert title.text == """a "b" &lt;i&gt;'c' &amp; d"""
 
 
 def test_a_card_stands_numbers_of_any_size(run):
     values = [1.7e308, -1.7e308, float("nan"), 5e-324]
-    rows = [(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
+    rows = [Row(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
     run.store.record("tiny-1-a1", metrics=rows)
     card = run._repr_html_()
     assert "huge" in card and 'points="0.0,1.0 80.0,31.0 160.0,16.0"' in card
@@ -200,7 +200,7 @@ def test_a_run_and_runs_in_a_notebook(run, home):
     row = frame.iloc[0]
     assert (row["run_id"], row["state"], row["exit_code"], row["hp.lr"]) == ("tiny-1", "FAILED", 3, "1e-3")
     event = Event("tiny-1-a1", 0, 20_000, "2026-11-21T10:00:00Z", "metric")
-    run.store.record("tiny-1-a1", metrics=[(event, 1, "state", 7.0), (event, 1, "hp.lr", 8.0)])
+    run.store.record("tiny-1-a1", metrics=[Row(event, 1, "state", 7.0), Row(event, 1, "hp.lr", 8.0)])
     again = listing.runs().to_pandas().iloc[0]
     assert (again["state"], again["metrics.state"]) == ("FAILED", 7.0)
     assert (again["hp.lr"], again["metrics.hp.lr"]) == ("1e-3", 8.0)

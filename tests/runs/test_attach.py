@@ -81,7 +81,7 @@ def told(run: Run) -> dict[str, Any]:
             each.pop(name, None)
     for name in ("client", "configuration", "attached"):
         shown["provenance"].pop(name, None)
-    metrics = [row._asdict() if hasattr(row, "_asdict") else vars(row) for row in run.metrics()]
+    metrics = [row._asdict() if hasattr(row, "_asdict") else vars(row) for row in run.metrics(rank=None)]
     log = [(line.at, line.node, line.rank, line.seq, line.text) for line in run.logs(raw=True)]
     return {
         "shown": shown,
@@ -115,7 +115,7 @@ def test_a_run_is_rebuilt_attempt_by_attempt_when_the_laptop_is_gone(submitted, 
     assert verdict is not None and (verdict.label, verdict.rank) == ("missing-file", 1)
     assert told(first) == told(run)
     assert first.record.status.exit_code == 1 and first.record.attached == str(output / run.run_id)
-    assert {row.node for row in first.metrics("loss")} == {0, 1}
+    assert {row.node for row in first.metrics("loss", rank=None)} == {0, 1}
     origin = first.store.provenance(run.run_id)
     assert origin["commit"] and origin["dirty"] and "+# changed since" in origin["text"]
 
@@ -147,7 +147,7 @@ def test_a_running_one_is_attached_and_what_is_new_comes_later(store, submitted,
     uri = f"{store.scheme}://bucket/out/{run.run_id}"
     wait_for(lambda: any("/run.json" in key for key in store.objects()), "the first word")
     attached = cloudtrain.attach(uri, mine)
-    wait_for(lambda: len(attached.metrics("loss")) == 6, "the metrics of both nodes")
+    wait_for(lambda: len(attached.metrics("loss", rank=None)) == 6, "the metrics of both nodes")
     wait_for(lambda: attached.state is State.RUNNING, "its state, which travels in another file than the metrics")
     assert not attached.store.watched(run.run_id)
     for forbidden in (attached.cancel, attached.resume, attached.rerun):

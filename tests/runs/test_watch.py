@@ -39,6 +39,22 @@ def test_the_log_becomes_events_and_metrics(submitter, job):
     assert [event.data for event in run.store.events(run.run_id, "world")] == [{"world_size": 1}]
 
 
+def test_points_have_rank_attempt_and_epoch_and_a_count_continues_after_a_resume(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    for attempt, (loss, step) in enumerate([("3.0", 10), ("2.0", 11)], start=1):
+        told = events.format("metric", {"step": step, "acc": 0.5, "epoch": 1.5})
+        for rank in (0, 1):
+            MemoryBackend.say(newest(run), f"{{'loss': {loss}, 'epoch': {attempt}}}", told, rank=rank)
+        MemoryBackend.say(newest(run), events.format("metric", {"step": step, "acc": 0.1, "_rank": 3}))
+        MemoryBackend.finish(newest(run), *([State.PREEMPTED, 75] if attempt == 1 else []))
+        watch(run)
+    losses = [(row.attempt, row.rank, row.step, row.value, row.epoch) for row in run.metrics("loss", rank=None)]
+    assert losses == [(1, 0, 1, 3.0, 1.0), (1, 1, 1, 3.0, 1.0), (2, 0, 2, 2.0, 2.0), (2, 1, 2, 2.0, 2.0)]
+    assert [(row.rank, row.step, row.epoch) for row in run.metrics("acc")] == [(0, 10, 1.5), (0, 11, 1.5)]
+    assert [(row.step, row.value) for row in run.metrics("acc", rank=3)] == [(10, 0.1), (11, 0.1)]
+    assert {row.name for row in run.metrics(rank=None)} == {"loss", "acc"}, "an epoch is an axis, no metric"
+
+
 def test_what_was_said_just_before_the_end_is_not_lost(submitter, job):
     run = submitter.submit(job)
     MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(5000)))

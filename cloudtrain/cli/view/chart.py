@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from cloudtrain.history.curves import share
+from cloudtrain.history.sampling import share
 
 COLOURS = ("cyan", "yellow", "green", "red")
 _MARKS = "*o+x#@"

@@ -1,0 +1,57 @@
+"""Read the metric points of one attempt from the lines of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from cloudtrain import events
+from cloudtrain.events import Event, LogLine, Point, Row
+from cloudtrain.metrics import MetricParser
+
+if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
+
+RANK = "_rank"  # in a metric event: the rank that logged it, where several print through one process
+
+
+class MetricLines:
+    """Finds metrics in the lines of one attempt; counts continue from the steps that the history has."""
+
+    def __init__(self, store: Store, attempt: AttemptRecord) -> None:
+        self._attempt_id = attempt.attempt_id
+        steps = store.curves.last_steps(attempt.run_id)
+        seen = steps.pop(attempt.number, {})
+        earlier = {
+            key: step for number in sorted(steps) if number < attempt.number for key, step in steps[number].items()
+        }
+        self._parser = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen, earlier)
+
+    def rows(self, line: LogLine) -> list[Row]:
+        """Return the points in an ordinary line."""
+        points = list(self._parser.metrics(line.text, max(line.rank, 0)))
+        if not points:
+            return []
+        return events.rows(Event(self._attempt_id, line.node, line.seq, line.at, "metric"), points, line.rank)
+
+    @staticmethod
+    def event_rows(event: Event, rank: int) -> list[Row]:
+        """Return the points of a metric event of a rank: every number but step and epoch is a point of a curve."""
+        told = event.data.get(RANK)
+        return events.rows(event, _event_points(event), told if isinstance(told, int) and 0 <= told < 1 << 31 else rank)
+
+
+def _event_points(event: Event) -> Iterable[Point]:
+    step, epoch = event.data.get("step", 0), event.data.get("epoch")
+    at = step if isinstance(step, (int, float)) else 0
+    for name, value in event.data.items():
+        if name not in ("step", "epoch", RANK) and (number := _number(value)) is not None:
+            yield Point(at, name, number, _number(epoch))
+
+
+def _number(value: object) -> float | None:
+    """Return a number as a float, None where there is none or no float can be made of it."""
+    if isinstance(value, float):
+        return value
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1000 else None
