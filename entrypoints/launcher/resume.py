@@ -6,20 +6,33 @@ import os
 import sys
 from collections.abc import Iterable
 
+from .environment import Prepared
 from .manifest import Manifest
 
 CHECKPOINT = "{checkpoint}"
+OURS = "epochs"  # runtime.EPOCHS: which starts the run had, in the folder of checkpoints
 
 
-def arguments(manifest: Manifest, folders: Iterable[str]) -> list[str]:
-    """Return `resume_args` with the newest complete checkpoint's path in place of {checkpoint}.
+def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
+    """Return `resume_args` with their placeholders replaced, {checkpoint} by the newest complete checkpoint's path.
 
-    Empty on the first attempt, and where no folder holds a complete checkpoint. Reads the checkpoint's files.
+    Empty on the first attempt, and where there is nothing to resume from: no complete checkpoint or, where no argument
+    asks for its path, no file of an earlier attempt. Reads the checkpoint's files.
     """
     if not manifest.resume_args or manifest.attempt == 1:
         return []
-    path = newest_checkpoint(folders)
-    return [argument.replace(CHECKPOINT, path) for argument in manifest.resume_args] if path else []
+    filled = [prepared.fill(argument) for argument in manifest.resume_args]
+    if not any(CHECKPOINT in argument for argument in filled):  # the script knows where its checkpoints are
+        return filled if _left_files(manifest, prepared) else []
+    path = newest_checkpoint([*prepared.folders.values(), *prepared.keeper.folders])
+    return [argument.replace(CHECKPOINT, path) for argument in filled] if path else []
+
+
+def _left_files(manifest: Manifest, prepared: Prepared) -> bool:
+    """Return whether earlier attempts left a file in the folder of checkpoints, or one that `keep` names."""
+    names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
+    walks = (os.walk(prepared.folders[name]) for name in names)
+    return any(files and os.path.basename(at) != OURS for walk in walks for at, _, files in walk)
 
 
 def newest_checkpoint(folders: Iterable[str]) -> str | None:

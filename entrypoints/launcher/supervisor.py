@@ -262,7 +262,7 @@ class Supervisor:
             platform=self._cluster.platform,
             python=sys.version.split()[0],
         )
-        resumed = resume.arguments(manifest, [*prepared.folders.values(), *prepared.keeper.folders])
+        resumed = resume.arguments(manifest, prepared)
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, resumed)

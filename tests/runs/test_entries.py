@@ -142,6 +142,20 @@ def test_later_attempts_get_the_newest_whole_checkpoint(project: Path):
     )  # the first start's folder is empty
 
 
+@pytest.mark.parametrize("leaves", ["last.pt", ""])
+def test_a_script_that_finds_its_checkpoint_itself_gets_resume_args_when_it_left_one(project: Path, leaves: str):
+    script = f"import os, sys\nprint('ARGV', sys.argv[1:])\nname = {leaves!r}\n"
+    script += "name and open(os.path.join(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], name), 'w').close()\n"
+    (project / "resumes.py").write_text(script + "sys.exit(os.environ['CLOUDTRAIN_ATTEMPT'] == '1')\n")
+    job = "entrypoint: resumes.py\nresume_args: [--resume, '{checkpoint_dir}/last.pt']\n"
+    assert submit(project, job=job)[0] == 1
+    run_id = json.loads(run_cli(project, "show", "--json").stdout)["run_id"]
+    assert run_cli(project, "resume", run_id, "--wait").returncode == 0
+    log = run_cli(project, "logs", run_id).stdout
+    first, second = [line.partition("ARGV ")[2] for line in log.splitlines() if "ARGV" in line]
+    assert first == "[]" and (second.endswith("/checkpoints/last.pt']") if leaves else second == "[]")
+
+
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [
