@@ -77,6 +77,7 @@ SLOW = (
     "test_training.py",
     "test_wheel.py",
     "testing/test_contract.py",
+    "thirdparty",
 )
 SMOKE = (
     "runs/test_distributed_env.py::test_one_process_sees_none_of_a_ranks_variables",

@@ -1,0 +1,114 @@
+"""The scripts that are run, what their logs look like, and where what they save is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.events import State
+
+LAYOUTS: dict[str, tuple[str, ...]] = {"one": (), "two": ("--nproc", "2"), "nodes": ("--num-nodes", "2")}
+SIZES = {"one": 1, "two": 2, "nodes": 2}
+RANK = r"rank (\d+) of (\d+) done"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One folder below scripts/: a script in the shape of a public one, and its job file.
+
+    loss      finds `step` and `loss` in a line of rank 0
+    kill_at   after how many such lines the script is killed
+    resumes   exact: a second attempt ends with the unbroken run's loss; close: it continues, with other random numbers;
+              anew: it starts at the first step again
+    model     below the folder that fetch fills; `read` returns a number of it, which `printed` finds in the log
+    layouts   name -> the words that submit gets
+    ranks     finds a rank's number and the size of its world in a line; None where the script knows of none
+    ending    LOST: all processes are killed at once; PREEMPTED: the nodes get the notice that their machines go
+    """
+
+    loss: str
+    kill_at: int
+    resumes: str
+    model: str
+    read: Callable[[Path], float]
+    printed: str | None = r"parameter norm ([\d.]+)"
+    needs: tuple[str, ...] = ("torch",)
+    layouts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: LAYOUTS)
+    ranks: str | None = RANK
+    ending: State = State.LOST
+
+
+def only(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return some of the layouts."""
+    return {name: LAYOUTS[name] for name in names}
+
+
+def norm(tensors: Iterable[Any]) -> float:
+    """Return the root of the sum of squares, as the scripts print it."""
+    return math.sqrt(sum(float(tensor.detach().double().pow(2).sum()) for tensor in tensors))
+
+
+def saved(*keys: str) -> Callable[[Path], float]:
+    """Return what reads the norm of a state dict that torch.save wrote, below some keys."""
+
+    def read(path: Path) -> float:
+        import torch
+
+        state = torch.load(path, weights_only=False)
+        for key in keys:
+            state = state[key]
+        return norm(value for name, value in state.items() if name.endswith(("weight", "bias")))
+
+    return read
+
+
+def pretrained(kind: str) -> Callable[[Path], float]:
+    """Return what reads the norm of a folder that save_pretrained wrote, by the name of its class in transformers."""
+
+    def read(path: Path) -> float:
+        import transformers
+
+        return norm(getattr(transformers, kind).from_pretrained(path).parameters())
+
+    return read
+
+
+def accuracy(path: Path) -> float:
+    """Return what a forest of scikit-learn gets right of the digits that it has not seen."""
+    import joblib
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    _, inputs, _, labels = train_test_split(*load_digits(return_X_y=True), random_state=0)
+    return float(joblib.load(path).score(inputs, labels))
+
+
+TRAINER = r"'loss': '?(?P<loss>[\d.e-]+).*'epoch': '?(?P<step>[\d.e-]+)"
+HF = ("transformers", "accelerate")
+CLASSIFIER, CAUSAL = pretrained("AutoModelForSequenceClassification"), pretrained("AutoModelForCausalLM")
+CASES = {
+    "accelerate_nlp": Case(
+        r"step (?P<step>\d+): loss (?P<loss>[\d.]+)", 40, "exact", "model", CLASSIFIER, needs=HF
+    ),
+    "ddp_tutorial": Case(
+        r"\[GPU0\] Epoch (?P<step>\d+) .*Loss: (?P<loss>[\d.]+)", 3, "exact", "model/model.pt", saved()
+    ),
+    "hydra": Case(
+        r"epoch=(?P<step>\d+) loss=(?P<loss>[\d.]+)", 1, "anew", "outputs/model.pt", saved(), needs=("hydra", "torch")
+    ),
+    "mnist": Case(
+        r"Train Epoch: (?P<step>\d+) \[3840.*Loss: (?P<loss>[\d.]+)", 2, "anew", "outputs/mnist_cnn.pt", saved(),
+        layouts=only("one"), ranks=None,
+    ),
+    "run_clm": Case(
+        TRAINER, 15, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "datasets"),
+        ranks=r"Process rank: (\d+), world size: (\d+)",
+    ),
+    "sklearn": Case(
+        r"round (?P<step>\d+): .*accuracy=(?P<loss>[\d.]+)", 3, "anew", "model/model.joblib", accuracy,
+        r"accuracy=([\d.]+)", needs=("sklearn",), layouts=only("one"), ranks=None,
+    ),
+}  # fmt: skip

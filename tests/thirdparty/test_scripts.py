@@ -1,0 +1,127 @@
+"""Public kinds of training scripts, unmodified: they end well, what they save comes home, and killed ones resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from tests.conftest import WAIT_S, processes_of, wait_for
+from tests.thirdparty.cases import CASES, SIZES, Case
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
+SCRIPTS = Path(__file__).parent / "scripts"
+SAMPLE = {  # what `make test-all` runs; the rest is `long`
+    ("accelerate_nlp", "two"),
+    ("ddp_tutorial", "nodes"),
+    ("hydra", "two"),
+    ("mnist", "one"),
+    ("run_clm", "two"),
+}
+PAIRS = [
+    pytest.param(name, layout, marks=() if (name, layout) in SAMPLE else pytest.mark.long)
+    for name, case in CASES.items()
+    for layout in case.layouts
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "project"
+
+
+def cloudtrain(project: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudtrain", *words],
+        cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=5 * WAIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + "\n".join(line.text for line in Run.find().logs())
+    return done.stdout
+
+
+def losses(case: Case, run: Run) -> list[tuple[float, float]]:
+    """Return the steps and losses that rank 0 printed, in order."""
+    lines = (re.search(case.loss, line.text) for line in run.logs() if line.rank == 0)
+    return [(float(found["step"]), float(found["loss"])) for found in lines if found]
+
+
+def check_world(case: Case, layout: str, run: Run, attempt: int = 1) -> None:
+    """Each rank says who it is; the launcher says from which node and rank each line came."""
+    size = SIZES[layout]
+    if case.ranks is None:
+        return
+    lines = [line for line in run.logs() if line.cursor.startswith(f"{attempt}/")]
+    said = {(line.node, line.rank, *found.groups()) for line in lines if (found := re.search(case.ranks, line.text))}
+    assert said == {(rank if layout == "nodes" else 0, rank, str(rank), str(size)) for rank in range(size)}
+
+
+def fetched(case: Case, run: Run, project: Path) -> float:
+    """Fetch the model and return a number of it, which is the one that the script printed when it saved."""
+    into = project.parent / f"fetched-{run.run_id}"
+    cloudtrain(project, "fetch", run.run_id, "-o", str(into))
+    value = case.read(into / case.model)
+    if case.printed:
+        printed = [float(found[1]) for line in run.logs() if (found := re.search(case.printed, line.text))]
+        assert value == pytest.approx(printed[-1], abs=1e-5)
+    return value
+
+
+def end(case: Case, run: Run, home: Path) -> None:
+    """End an attempt that has printed some losses, as the loss of its machines or the notice of it would."""
+    wait_for(lambda: len(losses(case, run)) >= case.kill_at, f"{case.kill_at} losses", 5 * WAIT_S)
+    if case.ending is State.PREEMPTED:
+        pids = [event.data["pid"] for event in run.store.events(run.run_id, "world") if "pid" in event.data]
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+    else:
+        for text in processes_of(home):
+            try:
+                os.kill(int(text.split(":")[0]), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    assert run.wait(5 * WAIT_S).state is case.ending
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Path, home: Path):
+    case = CASES[name]
+    for package in case.needs:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    shutil.copytree(SCRIPTS / name, project)
+    words = ["submit", "job.yaml", *case.layouts[layout]]
+    cloudtrain(project, *words, "--wait")
+    unbroken = Run.find()
+    assert unbroken.state is State.SUCCEEDED
+    check_world(case, layout, unbroken)
+    model = fetched(case, unbroken, project)
+    expected = losses(case, unbroken)
+
+    cloudtrain(project, *words, "--new")
+    broken = Run.find()
+    assert broken.run_id != unbroken.run_id
+    end(case, broken, home)
+    before = losses(case, broken)
+    cloudtrain(project, "resume", broken.run_id, "--wait")
+    assert [attempt.status.state for attempt in broken.attempts] == [case.ending, State.SUCCEEDED]
+    check_world(case, layout, broken, attempt=2)
+    resumed = fetched(case, broken, project)
+    after = losses(case, broken)[len(before) :]
+    if case.resumes == "anew":
+        assert after == expected
+    else:
+        assert len(expected) - len(before) <= len(after) < len(expected)
+        assert [step for step, _ in after] == [step for step, _ in expected[-len(after) :]]
+    if case.resumes != "close":
+        assert after == expected[-len(after) :] and resumed == model
