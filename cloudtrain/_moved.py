@@ -84,9 +84,9 @@ backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 attached.refresh=runs.attached_history.refresh
 backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
-events.MAX_ROW=metrics.MAX_ROW
+events.MAX_ROW=metrics.dicts.MAX_ROW
 diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict
-diagnosis.shown=diagnosis.record.clean_line events.MetricParser=metrics.MetricParser nodes.ASK_S=nodes.logs.ASK_S
+diagnosis.shown=diagnosis.record.clean_line events.MetricParser=metrics.parser.MetricParser nodes.ASK_S=nodes.logs.ASK_S
 nodes.CHUNK=nodes.logs.CHUNK_BYTES nodes.Look=nodes.logs.ReadPieces nodes.TAIL_S=nodes.logs.TAIL_S
 nodes.begun=nodes.supervisor.has_begun nodes.given_secrets=nodes.directory.env_secrets
 nodes.left=nodes.supervisor.has_leftovers nodes.merge=nodes.directory.merge_statuses nodes.merged=nodes.logs.merge

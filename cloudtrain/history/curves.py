@@ -131,6 +131,16 @@ class Curves:
                 steps.setdefault(attempt, {})[rank, name] = step
         return steps
 
+    def first_epoch(self, run_id: str) -> float | None:
+        """Return the first epoch among a run's first 1,000 points, None where none has one."""
+        query = (
+            "SELECT epoch FROM (SELECT m.epoch FROM attempts a JOIN metrics m USING (attempt_id) WHERE a.run_id = ?"
+            " ORDER BY a.number, m.node, m.seq LIMIT 1000) WHERE epoch IS NOT NULL LIMIT 1"
+        )
+        with self._database.read() as db:
+            row = db.execute(query, (run_id,)).fetchone()
+        return row[0] if row else None
+
     def last(self, run_ids: Sequence[str], names: Sequence[str] = LOSSES) -> dict[str, Summary]:
         """Return run id -> last point of the first of `names` that the run has; fast for long curves too."""
         placeholders = ", ".join("?" for _ in names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import events
 from cloudtrain.events import Event, LogLine, Point, Row
-from cloudtrain.metrics import MetricParser
+from cloudtrain.metrics.parser import MetricParser
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -26,13 +26,22 @@ class MetricLines:
         earlier = {
             key: step for number in sorted(steps) if number < attempt.number for key, step in steps[number].items()
         }
-        self._parser = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen, earlier)
+        first_epoch = store.curves.first_epoch(attempt.run_id) if earlier else None
+        self._parser = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen, earlier, first_epoch)
+        self._last: dict[int, LogLine] = {}  # of each rank
 
     def rows(self, line: LogLine) -> list[Row]:
-        """Return the points in an ordinary line."""
-        points = list(self._parser.metrics(line.text, max(line.rank, 0)))
-        if not points:
-            return []
+        """Return the points that an ordinary line holds or completes."""
+        rank = max(line.rank, 0)
+        self._last[rank] = line
+        points = list(self._parser.metrics(line.text, rank))
+        return self._rows(line, points) if points else []
+
+    def rest(self) -> list[Row]:
+        """Return the points that waited for another line: the log has ended."""
+        return [row for rank, points in self._parser.flush() for row in self._rows(self._last[rank], points)]
+
+    def _rows(self, line: LogLine, points: list[Point]) -> list[Row]:
         return events.rows(Event(self._attempt_id, line.node, line.seq, line.at, "metric"), points, line.rank)
 
     @staticmethod

@@ -205,7 +205,7 @@ class Watcher:
         if to_cancel and self._cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
         status = status or backend.status(attempt.handle)
-        self._read_log(attempt, backend)  # after the status: when that is final, the log is whole now
+        self._read_log(attempt, backend, ended=status.state.final)  # after the status: when final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
             status = replace(status, state=State.CANCELLED, exit_code=None, reason="cancelled", event="")
         self._read_files(attempt, at_once=status.state.final)
@@ -230,7 +230,7 @@ class Watcher:
         attempts = [attempt for attempt in self.store.attempts(self.run_id) if attempt.attempt_id in statuses]
         backends = [backend_of(attempt.plan, self.store.home, attempt.handle) for attempt in attempts]
         for attempt, backend in zip(attempts, backends, strict=True):
-            self._read_log(attempt, backend)
+            self._read_log(attempt, backend, ended=statuses[attempt.attempt_id].state.final)
         files()
         for attempt, backend in zip(attempts, backends, strict=True):
             status = statuses[attempt.attempt_id]
@@ -239,7 +239,7 @@ class Watcher:
             if status != attempt.status:
                 self.store.overwrite_status(attempt.attempt_id, status)
 
-    def _read_log(self, attempt: AttemptRecord, backend: Backend) -> None:
+    def _read_log(self, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> None:
         assert attempt.handle is not None
         if attempt.cursor is None:
             self._tails.setdefault(attempt.attempt_id, Tail())
@@ -265,6 +265,8 @@ class Watcher:
             self._lease()
             if any(event.kind in ("state", "result") for event in others):
                 self.pace(attempt, backend).expect_change()
+        if ended and (points := metrics.rest()):
+            self.store.record(attempt.attempt_id, metrics=points)
         self.pace(attempt, backend).read()
         if spool := self._spools.get(attempt.attempt_id):
             spool.touch()
