@@ -12,54 +12,86 @@ from cloudtrain.cli.view import options, runs, terminal
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
+    from cloudtrain.history.records import MetricRow
+    from cloudtrain.history.sampling import Point
     from cloudtrain.runs.run import Run
 
 CHART_HEIGHT = 14  # lines
+COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV and JSON; new ones come last
 
 
 @options.command()
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
 @click.option("--name", metavar="NAME", help="Every point of one metric, such as loss.")
+@options.rank_option
 @click.option("--plot", is_flag=True, help="Draw the curves here: all of them, or with --name one.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print step,name,value,at as CSV.")
+@click.option("--over", type=click.Choice(["step", "epoch"]), default="step", help="The axis of --plot; default: step.")
+@click.option("--csv", "as_csv", is_flag=True, help=f"Print {','.join(COLUMNS)} as CSV.")
 @options.json_option
-def command(run_ids: tuple[str, ...], name: str | None, plot: bool, as_csv: bool, as_json: bool) -> int:
+def command(
+    run_ids: tuple[str, ...], name: str | None, rank: int | None, plot: bool, over: str, as_csv: bool, as_json: bool
+) -> int:
     """Print the metrics of runs.
 
     Without RUN it is the newest. A summary of every metric, or with --name its points. --json prints one object a line:
-    step, name, value (null where it is no finite number) and at. Of several runs every row says whose it is (run_id).
-    --plot draws the curves with characters; several runs come into one picture.
+    step, name, value (null where it is no finite number), at, attempt, rank and epoch (null where it is not known). Of
+    several runs every row says whose it is (run_id). --plot draws the curves with characters; several runs come into one
+    picture. What an attempt did again after a resume is drawn faint.
+
+    No curve mixes ranks. A metric that rank 0 has not logged is shown of the lowest rank that has. A run that has no metric
+    NAME is an error (exit code 1).
 
     \b
     cloudtrain metrics
     cloudtrain metrics tiny-lm-26 --name loss --csv > loss.csv
     cloudtrain metrics tiny-lm-26 tiny-lm-27 --plot --name loss
+    cloudtrain metrics tiny-lm-26 --plot --rank all
     """
     if as_csv + as_json + plot > 1:
         raise click.UsageError("--csv, --json and --plot exclude each other")
     selected = [runs.find(text) for text in run_ids or (None,)]
     for run in selected:
         run.refresh()
+    summaries = {run.run_id: run.store.curves.summary(run.run_id, rank) for run in selected}
+    errors = [_explain_missing(run, name, rank, [row.name for row in summaries[run.run_id]]) for run in selected]
     if as_json or as_csv:
-        _print_points_as_data(selected, name, as_csv)
-        return 0
-    summaries = {run.run_id: run.store.curves.summary(run.run_id) for run in selected}
-    for run in selected:
-        names = [row.name for row in summaries[run.run_id]]
-        if not names or (name and name not in names):
-            terminal.note(f"{run.run_id} has no metric {name!r}" if name else f"{run.run_id} has no metrics yet")
-            if names:
-                terminal.note(f"  it has {', '.join(sorted(names))}")
-    if plot:
-        _print_charts(selected, [name] if name else _metric_names(summaries))
+        _print_points_as_data(selected, name, rank, as_csv)
+    elif plot:
+        _print_charts(selected, [name] if name else _metric_names(summaries), rank, over)
     elif name:
-        _print_points_table(selected, name)
+        _print_points_table(selected, name, rank)
     elif any(summaries.values()):
         _print_summary(summaries)
-    return 0
+    return int(any(errors))
 
 
-def _print_points_as_data(selected: Sequence[Run], name: str | None, as_csv: bool) -> None:
+def _explain_missing(run: Run, name: str | None, rank: int | None, names: Sequence[str]) -> bool:
+    """Say that a run has no such metric or none at all, and what to do; return whether that is an error."""
+    import difflib
+
+    if names and name in (None, *names):
+        return False
+    if names:
+        terminal.note(f"{run.run_id} has no metric {name!r}")
+        closest = difflib.get_close_matches(str(name), names, 1, 0.5)
+        terminal.note(f"  did you mean {closest[0]}?" if closest else f"  it has {', '.join(sorted(names))}")
+    elif ranks := run.store.curves.ranks(run.run_id):
+        terminal.note(f"{run.run_id} has no metrics of rank {rank}; ranks with metrics: {', '.join(map(str, ranks))}")
+    elif not run.record.status.state.final:
+        terminal.note(f"{run.run_id} has no metrics yet")
+        return False
+    else:
+        from cloudtrain.report import nearest
+
+        first, *rest = nearest.describe(run.logs(raw=True))
+        terminal.note(f"{run.run_id}: {first}")
+        for line in rest:
+            terminal.note(f"  {line}")
+        return name is not None
+    return True
+
+
+def _print_points_as_data(selected: Sequence[Run], name: str | None, rank: int | None, as_csv: bool) -> None:
     """Print every point as CSV or JSON, run by run."""
     import csv
     import sys
@@ -67,35 +99,54 @@ def _print_points_as_data(selected: Sequence[Run], name: str | None, as_csv: boo
     several = len(selected) > 1
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if as_csv:
-        writer.writerow((*(["run_id"] if several else []), "step", "name", "value", "at"))
+        writer.writerow((*(["run_id"] if several else []), *COLUMNS))
     for run in selected:
-        for row in run.store.metrics(run.run_id, name):
+        for row in run.store.metrics(run.run_id, name, rank):
+            values = {column: getattr(row, column) for column in COLUMNS}
             if as_csv:
-                writer.writerow((*([run.run_id] if several else []), row.step, row.name, repr(row.value), row.at))
-                continue
-            value = row.value if math.isfinite(row.value) else None
-            run_column = {"run_id": run.run_id} if several else {}
-            terminal.print_json({**run_column, "step": row.step, "name": row.name, "value": value, "at": row.at})
+                values["value"] = repr(row.value)
+                writer.writerow((*([run.run_id] if several else []), *values.values()))
+            else:
+                values["value"] = row.value if math.isfinite(row.value) else None
+                terminal.print_json(({"run_id": run.run_id} if several else {}) | values)
 
 
-def _print_points_table(selected: Sequence[Run], name: str) -> None:
-    several = len(selected) > 1
-    rows = [
-        (*([run.run_id] if several else []), str(row.step), format_number(row.value), row.at)
-        for run in selected
-        for row in run.store.metrics(run.run_id, name)
+def _print_points_table(selected: Sequence[Run], name: str, rank: int | None) -> None:
+    rows = [(run.run_id, row) for run in selected for row in run.store.metrics(run.run_id, name, rank)]
+    if not rows:
+        return
+    shown: list[tuple[str, list[str]]] = [
+        ("run", [run_id for run_id, _ in rows]),
+        ("attempt", [str(row.attempt) for _, row in rows]),
+        ("rank", [str(row.rank) for _, row in rows]),
+        ("step", [str(row.step) for _, row in rows]),
+        ("epoch", [_epoch(row) for _, row in rows]),
+        (name, [format_number(row.value) for _, row in rows]),
+        ("at", [row.at for _, row in rows]),
     ]
-    if rows:
-        terminal.print_table((*(["run"] if several else []), "step", name, "at"), rows, right=("step", name))
+    usual = {"run": {selected[0].run_id}, "attempt": {"1"}, "rank": {"0"}, "epoch": {""}}
+    columns = [(head, cells) for head, cells in shown if set(cells) != usual.get(head)]
+    heads = tuple(head for head, _ in columns)
+    terminal.print_table(
+        heads, list(zip(*(cells for _, cells in columns), strict=True)), right=tuple(set(heads) - {"run", "at"})
+    )
+
+
+def _epoch(row: MetricRow) -> str:
+    return "" if row.epoch is None else f"{row.epoch:g}"
 
 
 def _print_summary(summaries: dict[str, list[Summary]]) -> None:
     heads = ("metric", "points", "first", "last", "min", "max", "at step")
     several = len(summaries) > 1
+    ranked = any(row.rank for curves in summaries.values() for row in curves)
     rows = [
-        (*([run_id] if several else []), *_summary_row(row)) for run_id, curves in summaries.items() for row in curves
+        (*([run_id] if several else []), *([str(row.rank)] if ranked else []), *_summary_row(row))
+        for run_id, curves in summaries.items()
+        for row in curves
     ]
-    terminal.print_table((*(["run"] if several else []), *heads), rows, right=heads[1:])
+    before = (*(["run"] if several else []), *(["rank"] if ranked else []))
+    terminal.print_table((*before, *heads), rows, right=("rank", *heads[1:]))
 
 
 def _summary_row(row: Summary) -> tuple[str, ...]:
@@ -107,21 +158,34 @@ def _metric_names(summaries: dict[str, list[Summary]]) -> list[str]:
     return list(dict.fromkeys(row.name for curves in summaries.values() for row in curves))
 
 
-def _print_charts(selected: Sequence[Run], names: Sequence[str]) -> None:
-    """Draw one chart for every metric, with a curve for every run that has it."""
+def _print_charts(selected: Sequence[Run], names: Sequence[str], rank: int | None, over: str) -> None:
+    """Draw one chart for every metric, with a curve for every run and rank that has it."""
     from cloudtrain.cli.view import chart
+    from cloudtrain.history.sampling import split_lost
 
     width, colours = terminal.width(), terminal.colours()
     for name in names:
-        curves = {}
+        curves: dict[str, chart.Curve] = {}
+        lost: dict[str, list[chart.Curve]] = {}
         for run in selected:
-            points = run.store.curves.points(run.run_id, name, most=4 * width)
-            if points:
-                curves[terminal.clean(run.run_id)] = [(point.step, point.value) for point in points]
+            for of in run.store.curves.ranks(run.run_id, name) if rank is None else [rank]:
+                points = run.store.curves.points(run.run_id, name, 4 * width, of)
+                points = [point for point in points if over == "step" or point.epoch is not None]
+                if not points:
+                    continue
+                kept, parts = split_lost(points)
+                label = terminal.clean(run.run_id) + (f" rank {of}" if rank is None else "")
+                curves[label] = [(_along(point, over), point.value) for point in kept]
+                lost[label] = [[(_along(point, over), point.value) for point in part] for part in parts]
         if curves:
             terminal.print_lines(name, style="bold")
-            lines = chart.chart(curves, width, CHART_HEIGHT, colours=colours)
-            terminal.print_raw(*lines)
+            terminal.print_raw(*chart.chart(curves, width, CHART_HEIGHT, lost=lost, colours=colours))
+        elif over == "epoch":
+            terminal.note(f"{name}: the epochs of its points are not known")
+
+
+def _along(point: Point, over: str) -> float:
+    return point.step if over == "step" else point.epoch or 0.0
 
 
 def format_number(value: float) -> str:

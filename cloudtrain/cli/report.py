@@ -16,8 +16,9 @@ from cloudtrain.job.units import format_size
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN.html here."
 )
+@options.rank_option
 @options.json_option
-def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
+def command(run_id: str | None, output: Path | None, rank: int | None, as_json: bool) -> int:
     """Write a run into one HTML file.
 
     Without RUN it is the newest. Curves, use, provenance, job, plan and the logs of all nodes: the file holds everything
@@ -26,13 +27,16 @@ def command(run_id: str | None, output: Path | None, as_json: bool) -> int:
     \b
     cloudtrain report tiny-lm-26 -o report.html
     """
-    from cloudtrain.report import page
+    from cloudtrain.report import nearest, page
 
     run = runs.find(run_id)
     run.refresh()
     path = output or Path(f"{run.run_id}.html")
+    ended = run.record.status.state.final
+    missing = nearest.describe(run.logs(raw=True)) if ended and not run.store.curves.ranks(run.run_id) else ()
+    verdict, log = run.verdict(), run.logs(raw=True)
     try:
-        page.write(run.store, run.run_id, path, verdict=run.verdict(), log=run.logs(raw=True))
+        page.write(run.store, run.run_id, path, verdict=verdict, log=log, rank=rank, no_metrics=missing)
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.history.sampling import share
+from cloudtrain.history.sampling import Point, share, split_lost
 from cloudtrain.job.units import seconds_since
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {"SUCCEEDED": "#2e7d32", "RUNNING": "#00639b", "STARTING": "#00639b", "FAILED": "#b3261e", "LOST": "#b3261e"}
 CURVE = (160, 32)  # pixels
+LOST_OPACITY = 0.3
 
 
 def table(store: Store, run_ids: Sequence[str]) -> str:
@@ -58,7 +59,7 @@ def card(store: Store, run_id: str) -> str:
     ]
     body = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows if value)
     for summary in store.curves.summary(run_id)[:6]:
-        curve = _svg([point.value for point in store.curves.points(run_id, summary.name, 100)])
+        curve = _svg(store.curves.points(run_id, summary.name, 100))
         value = f"{summary.last:.4g} at step {summary.step}"
         body += f"<tr><th>{escape(summary.name)}</th><td>{curve} {escape(value)}</td></tr>"
     head = f'<b>{escape(run_id)}</b> <span style="color:{colour}">{escape(status.state.value)}</span>'
@@ -93,15 +94,23 @@ def _took(begin: str | None, end: str | None) -> str:
     return f"{seconds_since(begin) - (seconds_since(end) if end else 0.0):.0f} s"
 
 
-def _svg(values: Sequence[float]) -> str:
-    """Return a curve as an inline picture."""
-    finite = [value for value in values if math.isfinite(value)]
+def _svg(points: Sequence[Point]) -> str:
+    """Return a curve over its steps as an inline picture; lost parts are faint."""
+    finite = [point for point in points if math.isfinite(point.value)]
     if len(finite) < 2:
         return ""
     width, height = CURVE
-    low, high = min(finite), max(finite)
-    across, up = width / (len(finite) - 1), height - 2
-    heights = [height - 1 - share(value, low, high) * up for value in finite]
-    points = " ".join(f"{n * across:.1f},{at:.1f}" for n, at in enumerate(heights))
-    line = f'<polyline points="{points}" fill="none" stroke="#00639b" stroke-width="1.2"/>'
-    return f'<svg width="{width}" height="{height}" style="vertical-align:middle">{line}</svg>'
+    values, steps = [point.value for point in finite], [point.step for point in finite]
+    low, high, first, last = min(values), max(values), min(steps), max(steps)
+
+    def line(part: Sequence[Point], opacity: float) -> str:
+        places = " ".join(
+            f"{share(point.step, first, last) * width:.1f},"
+            f"{height - 1 - share(point.value, low, high) * (height - 2):.1f}"
+            for point in part
+        )
+        return f'<polyline points="{places}" fill="none" stroke="#00639b" stroke-width="1.2" opacity="{opacity}"/>'
+
+    kept, lost = split_lost(finite)
+    drawn = "".join([*(line(part, LOST_OPACITY) for part in lost), line(kept, 1)])
+    return f'<svg width="{width}" height="{height}" style="vertical-align:middle">{drawn}</svg>'

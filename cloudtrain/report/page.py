@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,22 @@ details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 500 } .dim {
 """
 
 
-def render(store: Store, run_id: str, verdict: Verdict | None, log: Iterable[LogLine]) -> str:
-    """Return a run's page; `log` are the lines of all attempts and nodes. Raises BadRequest without plotly."""
+def render(
+    store: Store,
+    run_id: str,
+    verdict: Verdict | None,
+    log: Iterable[LogLine],
+    *,
+    rank: int | None = 0,
+    no_metrics: Sequence[str] = (),
+) -> str:
+    """Return a run's page; `log` are the lines of all attempts and nodes. Raises BadRequest without plotly.
+
+    `rank` is whose curves are drawn, None for all; `no_metrics` is what is said of a run that has none.
+    """
     record, attempts = store.find(run_id), store.attempts(run_id)
     status, plan = record.status, attempts[-1].plan
-    figures = _figures(store, run_id)
+    figures = _figures(store, run_id, rank)
     origin = store.provenance(run_id)
     client: Mapping[str, Any] = origin.get("client") or {}
     patch = str(origin.get("text") or "")
@@ -79,7 +90,7 @@ def render(store: Store, run_id: str, verdict: Verdict | None, log: Iterable[Log
     parts = [
         f'<h1>{_text(run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
         _pairs(facts),
-        "<h2>Curves</h2>" + (figures[0] or '<p class="dim">no metrics</p>'),
+        "<h2>Curves</h2>" + (figures[0] or _no_metrics(no_metrics)),
         "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was told of it</p>'),
         "<h2>Attempts</h2>" + _attempts(attempts),
         _folded("timeline", _timeline(store, run_id)),
@@ -108,21 +119,28 @@ def render(store: Store, run_id: str, verdict: Verdict | None, log: Iterable[Log
     )
 
 
-def write(store: Store, run_id: str, path: Path, *, verdict: Verdict | None, log: Iterable[LogLine]) -> Path:
+def write(
+    store: Store, run_id: str, path: Path, *, verdict: Verdict | None, log: Iterable[LogLine], **more: Any
+) -> Path:
     """Write a run's page into a file and return it; an error leaves no part of it."""
     partial = path.with_name(f".{path.name}.tmp")
     try:
-        partial.write_text(render(store, run_id, verdict, log), "utf-8", errors="replace")
+        partial.write_text(render(store, run_id, verdict, log, **more), "utf-8", errors="replace")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     return path
 
 
-def _figures(store: Store, run_id: str) -> tuple[str, str]:
+def _no_metrics(told: Sequence[str]) -> str:
+    lines = "\n".join(map(_text, told[1:]))
+    return f'<p class="dim">{_text(told[0] if told else "no metrics")}</p>' + (f"<pre>{lines}</pre>" if lines else "")
+
+
+def _figures(store: Store, run_id: str, rank: int | None) -> tuple[str, str]:
     """Return the curves and the use as HTML, empty where there is nothing to draw."""
-    has_curves = bool(store.curves.summary(run_id))
-    curves = _figure("curves", plots.curves(store, [run_id])) if has_curves else ""
+    has_curves = bool(store.curves.summary(run_id, rank))
+    curves = _figure("curves", plots.curves(store, [run_id], rank=rank)) if has_curves else ""
     return curves, _figure("use", plots.use(store, run_id))
 
 

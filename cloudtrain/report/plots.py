@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cloudtrain import events as run_events
 from cloudtrain.errors import BadRequest
 from cloudtrain.history.curves import MOST
+from cloudtrain.history.sampling import Point, split_lost
 from cloudtrain.job.units import unix_time
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 ROW_PX = 260
+LOST_OPACITY = 0.3
 _FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
 
 
@@ -25,31 +27,56 @@ def curves(
     run_ids: Sequence[str],
     names: Sequence[str] = (),
     *,
-    over: Literal["step", "time"] = "step",
+    over: Literal["step", "epoch", "time"] = "step",
+    rank: int | None = 0,
     smoothing: float = 0.0,
     log: bool = False,
     most: int = MOST,
 ) -> Any:
     """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
 
-    A long curve is drawn in 1,000 points, with the band that its values lie in. `over` time, every run begins at 0 s.
-    `smoothing` (0 to 1) is the weight of the past in a running mean, which is then drawn over the curve itself. Raises
-    BadRequest without plotly, or where there is nothing to draw.
+    A long curve is drawn in 1,000 points, with the band that its values lie in. What an attempt did again after a resume is
+    drawn faint. Raises BadRequest without plotly, or where there is nothing to draw.
+
+    Args:
+        store: The history.
+        run_ids: The runs.
+        names: The metrics, all without.
+        over: The axis. Over time, every run begins at 0 s; over epochs, points whose epoch is not known are left out.
+        rank: Whose curves; None draws one for each rank.
+        smoothing: Weight of the past (0 to 1) in a running mean, which is then drawn over the curve itself.
+        log: Whether the values' axis is logarithmic.
+        most: Points of a curve.
     """
-    stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id)))
+    stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id, rank)))
     chosen = [name for name in stored if not names or name in names]
     if not chosen:
         raise BadRequest("there are no such metrics", f"there is {', '.join(stored)}" if stored else "")
     figure = _grid([_text(name) for name in chosen])
-    for number, run_id in enumerate(run_ids):
+    owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
+    in_legend: set[int] = set()
+    for number, (run_id, of) in enumerate(owners):
         record = store.find(run_id)
         begin = _seconds(record.status.started_at or record.created_at) if over == "time" else 0.0
         for at, name in enumerate(chosen):
-            points = store.curves.points(run_id, name, most)
-            along = [point.step if over == "step" else _seconds(point.at) - begin for point in points]
+            all_points = store.curves.points(run_id, name, most, of)
+            if over == "epoch":
+                all_points = [point for point in all_points if point.epoch is not None]
+            points, lost = split_lost(all_points)
+            if not points and (rank is None or over == "epoch"):
+                continue
+            along = [_along(point, over, begin) for point in points]
             cell = {"row": at // 2 + 1, "col": at % 2 + 1}
-            look = {"legendgroup": run_id, "showlegend": len(run_ids) > 1 and at == 0}
+            group = run_id if rank is not None else f"{run_id} rank {of}" if len(run_ids) > 1 else f"rank {of}"
+            look = {"legendgroup": group, "showlegend": len(owners) > 1 and number not in in_legend}
+            in_legend.add(number)
             colour = COLOURS[number % len(COLOURS)]
+            for part in lost:
+                figure.add_scatter(
+                    x=[_along(point, over, begin) for point in part], y=[_drawn(point.value) for point in part],
+                    name=_text(f"{group}, lost"), mode=_mode(part), opacity=LOST_OPACITY, showlegend=False,
+                    legendgroup=group, line={"color": colour, "width": 1}, **cell,
+                )  # fmt: skip
             if any(point.points > 1 for point in points):
                 band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
                 figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **cell)
@@ -60,19 +87,32 @@ def curves(
             if smoothing:
                 figure.add_scatter(
                     x=along, y=[_drawn(point.value) for point in points], mode="lines", opacity=0.3, hoverinfo="skip",
-                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=run_id, **cell,
+                    line={"color": colour, "width": 1}, showlegend=False, legendgroup=group, **cell,
                 )  # fmt: skip
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
-                x=along, y=[_drawn(value) for value in values], name=_text(run_id),
+                x=along, y=[_drawn(value) for value in values], name=_text(group), **_epochs(points, over),
                 mode=_mode(points), line={"color": colour, "width": 1.5},
                 **look, **cell,
             )  # fmt: skip
     if log:
         figure.update_yaxes(type="log")
-    if over == "time":
-        figure.update_xaxes(ticksuffix=" s")
+    if over != "step":
+        figure.update_xaxes(**{"ticksuffix": " s"} if over == "time" else {"title_text": "epoch"})
     return figure
+
+
+def _along(point: Point, over: str, begin: float) -> float:
+    """Return where a point is on the axis."""
+    return _seconds(point.at) - begin if over == "time" else point.epoch or 0.0 if over == "epoch" else point.step
+
+
+def _epochs(points: Sequence[Point], over: str) -> dict[str, Any]:
+    """Return what shows the epoch of each point beside its value, where it is known."""
+    if over == "epoch" or all(point.epoch is None for point in points):
+        return {}
+    told = ["" if point.epoch is None else f"epoch {point.epoch:g}" for point in points]
+    return {"text": told, "hovertemplate": "%{y}  %{text}"}
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.backends.manifest import check_secrets
@@ -183,12 +183,15 @@ class Run:
             refresher.tick()
             time.sleep(0.05)
 
-    def plot(self, *names: str) -> Any:
-        """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly."""
+    def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
+        """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly.
+
+        `rank` None draws a curve for each rank. What an attempt did again after a resume is drawn faint.
+        """
         from cloudtrain.report import plots
 
         self.refresh()
-        return plots.curves(self.store, [self.run_id], names)
+        return plots.curves(self.store, [self.run_id], names, rank=rank, over=over)
 
     def _repr_html_(self) -> str:
         from cloudtrain.report import notebook

@@ -40,6 +40,18 @@ def test_several_curves_have_a_mark_or_a_colour_each():
     assert "\x1b[36m" in coloured and "\x1b[33m" in coloured and "*" not in coloured
 
 
+def test_a_lost_part_is_faint_and_lies_under_the_curve():
+    kept, lost = [(0, 4.0), (5, 2.0), (9, 0.0)], [(5, 2.0), (9, 4.0)]
+    for unicode, faint, strong in ((True, "·", "⠁"), (False, ".", "*")):
+        *drawn, _, legend = chart({"a": kept}, 30, 6, lost={"a": [lost]}, unicode=unicode)
+        assert legend.split()[:2] == [faint, "lost:"]
+        side = "".join(line.partition("│" if unicode else "|")[2][16:] for line in drawn[1:3])
+        assert faint in side and strong not in side, "the newer attempt is not there"
+        *drawn, _, legend = chart({"a": kept}, 30, 6, lost={"a": [kept]}, unicode=unicode)
+        assert not [line for line in drawn if faint in line.partition("│" if unicode else "|")[2]], "it is covered"
+    assert "\x1b[36m·" in "".join(chart({"a": kept}, 30, 6, lost={"a": [lost]}, unicode=True, colours=True))
+
+
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_no_line_is_longer_than_the_terminal(width):
     curve = [(n * 1000, math.exp(-n / 50) * 1e-4) for n in range(500)]

@@ -330,11 +330,14 @@ def test_metrics_for_people(cli, ids):
 def test_metrics_of_several_runs(cli, ids):
     both = [ids["failed"], ids["two"]]
     rows = cli("metrics", *both, "--json").rows
-    assert [row["run_id"] for row in rows] == [both[0]] * 3 + [both[1]] * 6  # two ranks speak in the second
-    assert cli("metrics", *both, "--csv").out.splitlines()[0] == "run_id,step,name,value,at"
+    assert [row["run_id"] for row in rows] == [both[0]] * 3 + [both[1]] * 3  # rank 0 of each
+    rows = cli("metrics", *both, "--json", "--rank", "all").rows
+    assert [row["rank"] for row in rows if row["run_id"] == both[1] and row["step"] == 2] == [0, 1]
+    assert len(rows) == 9  # two ranks log in the second
+    assert cli("metrics", *both, "--csv").out.splitlines()[0] == "run_id,step,name,value,at,attempt,rank,epoch"
     head, *lines = cli("metrics", *both).out.splitlines()
     assert head.split()[:2] == ["run", "metric"] and [line.split()[:3] for line in lines] == [
-        [both[0], "loss", "3"], [both[1], "loss", "6"],
+        [both[0], "loss", "3"], [both[1], "loss", "3"],
     ]  # fmt: skip
 
 
@@ -345,14 +348,14 @@ def test_metrics_are_drawn(cli, ids):
     several = cli("metrics", ids["failed"], ids["two"], "--plot", "--name", "loss").out
     assert several.splitlines()[-2:] == [f"       * {ids['failed']}", f"       o {ids['two']}"]
     assert cli("metrics", "--plot", "--csv").code == 2
-    assert "it has loss" in cli("metrics", ids["failed"], "--plot", "--name", "los").err
+    assert "did you mean loss?" in cli("metrics", ids["failed"], "--plot", "--name", "los").err
 
 
 def test_metrics_that_are_not_there(cli, ids):
     shown = cli("metrics", ids["odd"])
-    assert (shown.code, shown.out) == (0, "") and "has no metrics yet" in shown.err
+    assert (shown.code, shown.out) == (0, "") and "no metrics were found: no line of the log has a number" in shown.err
     shown = cli("metrics", ids["failed"], "--name", "los")
-    assert shown.code == 0 and "it has loss" in shown.err
+    assert shown.code == 1 and "did you mean loss?" in shown.err
     assert cli("metrics", ids["odd"], "--json").rows == []
 
 

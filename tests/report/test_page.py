@@ -144,6 +144,60 @@ def test_figures_of_curves(run):
     assert [trace.showlegend for trace in both.data if trace.mode == "lines" and trace.showlegend] == [True, True]
 
 
+def resumed_run(home) -> Run:
+    """A run of two ranks whose second attempt resumed at step 4 of 8; epochs are known of one metric."""
+    store = Store(home)
+    for attempt, first in ((1, 0), (2, 4)):
+        plan = Plan("local", "again-1", attempt, {}, {"sha256": "0"}, {"secrets": {}}, {"name": "again"}, "local")
+        if attempt == 1:
+            assert store.intend(plan, identity="again", owner=Process.here())
+        else:
+            store.record("again-1-a1", status=Status(State.PREEMPTED, 75))
+            assert store.next_attempt(plan, owner=Process.here())
+        events = [(n, Event(f"again-1-a{attempt}", 0, n, "2026-11-21T10:00:00Z", "metric")) for n in range(first, 8)]
+        for rank in (0, 1):
+            rows = [Row(event, n, "loss", 9.0 - n + attempt, rank, n / 2) for n, event in events]
+            later = [replace(row.event, seq=row.event.seq + 100 * (rank + 1)) for row in rows]
+            store.record(
+                f"again-1-a{attempt}",
+                metrics=[row._replace(event=event) for row, event in zip(rows, later, strict=True)],
+            )
+    return Run("again-1", store, watch=False)
+
+
+def test_what_was_done_again_is_faint_in_figures_report_and_notebook(home):
+    run = resumed_run(home)
+    lost, kept = run.plot("loss").data
+    assert (list(lost.x), lost.opacity, lost.showlegend) == ([3, 4, 5, 6, 7], plots.LOST_OPACITY, False)
+    assert (list(kept.x), kept.opacity) == (list(range(8)), None)
+    assert kept.text[3] == "epoch 1.5" and "%{text}" in kept.hovertemplate
+    text = page.render(run.store, run.run_id, None, [])
+    assert f'"opacity": {plots.LOST_OPACITY}' in text
+    faint, strong = re.findall(r'points="([^"]*)"[^>]* opacity="([^"]*)"', run._repr_html_())
+    assert (len(faint[0].split()), faint[1]) == (5, "0.3") and (len(strong[0].split()), strong[1]) == (8, "1")
+
+
+def test_figures_have_a_curve_for_each_rank_and_epochs_as_an_axis(home):
+    run = resumed_run(home)
+    both = run.plot(rank=None)
+    assert [trace.name for trace in both.data if trace.opacity is None] == ["rank 0", "rank 1"]
+    assert [trace.showlegend for trace in both.data if trace.opacity is None] == [True, True]
+    over = run.plot("loss", over="epoch", rank=1)
+    assert list(over.data[-1].x) == [n / 2 for n in range(8)] and over.layout.xaxis.title.text == "epoch"
+    assert page.render(run.store, run.run_id, None, [], rank=None).count('"name": "rank 1"') == 1
+    run.store.record("again-1-a2", metrics=[Row(Event("again-1-a2", 0, 900, "t", "metric"), 3, "lr", 0.1)])
+    assert len(run.plot("lr", over="epoch").data) == 0, "its epochs are not known"
+
+
+def test_a_run_without_metrics_says_so_in_its_page(home):
+    run = resumed_run(home)
+    told = ["no metrics were found; the nearest lines:", f"line 3: {HOSTILE}"]
+    text = page.render(run.store, run.run_id, None, [], rank=9, no_metrics=told)
+    shown = Page(text)
+    assert told[0] in shown.text and "alert(1)" in shown.text
+    assert [tag for tag, _ in shown.tags if tag in ("img", "script")] == []
+
+
 def test_use_that_does_not_fit_is_left_out(run):
     odd = [
         {"cpu_percent": "abc", "rss_bytes": {"a": 1}, "gpus": 5},
@@ -186,7 +240,7 @@ def test_a_card_stands_numbers_of_any_size(run):
     rows = [Row(Event("tiny-1-a1", 0, 20_000 + n, "t", "metric"), n, "huge", value) for n, value in enumerate(values)]
     run.store.record("tiny-1-a1", metrics=rows)
     card = run._repr_html_()
-    assert "huge" in card and 'points="0.0,1.0 80.0,31.0 160.0,16.0"' in card
+    assert "huge" in card and 'points="0.0,1.0 53.3,31.0 160.0,16.0"' in card
 
 
 def test_a_run_and_runs_in_a_notebook(run, home):

@@ -10,12 +10,14 @@ from cloudtrain.history.sampling import share
 
 COLOURS = ("cyan", "yellow", "green", "red")
 _MARKS = "*o+x#@"
+_FAINT = "·"  # what the next attempt did again
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=^"
 # [row][column] of a dot in a braille cell -> its bit
 _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 Curve = Sequence[tuple[float, float]]
+_Cell = tuple[int, bool, int]  # number of the curve, whether it is a lost part, bits of the dots
 
 
 def sparkline(values: Sequence[float], width: int, unicode: bool | None = None) -> str:
@@ -29,16 +31,23 @@ def sparkline(values: Sequence[float], width: int, unicode: bool | None = None) 
 
 
 def chart(
-    curves: Mapping[str, Curve], width: int, height: int, *, colours: bool = False, unicode: bool | None = None
+    curves: Mapping[str, Curve],
+    width: int,
+    height: int,
+    *,
+    lost: Mapping[str, Sequence[Curve]] | None = None,
+    colours: bool = False,
+    unicode: bool | None = None,
 ) -> list[str]:
     """Return the lines of a chart with both axes. `curves` maps names to (step, value) points; only finite values are drawn.
 
-    One curve is drawn in braille dots. Several curves get a colour each, or without colours a mark each.
+    One curve is drawn in braille dots. Several curves get a colour each, or without colours a mark each. `lost` are parts
+    of a curve that are drawn faint, under all curves.
     """
-    finite_curves = {
-        name: [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)] for name, curve in curves.items()
-    }
-    points = [point for curve in finite_curves.values() for point in curve]
+    finite_curves = {name: _finite(curve) for name, curve in curves.items()}
+    layers = [(n, True, _finite(part)) for n, name in enumerate(curves) for part in (lost or {}).get(name, ())]
+    layers += [(number, False, curve) for number, curve in enumerate(finite_curves.values())]
+    points = [point for _, _, curve in layers for point in curve]
     if not points:
         return ["no finite values"]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
@@ -49,12 +58,14 @@ def chart(
     margin = max(map(len, labels))
     columns = max(width - margin - 2, 10)
     dots = _unicode(unicode) and (colours or len(finite_curves) == 1)
-    cells = _draw_cells(finite_curves, (left, right, low, high), columns, height, dots)
+    cells = _draw_cells(layers, (left, right, low, high), columns, height, dots)
     corner, side, edge = ("┤", "│", "└") if _unicode(unicode) else ("|", "|", "+")
     lines = []
     for row in range(height):
         labelled = row in (0, height // 2, height - 1) and labels[row]
-        text = "".join(_render_cell(cells.get((row, column)), dots, colours) for column in range(columns)).rstrip()
+        text = "".join(
+            _render_cell(cells.get((row, column)), dots, colours, unicode) for column in range(columns)
+        ).rstrip()
         lines.append(f"{labels[row] if labelled else '':>{margin}} {corner if labelled else side}{text}")
     first, last = format_short(left), format_short(right)
     lines.append(f"{'':>{margin}} {edge}{first}{last:>{max(columns - len(first), len(last) + 1)}}")
@@ -62,6 +73,8 @@ def chart(
         lines += [
             f"{'':>{margin}}  {_legend(number, dots, colours)} {name}" for number, name in enumerate(finite_curves)
         ]
+    if any(faint for _, faint, _ in layers):
+        lines.append(f"{'':>{margin}}  {_FAINT if _unicode(unicode) else '.'} lost: the next attempt resumed before it")
     return lines
 
 
@@ -76,24 +89,32 @@ def format_short(value: float) -> str:
     return f"{value:.2e}"
 
 
+def _finite(curve: Curve) -> Curve:
+    return [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)]
+
+
 def _draw_cells(
-    curves: Mapping[str, Curve], box: tuple[float, float, float, float], columns: int, rows: int, dots: bool
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the drawn cells: (row, column) -> (number of the curve, bits of the dots). A later curve covers an earlier one."""
+    layers: Sequence[tuple[int, bool, Curve]],
+    box: tuple[float, float, float, float],
+    columns: int,
+    rows: int,
+    dots: bool,
+) -> dict[tuple[int, int], _Cell]:
+    """Return the drawn cells by row and column. A later layer covers an earlier one."""
     left, right, low, high = box
     dots_across, dots_down = (2, 4) if dots else (1, 1)
     last_x, last_y = columns * dots_across - 1, rows * dots_down - 1
-    cells: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, curve in enumerate(curves.values()):
+    cells: dict[tuple[int, int], _Cell] = {}
+    for number, faint, curve in layers:
         previous: tuple[int, int] | None = None
         for x, y in curve:
             y_dot = int((1 - share(y, low, high)) * last_y + 0.5) if high > low else rows * dots_down // 2
             position = int(share(x, left, right) * last_x + 0.5), y_dot
             for column, row in _dots_between(previous or position, position):
                 cell = (row // dots_down, column // dots_across)
-                curve_number, bits = cells.get(cell, (number, 0))
+                *layer, bits = cells.get(cell, (number, faint, 0))
                 bit = _BRAILLE_BITS[row % 4][column % 2] if dots else 1
-                cells[cell] = (number, (bits if curve_number == number else 0) | bit)
+                cells[cell] = (number, faint, (bits if layer == [number, faint] else 0) | bit)
             previous = position
     return cells
 
@@ -107,10 +128,12 @@ def _dots_between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[in
     return [(x + round((to_x - x) * n / steps), y + round((to_y - y) * n / steps)) for n in range(1, steps + 1)]
 
 
-def _render_cell(cell: tuple[int, int] | None, dots: bool, colours: bool) -> str:
+def _render_cell(cell: _Cell | None, dots: bool, colours: bool, unicode: bool | None) -> str:
     if cell is None:
         return " "
-    number, bits = cell
+    number, faint, bits = cell
+    if faint:
+        return _coloured(_FAINT if _unicode(unicode) else ".", number, colours)
     return _coloured(chr(0x2800 + bits) if dots else _MARKS[number % len(_MARKS)], number, colours)
 
 

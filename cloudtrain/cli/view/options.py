@@ -74,9 +74,29 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
+class _Rank(click.ParamType[int | None]):
+    """A rank, or all of them: None."""
+
+    name = "rank"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value == "all":
+            return None
+        if not str(value).isdecimal() or int(value) >= 1 << 31:
+            self.fail(f"{value!r} is neither a rank nor all", param, ctx)
+        return int(value)
+
+
 # RUN of a command that only reads; without it the newest run is shown
 run_or_newest = click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete_runs)
 run_named = click.argument("run_id", metavar="RUN", shell_complete=complete_runs)
+rank_option = click.option(
+    "--rank",
+    type=_Rank(),
+    default="0",
+    metavar="RANK",
+    help="Metrics of this rank, or all: a curve for each; default: 0.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
     "-t",
