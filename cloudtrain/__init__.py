@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-__version__ = "0.1.0"
+from cloudtrain.__about__ import __version__
 
 TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:

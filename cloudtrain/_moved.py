@@ -97,7 +97,7 @@ report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAtte
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
 simulators.vertex.address=simulators.vertex.server.find_url
 simulators.vertex.opened=simulators.vertex.server.ensure_started simulators.life.Pace=simulators.vertex.lifecycle.Behavior
-simulators.trainingjob.Habits=simulators.sagemaker.training_job.Behavior
+simulators.trainingjob.Habits=simulators.sagemaker.host.Behavior
 spawn.watcher=runs.watcher.start usage.read=events.read_usage
 """
 _GONE = "cloudtrain.requests"  # a package that is no more; its modules are listed

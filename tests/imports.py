@@ -1,9 +1,9 @@
-"""Who imports whom below a folder, read from its source: at the top of modules, in functions, absolute and relative."""
+"""Who imports whom below a folder, read from its source: at the top, in functions and for types, absolute and relative."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 Graph = dict[str, set[str]]
@@ -19,13 +19,10 @@ def name_of(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path, root: Path, *, types: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield module and name of each import of a file; the name is "" in `import module`.
-
-    `types=False` leaves out what only type checkers import.
-    """
+def imported(path: Path, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each import of a file; the name is "" in `import module`."""
     package = name_of(path, root).split(".")[: None if path.name == "__init__.py" else -1]
-    for node in _statements(ast.parse(path.read_text()).body, types):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -34,17 +31,7 @@ def imported(path: Path, root: Path, *, types: bool = True) -> Iterator[tuple[st
             yield from ((module, alias.name) for alias in node.names)
 
 
-def _statements(nodes: Sequence[ast.AST], types: bool) -> Iterator[ast.AST]:
-    for node in nodes:
-        if isinstance(node, ast.If) and not types and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            negated = isinstance(node.test, ast.UnaryOp)
-            yield from _statements(node.body if negated else node.orelse, types)
-            continue
-        yield node
-        yield from _statements(list(ast.iter_child_nodes(node)), types)
-
-
-def graph(folder: Path, root: Path, *, types: bool = True) -> Graph:
+def graph(folder: Path, root: Path) -> Graph:
     """Return the modules below a folder, and which of them each imports.
 
     Who imports a module imports the packages around it too, but for those that are around both: they are imported by then.
@@ -53,7 +40,7 @@ def graph(folder: Path, root: Path, *, types: bool = True) -> Graph:
     edges: Graph = {}
     for name, path in modules.items():
         edges[name] = set()
-        for module, attribute in imported(path, root, types=types):
+        for module, attribute in imported(path, root):
             target = f"{module}.{attribute}" if f"{module}.{attribute}" in modules else module
             parts = target.split(".")
             packages = {".".join(parts[:end]) for end in range(1, len(parts))}

@@ -15,7 +15,7 @@ from tests.imports import circle, files, graph
 ROOT = Path(__file__).parents[1]
 # A package imports its own layer and those before it.
 LAYERS = [
-    "errors events metrics importing",
+    "__about__ errors events metrics importing",
     "job source",
     "nodes",
     "backends simulators",
@@ -26,7 +26,7 @@ LAYERS = [
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 
-PYDANTIC = {"job.job", "job.sections", "job.fields"}  # and every backend's options.py
+PYDANTIC = {"job.job", "job.model", "job.sections", "job.fields"}  # and every backend's options.py
 PROCESS = "backends.sagemaker.local_job"  # a process of its own, which prints into its own file
 LAZY = {
     "torch",
@@ -103,10 +103,12 @@ def edges(*, top_only: bool = False) -> set[tuple[str, str]]:
     return {(name, found) for name in modules() for found in ours(name, top_only)}
 
 
-def test_there_are_at_most_twenty_names_at_the_top():
-    top = {path.stem for path in (ROOT / "cloudtrain").iterdir() if not path.name.startswith("_")} - {"py"}
+def test_there_are_at_most_seventeen_names_at_the_top():
+    """Dunder files, py.typed and the hook for old paths do not count; with forecast, sweeps and policy there are 20."""
+    names = {path.name.removesuffix(".py") for path in (ROOT / "cloudtrain").iterdir()}
+    top = {name for name in names if not name.startswith("__")} - {"py.typed", "_moved"}
     assert top <= LAYER.keys(), "a package without a layer"
-    assert len(top) <= 20
+    assert len(top - {"forecast", "sweeps", "policy"}) <= 17
 
 
 def test_nobody_reaches_upwards():
@@ -123,7 +125,7 @@ def test_a_circle_is_noticed():
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_imports_in_functions_and_of_packages_count_and_those_for_types_do_not(tmp_path):
+def test_imports_in_functions_and_of_packages_and_for_types_count(tmp_path):
     sources = {
         "p/__init__.py": "def f():\n    from p.a import g\n",
         "p/a.py": "from . import b\nTYPE_CHECKING = False\nif TYPE_CHECKING:\n    from p.c import g\n",
@@ -135,15 +137,21 @@ def test_imports_in_functions_and_of_packages_count_and_those_for_types_do_not(t
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    edges = {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"q", "q.d"}, "p.c": {"p", "p.a"}, "q": set(), "q.d": {"p", "p.b"}}
-    assert graph(tmp_path, tmp_path, types=False) == edges
-    assert graph(tmp_path, tmp_path)["p.a"] == {"p.b", "p.c"}
+    edges = {
+        "p": {"p.a"},
+        "p.a": {"p.b", "p.c"},
+        "p.b": {"q", "q.d"},
+        "p.c": {"p", "p.a"},
+        "q": set(),
+        "q.d": {"p", "p.b"},
+    }
+    assert graph(tmp_path, tmp_path) == edges
 
 
 @pytest.mark.parametrize(("folder", "root"), [("cloudtrain", "."), ("entrypoints", "entrypoints")])
 def test_no_circle_between_modules(folder, root):
-    """Imports inside functions count."""
-    edges = graph(ROOT / folder, ROOT / root, types=False)
+    """Imports inside functions count, and those that only type checkers read."""
+    edges = graph(ROOT / folder, ROOT / root)
     assert len(edges) > 60
     assert circle(edges) == [], "modules that import each other"
 

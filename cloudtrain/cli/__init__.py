@@ -108,7 +108,7 @@ def program(ctx: click.Context, version: bool, debug: bool) -> int:
     cloudtrain submit job.yaml -t NAME   train it at a target
     """
     if version:
-        from cloudtrain import __version__
+        from cloudtrain.__about__ import __version__
 
         click.echo(f"cloudtrain {__version__}")
     elif ctx.invoked_subcommand is None:

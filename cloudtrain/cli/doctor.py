@@ -67,7 +67,7 @@ def findings(target: str, options: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def _check_machine() -> Iterator[Finding]:
-    from cloudtrain import __version__
+    from cloudtrain.__about__ import __version__
     from cloudtrain.job import targets
 
     yield Finding("cloudtrain", True, f"{__version__}, in {Path(__file__).parents[1]}")

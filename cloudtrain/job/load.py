@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job.arguments import Number
 from cloudtrain.job.document import Document
-from cloudtrain.job.problems import explain, located, unsendable
+from cloudtrain.job.problems import explain, fit_name, located, unsendable
 from cloudtrain.job.rules import find_conflicts
 from cloudtrain.job.yaml import MAX_CHARACTERS, scalar
 from cloudtrain.job.yaml import read as read_yaml
 
 if TYPE_CHECKING:
-    from cloudtrain.job.job import Job
+    from cloudtrain.job.model import JobModel
 
-J = TypeVar("J", bound="Job")
+J = TypeVar("J", bound="JobModel")
 _TEXTS = {"env", "labels", "args"}  # any scalar there is its written text
 _FLAT = {"env", "labels", "secrets", "metrics"}  # behind the first dot all is one key, dots included
 
@@ -90,7 +90,7 @@ def values(document: Document) -> dict[str, Any]:
     return {key: _written(value, document, (key,)) for key, value in document.value.items()}
 
 
-def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
+def fill_job(job: JobModel, data: Mapping[str, Any], document: Document | None, folder: Path) -> None:
     """Validate values into an empty job; relative paths among them are relative to the folder.
 
     Raises BadJob with every problem: of single fields, and of fields that are right by themselves and wrong together.
@@ -107,7 +107,7 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
     problems = [*(document.problems if document else ()), *unsendable(data, document)]
     bad = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
     good = {key: value for key, value in data.items() if key not in bad}
-    checked: Job | None = job
+    checked: JobModel | None = job
     try:
         validator.validate_python(good, self_instance=job, context=context)
     except ValidationError as error:
@@ -125,14 +125,6 @@ def fill_job(job: Job, data: Mapping[str, Any], document: Document | None, folde
     if problems:
         raise BadJob(sorted(problems, key=lambda problem: problem.line or 0))
     job._document, job._written_name = document, name
-
-
-def fit_name(text: str) -> str:
-    """Return the nearest text that is fit for a job's name."""
-    fit = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if not fit[:1].isalpha():
-        fit = f"job-{fit}".rstrip("-")
-    return fit[:30].rstrip("-")
 
 
 def _first_name(data: Mapping[str, Any], document: Document | None, folder: Path) -> str:

@@ -143,6 +143,14 @@ def nearest(text: str, names: Collection[str]) -> str:
     return next(iter(get_close_matches(text, names, 1)), "")
 
 
+def fit_name(text: str) -> str:
+    """Return the nearest text that is fit for a job's name."""
+    fit = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not fit[:1].isalpha():
+        fit = f"job-{fit}".rstrip("-")
+    return fit[:30].rstrip("-")
+
+
 def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     here: type[BaseModel] | None = model
     for part in loc[:-1]:

@@ -9,7 +9,7 @@ from cloudtrain.errors import Problem
 from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
-    from cloudtrain.job.job import Job
+    from cloudtrain.job.model import JobModel
 
 
 class Conflict(NamedTuple):
@@ -19,7 +19,7 @@ class Conflict(NamedTuple):
     problem: Problem
 
 
-def find_conflicts(job: Job) -> Iterator[Conflict]:
+def find_conflicts(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with fields together."""
     p, world = job.parallelism, job.world_size
     if job.min_nodes is not None and job.min_nodes > job.num_nodes:
@@ -88,7 +88,7 @@ def find_conflicts(job: Job) -> Iterator[Conflict]:
         )
 
 
-def _entry(job: Job) -> Iterator[Conflict]:
+def _entry(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with what is to run: nothing, several things, or keys that it cannot take."""
     entries = [name for name in ("entrypoint", "run", "trainer") if getattr(job, name) not in (None, False)]
     if not entries:
@@ -120,7 +120,7 @@ def _entry(job: Job) -> Iterator[Conflict]:
         yield Conflict(("resume_args", "trainer"), Problem("is not needed: the shared trainer resumes", "resume_args"))
 
 
-def _placeholders(job: Job) -> Iterator[Conflict]:
+def _placeholders(job: JobModel) -> Iterator[Conflict]:
     """Yield placeholders of inputs that the job does not have."""
     texts = {f"env.{name}": [value] for name, value in job.env.items()}
     if job.run is None:
@@ -136,7 +136,7 @@ def _placeholders(job: Job) -> Iterator[Conflict]:
             yield Conflict((field, "inputs"), Problem(message, path, hint))
 
 
-def _shared_trainer(job: Job) -> Iterator[Conflict]:
+def _shared_trainer(job: JobModel) -> Iterator[Conflict]:
     """Yield what the shared trainer would refuse on the node, whatever the model."""
     p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "trainer")
     if p.strategy.startswith("zero"):

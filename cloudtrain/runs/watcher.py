@@ -78,7 +78,7 @@ def is_newer(version: str, other: str) -> bool:
 @cache
 def own_version() -> str:
     """Return this cloudtrain's version and when its newest module was changed: an upgrade in place is newer too."""
-    from cloudtrain import __version__
+    from cloudtrain.__about__ import __version__
 
     newest = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
     return f"{__version__}+{newest}"

@@ -64,7 +64,7 @@ def keep(bundle: Bundle, secrets: Collection[str] = ()) -> None:
 
 def of(bundle: Bundle) -> dict[str, Any]:
     """Return what is kept of a run's origin, as JSON: its source, its commit and patch, this machine."""
-    from cloudtrain import __version__
+    from cloudtrain.__about__ import __version__
 
     system = os.uname()
     return {

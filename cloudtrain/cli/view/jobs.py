@@ -14,7 +14,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import terminal
 from cloudtrain.cli.view.options import JobWords
 from cloudtrain.errors import BadRequest
-from cloudtrain.job.load import fit_name
+from cloudtrain.job.problems import fit_name
 
 JOB_FILES = ("job.yaml", "job.yml")
 SCRIPTS = (".py", ".sh")

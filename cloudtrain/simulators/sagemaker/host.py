@@ -9,25 +9,44 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.simulators.replicas import list_processes
-
-if TYPE_CHECKING:
-    from cloudtrain.simulators.sagemaker.training_job import Behavior, TrainingJob
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 Call = Callable[..., Any]  # (service, operation, **values): Simulator.call
 
 
+@dataclass
+class Behavior:
+    """How the simulated platform behaves; tests change it before they create a job. Times in seconds."""
+
+    pending_s: float = 0.0  # between creation and start
+    stop_s: float = 120.0  # between SIGTERM and SIGKILL
+    logs_late_s: float = 0.0  # delay of lines in CloudWatch
+    logs_twice: bool = False
+    capacity_errors: int = 0  # so many of the next jobs fail with insufficient capacity
+    environment: dict[str, str] = field(default_factory=dict)  # of every container, besides the request's
+
+
 class Host:
     """One instance of a training job."""
 
-    def __init__(self, job: TrainingJob, number: int, names: list[str]) -> None:
-        self.job, self.number, self.names = job, number, names
-        self.base = job._folder / f"algo-{number + 1}"
+    def __init__(
+        self,
+        folder: Path,
+        job_name: str,
+        request: Mapping[str, Any],
+        behavior: Behavior,
+        number: int,
+        names: list[str],
+    ) -> None:
+        self.job_name, self.request, self.behavior = job_name, request, behavior
+        self.number, self.names = number, names
+        self.base = folder / f"algo-{number + 1}"
         self.code: int | None = None
         self.ended_at = float("inf")
         self.synced: dict[str, tuple[int, int]] = {}
@@ -36,7 +55,7 @@ class Host:
 
     def prepare(self, call: Call, count: int) -> None:
         """Create the folders and download channels and checkpoints."""
-        request = self.job.request
+        request = self.request
         for inner in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (self.base / inner).mkdir(parents=True, exist_ok=True)
         config = {
@@ -73,13 +92,13 @@ class Host:
             "PATH": f"{interpreter_folder}{os.pathsep}{os.environ.get('PATH', '')}",
             "HOME": os.environ.get("HOME", "/"),
             "LANG": "C.UTF-8",
-            "TRAINING_JOB_NAME": self.job.name,
+            "TRAINING_JOB_NAME": self.job_name,
             "SAGEMAKER_BASE_DIR": str(self.base),
             **{name: os.environ[name] for name in os.environ if name.startswith("AWS_")},
-            **self.job.behavior.environment,
-            **self.job.request.get("Environment", {}),
+            **self.behavior.environment,
+            **self.request.get("Environment", {}),
         }
-        writer = LogStream(stream, call, self.job.behavior)
+        writer = LogStream(stream, call, self.behavior)
         try:
             self._process = subprocess.Popen(
                 command,

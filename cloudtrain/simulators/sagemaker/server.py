@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import MissingExtra
+from cloudtrain.simulators.sagemaker.host import Behavior
 from cloudtrain.simulators.sagemaker.job_list import AwsError, list_training_jobs
-from cloudtrain.simulators.sagemaker.training_job import Behavior, TrainingJob
+from cloudtrain.simulators.sagemaker.training_job import TrainingJob
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"

@@ -13,27 +13,14 @@ import tarfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.simulators.sagemaker.host import Call, Host, iter_files, split_uri
+from cloudtrain.simulators.sagemaker.host import Behavior, Call, Host, iter_files, split_uri
 
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 SYNC_S = 0.5  # interval of the upload of checkpoints
 LINGER_S = 20.0  # how long the other hosts may run after one has failed
-
-
-@dataclass
-class Behavior:
-    """How the simulated platform behaves; tests change it before they create a job. Times in seconds."""
-
-    pending_s: float = 0.0  # between creation and start
-    stop_s: float = 120.0  # between SIGTERM and SIGKILL
-    logs_late_s: float = 0.0  # delay of lines in CloudWatch
-    logs_twice: bool = False
-    capacity_errors: int = 0  # so many of the next jobs fail with insufficient capacity
-    environment: dict[str, str] = field(default_factory=dict)  # of every container, besides the request's
 
 
 class TrainingJob:
@@ -131,7 +118,7 @@ class TrainingJob:
         subnet = f"127.{64 + os.getpid() % 128}.{(os.getpid() // 128 + self._number) % 250 + 1}"
         names = [f"{subnet}.{n + 1}" for n in range(count)]
         self._transition("Downloading", "Downloading input data")
-        self._hosts = [Host(self, n, names) for n in range(count)]
+        self._hosts = [Host(self._folder, self.name, self.request, self.behavior, n, names) for n in range(count)]
         for host in self._hosts:
             host.prepare(self._call, count)
         with self._lock:

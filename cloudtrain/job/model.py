@@ -1,0 +1,274 @@
+"""The keys of the job file: their types, defaults and descriptions, and what follows from them.
+
+A job is frozen and refuses unknown keys. Numbers among hyperparameters, arguments and environment values are kept as the
+text that was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+
+from cloudtrain.errors import Problem
+from cloudtrain.job.arguments import argv
+from cloudtrain.job.document import Document
+from cloudtrain.job.fields import (
+    Count,
+    Files,
+    Hyperparameters,
+    Inside,
+    Name,
+    Pattern,
+    Place,
+    Sources,
+    Spec,
+    Text,
+    inside,
+    none_yet,
+    place,
+)
+from cloudtrain.job.problems import fit_name, located, quote, wrong
+from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
+
+SHARED_TRAINER = ".cloudtrain/train.py"
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
+
+
+class JobModel(Spec):
+    """The keys of a job as attributes; `Job` loads and validates it."""
+
+    model_config = ConfigDict(defer_build=True)  # Job's validator is the one that is used
+
+    name: str = Field(
+        default="", description="Name of the job; runs are called <name>-<time>-<random>. Left out: the folder's name."
+    )
+    source: str = Field(
+        default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
+    )
+    allow_secrets: Files = Field(
+        default_factory=none_yet, description="Files that may hold credentials, as in .gitignore; others are refused."
+    )
+    allow_large: Files = Field(
+        default_factory=none_yet, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."
+    )
+    allow_pointers: Files = Field(
+        default_factory=none_yet,
+        description="Files that may be Git-LFS pointers, as in .gitignore; others are refused.",
+    )
+    entrypoint: str | list[Text] | None = Field(
+        default=None,
+        description="A script in the source, -m package.module, or a command as a list, which runs once per node.",
+    )
+    run: str | None = Field(default=None, description="Shell text that runs once per node, in place of an entrypoint.")
+    trainer: bool = Field(default=False, description="true: the shared trainer runs, in place of an entrypoint.")
+    setup: str | None = Field(
+        default=None, description="Shell text that runs once per node before the ranks; a failure ends the job."
+    )
+    resume_args: list[Text] = Field(
+        default_factory=none_yet,
+        description="Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path.",
+    )
+    keep: list[Inside] = Field(
+        default_factory=none_yet,
+        description='Files that the script writes in its folder and that are brought home: [out, "runs/*/best.pt"].',
+    )
+    compat: Literal["skypilot", "dstack"] | None = Field(
+        default=None, description="Whose node variables a command or run gets too."
+    )
+    arg_style: Literal["argparse", "hf", "hydra"] = Field(
+        default="argparse", description="How hyperparameters become arguments."
+    )
+    hyperparameters: Hyperparameters = Field(
+        default_factory=dict, description="Arguments of the script, in order, as written: lr: 3.0e-4 is --lr 3.0e-4."
+    )
+    args: list[Text] = Field(default_factory=none_yet, description="Further arguments, appended verbatim.")
+    environment: Environment = Field(default=Environment(), description="What is installed on each node.")
+    num_nodes: Count = Field(default=1, description="Nodes.")
+    min_nodes: Count | None = Field(
+        default=None, description="Fewer nodes than num_nodes are accepted down to this number."
+    )
+    processes_per_node: Count | None = Field(
+        default=None, description="Ranks of a node; left out: its accelerators, or 1."
+    )
+    distributed_env: Literal["auto", "always"] = Field(
+        default="auto",
+        description="always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them.",
+    )
+    resources: Resources = Field(default=Resources(), description="What each node has.")
+    parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
+    limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
+    inputs: dict[str, Input] = Field(
+        default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
+    )
+    output: Place | None = Field(default=None, description="Where results go; left out: the target's place.")
+    env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
+    secrets: dict[Name, Sources] = Field(
+        default_factory=dict,
+        description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order.",
+    )
+    labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
+    metrics: dict[str, Pattern] = Field(
+        default_factory=dict, description="Regular expressions that find a metric's value in the log."
+    )
+    retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
+    image: str | None = Field(default=None, description="Container image; left out: the backend's default.")
+    target: str = Field(default="local", min_length=1, description="A backend, or a target named in cloudtrain.toml.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
+
+    _document: Document | None = PrivateAttr(None)
+    _written_name: str | None = PrivateAttr(None)  # with _ or capitals, which not every platform takes
+
+    def bind(self, files: Collection[str]) -> Self:
+        """Return the job for a source of these files (paths below it): the default requirements.txt is decided."""
+        if "requirements" in self.environment.model_fields_set:
+            return self
+        environment = Environment(requirements="requirements.txt" if "requirements.txt" in files else "none")
+        return self.model_copy(update={"environment": environment})
+
+    def argv(self) -> list[str]:
+        """Return what `form` says: a script or -m module with its arguments, a command with them, or a shell text."""
+        if self.run is not None:
+            return [self.run]
+        head = self.entrypoint or SHARED_TRAINER
+        if isinstance(head, str):
+            head = ["-m", head[3:]] if head.startswith("-m ") else [head]
+        return [*head, *argv(self.hyperparameters, self.arg_style), *self.args]
+
+    @property
+    def form(self) -> Literal["script", "command", "shell"]:
+        """What `argv` is: a script, which every rank runs, or a command or a shell text, which runs once per node."""
+        if self.run is not None:
+            return "shell"
+        return "command" if isinstance(self.entrypoint, list) else "script"
+
+    def located(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return problems that others found with the job, with the file and line of their paths."""
+        return [located(problem, self._document) for problem in problems]
+
+    @property
+    def renamed(self) -> str | None:
+        """The name as it was written, where another one stands for it; else None."""
+        return self._written_name if self._written_name not in (None, self.name) else None
+
+    @property
+    def exceptions(self) -> dict[str, list[str]]:
+        """What its source may hold although packaging refuses it, by the name of the argument of Bundle.make."""
+        return {
+            "allow_secrets": self.allow_secrets,
+            "allow_large": self.allow_large,
+            "allow_pointers": self.allow_pointers,
+        }
+
+    @property
+    def processes(self) -> int:
+        """Ranks of a node; 1 for a command or a shell text, which may start ranks of its own."""
+        if self.form != "script":
+            return self.processes_per_node or 1
+        return self.processes_per_node or self.resources.gpus or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.processes
+
+    @property
+    def has_rank_env(self) -> bool:
+        """Whether its ranks get RANK, WORLD_SIZE and MASTER_ADDR: all but one process that runs as under plain python."""
+        sharded = self.parallelism.strategy not in ("none", "ddp") or self.parallelism.accelerate_config is not None
+        alone = self.form == "script" and self.world_size == 1 and not sharded and not self.trainer
+        return self.distributed_env == "always" or not alone
+
+    def _unfollowed(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Take what follows from other fields out of this job's data."""
+        if self.parallelism.strategy == _strategy(self.world_size):
+            data.get("parallelism", {}).pop("strategy", None)
+        if self.retry.max_attempts == _max_attempts(self.resources):
+            data.get("retry", {}).pop("max_attempts", None)
+        return data
+
+    @model_validator(mode="after")
+    def _follow(self) -> Self:
+        """Set what follows from other fields, unless it was given."""
+        if "strategy" not in self.parallelism.model_fields_set:
+            self.__dict__["parallelism"] = _with(self.parallelism, "strategy", _strategy(self.world_size))
+        if "max_attempts" not in self.retry.model_fields_set:
+            self.__dict__["retry"] = _with(self.retry, "max_attempts", _max_attempts(self.resources))
+        return self
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise wrong(
+                f"is no name of a job: {quote(value)}",
+                f"small letters, digits and -, from a letter on, at most 30: {fit_name(value)}",
+            )
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, value: str, info: ValidationInfo) -> str:
+        if re.match(r"git\+(https|ssh|file)://[^/]*/.", value):
+            return value
+        if "://" in value or re.match(r"[\w.-]+@[\w.-]+:", value) or value.startswith("git+"):
+            raise wrong(
+                f"is neither a folder nor a git address: {quote(value)}",
+                "write git+https://host/repo@rev or git+ssh://...",
+            )
+        return place(value, info).rstrip("/") or "/"
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _entrypoint(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if value is None:
+            return None
+        if isinstance(value, list):
+            if not value or not value[0].strip():
+                raise wrong("is an empty command", 'write a script, or a command such as ["bash", "run.sh"]')
+            return value
+        if not value.strip():
+            raise wrong("is empty", "write a script, or trainer: true for the shared trainer")
+        if value == "-m" or value.startswith("-m "):
+            module = value[2:].strip()
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+                raise wrong(f"names no module: {quote(value)}", "write -m package.module; arguments belong in args")
+            return f"-m {module}"
+        if value.startswith("-"):
+            raise wrong(f"must be a script or -m package.module, not {quote(value)}", "arguments belong in args")
+        if re.search(r"\.(py|sh)\s+-", value):
+            raise wrong(f"holds arguments: {quote(value)}", "they belong in hyperparameters or args")
+        return inside(value)
+
+    @field_validator("inputs")
+    @classmethod
+    def _inputs(cls, value: dict[str, Input]) -> dict[str, Input]:
+        seen: dict[str, str] = {}
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,62}", name):
+                raise wrong(
+                    f"has a name that is no word: {quote(name)}", "letters, digits, _ and -, beginning with a letter"
+                )
+            variable = name.upper().replace("-", "_")
+            if variable in seen:
+                raise wrong(
+                    f"has two names for one variable: {seen[variable]} and {name} are both CLOUDTRAIN_INPUT_{variable}"
+                )
+            seen[variable] = name
+        return value
+
+
+def _strategy(world_size: int) -> str:
+    return "ddp" if world_size > 1 else "none"
+
+
+def _max_attempts(resources: Resources) -> int:
+    return 3 if resources.use_spot else 1
+
+
+def _with(part: Any, key: str, value: Any) -> Any:
+    copy = part.model_copy()
+    copy.__dict__[key] = value  # not by `update`, which would count it as given
+    return copy
