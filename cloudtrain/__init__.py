@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from cloudtrain.runs.listing import runs
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.submit import Submitter, submit
-    from cloudtrain.training import DistributedTraining
+    from cloudtrain.training.distributed import DistributedTraining
 
 # public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
 _HOME = {
     "CloudtrainError": "errors",
-    "DistributedTraining": "training",
+    "DistributedTraining": "training.distributed",
     "Job": "job.job",
     "Run": "runs.run",
     "RunFailed": "errors",

@@ -75,6 +75,7 @@ simulators.kubernetes simulators.kubernetes.server: Cluster GROUPS Object discov
 simulators.sagemaker simulators.sagemaker.server: ACCOUNT Fault KEYS REGION ROLE Simulator main
 simulators.vertex simulators.vertex.server: BUCKET IDLE_S PROJECT REGION START_S Simulator address main opened
 source source.files: File IGNORE_FILE RESERVED SHOWN Source Verdict list_files refusal shown why
+training training.distributed: DistributedTraining
 """
 # old=new of single names that went elsewhere than their module
 _SYMBOLS = """

@@ -239,7 +239,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(home: Path, case: str
 
 
 def test_too_much_is_refused_while_it_is_written(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cloudtrain.training.MAX_BYTES", 100_000)
+    monkeypatch.setattr("cloudtrain.training.shipping.MAX_BYTES", 100_000)
     with pytest.raises(BadRequest, match="over 0 MiB, which every node would get a copy of") as refused:
         DistributedTraining(target="local").train_distributed(torch.nn.Linear(1, 1), [(torch.ones(50_000), 1)])
     assert "inputs" in refused.value.hint

@@ -148,6 +148,16 @@ class Manifest:
             )
         return [packed[at : at + MAX_PIECE] for at in range(0, len(packed), MAX_PIECE)]
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which a launcher gets the manifest; raises BadRequest as `encode` does."""
+        pieces = {f"CLOUDTRAIN_MANIFEST_{number}": piece for number, piece in enumerate(self.encode())}
+        return {**pieces, "CLOUDTRAIN_ATTEMPT_ID": self.attempt_id}
+
+    def notes(self) -> list[str]:
+        """Return the notes of a plan on a platform that gives a job no accelerators but those that it asks for."""
+        missing = "no accelerators are asked for: the ranks see no GPU (resources.accelerators)"
+        return [] if self.gpus_per_node else [missing]
+
     @classmethod
     def decode(cls, pieces: Sequence[str]) -> Manifest:
         """Return the manifest that `encode` packed; raises BadRequest when a piece is missing or damaged."""

@@ -98,8 +98,7 @@ class KubernetesBackend:
         notes = list(request.notes)
         if not pinned and not self._options.get("server"):
             notes.append("no kubeconfig is found here: the plan names no cluster (options.kubernetes.server)")
-        if not request.manifest.gpus_per_node:
-            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
+        notes += request.manifest.notes()
         return Plan(
             backend=self.name,
             run_id=run_id,

@@ -156,13 +156,11 @@ class Pod:
     def _env(self) -> list[dict[str, Any]]:
         manifest = self.manifest
         try:
-            chunks = manifest.encode()
+            env = manifest.environment()
         except BadRequest as error:
             self._add_problem("args", error.message, error.hint)
-            chunks = []
-        env = {f"CLOUDTRAIN_MANIFEST_{n}": chunk for n, chunk in enumerate(chunks)}
+            env = {}
         env |= {
-            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
             "MASTER_ADDR": f"{self.name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
         }

@@ -82,9 +82,7 @@ class LocalBackend:
         if problems:
             raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
-        common_env = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
-        common_env |= {
-            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
+        common_env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "127.0.0.1",
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
             "CLOUDTRAIN_STDIN": "1",
@@ -103,7 +101,7 @@ class LocalBackend:
             }
             for rank in range(manifest.nodes)
         ]
-        notes = [] if gpus else ["no accelerators are asked for: the ranks see no GPU (resources.accelerators)"]
+        notes = manifest.notes()
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes are simulated on this machine")
         return Plan(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -21,7 +20,7 @@ from cloudtrain.backends.slurm import client, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import logs, paths, rpc, transfer
+from cloudtrain.nodes import logs, rpc, transfer
 from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
 from cloudtrain.source import provenance
 
@@ -74,62 +73,20 @@ class SlurmBackend:
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle) if job.output else None
         manifest = Manifest.of(job, run_id, attempt, about)
-        problems = _check_job(job, self.site_options)
+        problems = request.check_job(job, self.site_options)
         if problems:
             raise BadJob(problems)
-        run_dir = f"{self.folder}/runs/{run_id}"
-        folder = f"{run_dir}/a{attempt}"
-        env = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(manifest.encode())}
-        output, _ = paths.output_path(job.output)
-        if output:
-            run_dir = f"{output.rstrip('/')}/{run_id}"
-        env |= {
-            "CLOUDTRAIN_ATTEMPT_ID": manifest.attempt_id,
-            "CLOUDTRAIN_RUN_DIR": run_dir,
-            "CLOUDTRAIN_RUN_DIR_SHARED": "1",
-            "CLOUDTRAIN_STDIN": "1",
-        }
-        requeue_events = [event for event in ("preempted", "lost") if event in job.retry.on_events]
-        restarts = max(0, job.retry.max_attempts - attempt) if requeue_events else 0
-        memory = job.resources.memory_bytes
-        needs = {
-            "cpus": job.resources.cpus,
-            "memory_mb": -(-memory >> 20) if memory else None,
-            "spot": job.resources.use_spot,
-            "requeue": restarts > 0,
-        }
+        restarts, events = request.allowed_restarts(job, attempt)
         return Plan(
             backend=self.name,
             run_id=run_id,
             attempt=attempt,
-            request={
-                "login": (self.site_options.get("login") or {}).get("address"),
-                "folder": folder,
-                "run_dir": run_dir,
-                "nodes": manifest.nodes,
-                "sbatch": request.sbatch_arguments(
-                    manifest.attempt_id, run_id, folder, manifest, needs, self.site_options
-                ),
-                "script": request.batch_script(
-                    manifest.attempt_id, folder, env, manifest, restarts, requeue_events, self.site_options
-                ),
-            },
+            request=request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events),
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
             job=job.to_dict(),
-            notes=tuple(self._notes(manifest, restarts)),
+            notes=tuple(request.plan_notes(self.folder, manifest, restarts)),
         )
-
-    def _notes(self, manifest: Manifest, restarts: int) -> Iterator[str]:
-        yield f"{self.folder} must be on a file system that the login node and all nodes share"
-        yield f"Slurm's time limit is max_runtime and {request.MARGIN_S // 60} minutes; the partition must allow that"
-        if restarts:
-            times = "once" if restarts == 1 else f"up to {restarts} times"
-            yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"
-        else:
-            yield "a preempted job is not requeued (retry.max_attempts, or resources.use_spot)"
-        if not manifest.gpus_per_node:
-            yield "no accelerators are asked for: the ranks see no GPU (resources.accelerators)"
 
     # -- its life -----------------------------------------------------------------------------------------------------
 
@@ -324,84 +281,14 @@ class SlurmBackend:
         return run
 
     def check(self) -> list[Problem]:
+        from cloudtrain.backends.slurm import doctor
+
         if not self.folder:
             return [Problem("no folder is named", "options.slurm.folder", "a folder that all nodes share")]
-        try:
-            facts = self._agent.ask("facts", root=self.folder).value
-            version = self._run(["sbatch", "--version"])
-        except BackendError as error:
-            return [Problem(error.message, "options.slurm.login", error.hint)]
-        problems = []
-        if not facts["writable"]:
-            problems.append(Problem(f"{self.folder} cannot be written", "options.slurm.folder"))
-        elif facts["free_bytes"] < 1 << 30:
-            problems.append(Problem(f"less than 1 GiB is free below {self.folder}", "options.slurm.folder"))
-        if version["code"] != 0:
-            hint = "name the login node: options.slurm.login"
-            return [*problems, Problem(f"sbatch cannot be run: {version['err'].strip()}", "options.slurm", hint)]
-        return [*problems, *self._check_submission(problems)]
-
-    def _check_submission(self, problems: Sequence[Problem]) -> Iterator[Problem]:
-        """Check with `sbatch --test-only` that Slurm accepts a job, and on a free node that it sees the folder."""
-        manifest = Manifest("doctor", 1, ("true",), 1, 1, max_runtime_s=60, grace_s=1)
-        argv = request.sbatch_arguments("cloudtrain-doctor", "doctor", self.folder, manifest, {}, self.site_options)
-        arguments = [
-            argument for argument in argv[2:-1] if not argument.startswith(("--output", "--open-mode", "--chdir"))
-        ]
-        dry_run = self._run(["sbatch", "--test-only", *arguments, "--wrap=true"])
-        if dry_run["code"] != 0:
-            yield Problem(
-                client.error_for_command(dry_run).message, "options.slurm", "sinfo and sacctmgr show what there is"
-            )
-            return
-        if problems:
-            return
-        probe = f"{self.folder}/.cloudtrain-doctor"
-        self._agent.ask("write", path=probe, given=b"seen")
-        placement = [
-            argument
-            for argument in arguments
-            if not argument.startswith(("--parsable", "--export", "--no-requeue", "--time"))
-        ]
-        completed = self._run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *placement, "cat", probe])
-        busy = "Unable to allocate" in completed["err"] or completed["code"] is None
-        if completed["out"].strip() != "seen" and not busy:
-            error_lines = completed["err"].strip().splitlines()
-            yield Problem(
-                f"a node does not see {self.folder}" + (f": {error_lines[-1]}" if error_lines else ""),
-                "options.slurm.folder",
-                "name a folder on the cluster's shared file system",
-            )
+        return doctor.check_cluster(self._agent, self._run, self.site_options)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
-        if not shutil.which("sinfo"):
-            return {}
-        try:
-            run = partial(LocalAgent().ask, "command", hide=client.HIDDEN_VARIABLES, limit_s=10.0)
-            names = run(argv=["sinfo", "--noheader", "--format=%P"]).value["out"].split()
-            user = run(
-                argv=["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc", "format=DefaultAccount"]
-            )
-        except BackendError:
-            return {}
-        options: dict[str, Any] = {"folder": str(Path.home() / "cloudtrain")}
-        default = [name.rstrip("*") for name in names if name.endswith("*")] or names[:1]
-        if default:
-            options["partition"] = default[0]
-        accounts = [line for line in user.value["out"].split() if line]
-        return {**options, "account": accounts[0]} if len(set(accounts)) == 1 else options
+        from cloudtrain.backends.slurm import doctor
 
-
-# -- what a job cannot have here ------------------------------------------------------------------------------------------
-
-
-def _check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
-    problems = []
-    if not options.get("folder"):
-        hint = "a folder on the cluster's shared file system, in cloudtrain.toml"
-        problems.append(Problem("is not given", "options.slurm.folder", hint))
-    if job.resources.use_spot and not (options.get("spot_partition") or options.get("spot_qos")):
-        hint = "name the partition whose jobs may be preempted: options.slurm.spot_partition, or spot_qos"
-        problems.append(Problem("means nothing to this cluster", "resources.use_spot", hint))
-    return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
+        return doctor.discover_options()

@@ -19,10 +19,15 @@ the job itself, since Slurm records a job that ends within the grace time as fai
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.errors import Problem
+from cloudtrain.nodes import paths
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
 
 MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the start, the last checkpoint at the end
 STRAGGLER_S = 120  # how long tasks may run after the first one has ended
@@ -87,6 +92,50 @@ def directives_problem(directives: Sequence[str]) -> str | None:
         if name in RESERVED_OPTIONS:
             return f"{text!r} cannot be given: cloudtrain sets --{name} itself"
     return None
+
+
+def build_request(
+    job: Job,
+    manifest: Manifest,
+    run_id: str,
+    attempt: int,
+    options: Mapping[str, Any],
+    restarts: int,
+    requeue_events: Sequence[str],
+) -> dict[str, Any]:
+    """Return the request of an attempt: its folders, the arguments of sbatch and the batch script."""
+    run_dir = f"{options['folder']}/runs/{run_id}"
+    folder = f"{run_dir}/a{attempt}"
+    output, _ = paths.output_path(job.output)
+    if output:
+        run_dir = f"{output.rstrip('/')}/{run_id}"
+    env = manifest.environment() | {
+        "CLOUDTRAIN_RUN_DIR": run_dir,
+        "CLOUDTRAIN_RUN_DIR_SHARED": "1",
+        "CLOUDTRAIN_STDIN": "1",
+    }
+    memory = job.resources.memory_bytes
+    needs = {
+        "cpus": job.resources.cpus,
+        "memory_mb": -(-memory >> 20) if memory else None,
+        "spot": job.resources.use_spot,
+        "requeue": restarts > 0,
+    }
+    attempt_id = manifest.attempt_id
+    return {
+        "login": (options.get("login") or {}).get("address"),
+        "folder": folder,
+        "run_dir": run_dir,
+        "nodes": manifest.nodes,
+        "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
+        "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options),
+    }
+
+
+def allowed_restarts(job: Job, attempt: int) -> tuple[int, list[str]]:
+    """Return how often Slurm may requeue the job of an attempt, and after which events."""
+    events = [event for event in ("preempted", "lost") if event in job.retry.on_events]
+    return max(0, job.retry.max_attempts - attempt) if events else 0, events
 
 
 def sbatch_arguments(
@@ -172,3 +221,27 @@ def batch_script(
         wait=manifest.grace_s + STRAGGLER_S,
         command=shlex.join(command),
     )
+
+
+def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
+    """Return what the job wants and this cluster does not have."""
+    problems = []
+    if not options.get("folder"):
+        hint = "a folder on the cluster's shared file system, in cloudtrain.toml"
+        problems.append(Problem("is not given", "options.slurm.folder", hint))
+    if job.resources.use_spot and not (options.get("spot_partition") or options.get("spot_qos")):
+        hint = "name the partition whose jobs may be preempted: options.slurm.spot_partition, or spot_qos"
+        problems.append(Problem("means nothing to this cluster", "resources.use_spot", hint))
+    return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
+
+
+def plan_notes(folder: str, manifest: Manifest, restarts: int) -> Iterator[str]:
+    """Yield what a user should know of the batch job before it is sent."""
+    yield f"{folder} must be on a file system that the login node and all nodes share"
+    yield f"Slurm's time limit is max_runtime and {MARGIN_S // 60} minutes; the partition must allow that"
+    if restarts:
+        times = "once" if restarts == 1 else f"up to {restarts} times"
+        yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"
+    else:
+        yield "a preempted job is not requeued (retry.max_attempts, or resources.use_spot)"
+    yield from manifest.notes()

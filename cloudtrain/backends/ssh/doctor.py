@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import CloudtrainError, Problem
@@ -80,3 +82,14 @@ def _check_connections(machines: Sequence[_Machine]) -> Iterator[Problem]:
             if problem is not None:
                 message = f"{other} does not reach {internal}:{port} of {label}: {problem}"
                 yield Problem(message, hint="open all ports between the nodes, or name another address: internal")
+
+
+def discover_hosts() -> dict[str, Any]:
+    """Return the hosts that ~/.ssh/config names, as options."""
+    try:
+        text = Path("~/.ssh/config").expanduser().read_text()
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    names = [name for line in re.findall(r"(?im)^\s*host\s+(.+)$", text) for name in line.split()]
+    hosts = [name for name in names if re.fullmatch(r"[\w.:-]+", name)]
+    return {"hosts": [{"address": name} for name in dict.fromkeys(hosts)]} if hosts else {}

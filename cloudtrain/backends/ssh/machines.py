@@ -1,19 +1,16 @@
-"""The machines of options.ssh.hosts as nodes of an attempt, and one status of what their supervisors report."""
+"""The machines of options.ssh.hosts, and the nodes of an attempt on them as its handle names them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Sequence
+from typing import Any
 
-from cloudtrain.errors import CloudtrainError
-from cloudtrain.events import State, Status
-from cloudtrain.nodes import directory, ssh
-from cloudtrain.nodes.rpc import Answer, RemoteAgent, read_each
+from cloudtrain.errors import CloudtrainError, Unreachable
+from cloudtrain.nodes import ssh
+from cloudtrain.nodes.rpc import RemoteAgent
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-CUT_OFF_S = 15.0  # a node that lost contact with the others has ended itself after this time
+_HANDLE = re.compile(r"(?P<labels>.+?):(?P<folder>[~/].*/runs/(?P<run>[^/]+)/a(?P<attempt>\d+))")
 
 
 class Machine:
@@ -54,31 +51,23 @@ class Node:
         self.ask = machine.agent.ask
 
 
-def read_reports(nodes: Sequence[Node], future: Future[Answer]) -> list[Any]:
-    """Return the report of each node, or the error instead."""
-    try:
-        return read_each(nodes[0].agent, future)
-    except CloudtrainError as error:
-        return [error] * len(nodes)
+def attempt_nodes(machines: Sequence[Machine], handle: str) -> list[Node] | None:
+    """Return an attempt's nodes, or None if the handle is invalid or names other machines."""
+    match = _HANDLE.fullmatch(handle)
+    by_label = {machine.label: machine for machine in machines}
+    labels = match["labels"].split(",") if match else []
+    if not match or not all(label in by_label for label in labels):
+        return None
+    return [Node(by_label[label], rank, match["folder"]) for rank, label in enumerate(labels)]
 
 
-def merge_reports(attempt: Sequence[Node], answers: Sequence[Any], unreachable: Sequence[Node]) -> Status:
-    """Merge the reports of an attempt's nodes, some of which are unreachable, into one Status.
+def make_handle(labels: Sequence[str], folder: str) -> str:
+    """Return the handle of an attempt in a folder on machines with these labels, by node rank."""
+    return f"{','.join(labels)}:{folder}"
 
-    The supervisors watch each other, so the attempt runs as long as a reachable node runs. When all reachable nodes have
-    ended, an unreachable one ends within CUT_OFF_S.
-    """
-    reports = [(rank, answer["state"]) for rank, answer in enumerate(answers) if isinstance(answer, dict)]
-    statuses: list[tuple[Mapping[str, Any] | None, Status | None]] = [
-        (node_state["raw"] if node_state else None, directory.to_status(node_state)) for _, node_state in reports
-    ]
-    ended = [pair for pair in statuses if pair[1] is not None and pair[1].state.final]
-    if ended and len(ended) + sum(status is None for _, status in statuses) == len(statuses):
-        # A node that was never started shares the end of those that were waiting for it.
-        if any(node.agent.remote.unreachable_s < CUT_OFF_S for node in unreachable):
-            return Status(State.STOPPING, reason=f"{unreachable[0].label} cannot be reached")
-        return directory.merge_statuses(ended)
-    status = directory.merge_statuses(statuses)
-    if unreachable and status.state in (State.QUEUED, State.STARTING):
-        return Status(State.STARTING, reason=f"{unreachable[0].label} cannot be reached")
-    return status
+
+def raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first error among answers: refusals before unreachable machines."""
+    errors = [answer for answer in answers if isinstance(answer, CloudtrainError)]
+    for error in sorted(errors, key=lambda error: isinstance(error, Unreachable)):
+        raise error

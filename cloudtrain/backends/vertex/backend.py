@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
+from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.errors import BadJob, CloudtrainError, Problem
@@ -118,9 +119,7 @@ class VertexBackend(CustomJobsBackend):
         if missing:
             raise BadJob(Problem("is needed", f"options.{self.name}.{name}") for name in missing)
         plan = super().plan(job, bundle, run_id, attempt)
-        notes = list(plan.notes)
-        if not plan.manifest["gpus_per_node"]:
-            notes.append("no accelerators are asked for: the ranks see no GPU (resources.accelerators)")
+        notes = [*plan.notes, *Manifest.from_dict(plan.manifest).notes()]
         if "disableRetries" in plan.request["customJob"]["jobSpec"]["scheduling"]:
             notes.append("the platform restarts nothing (retry.max_attempts is 1)")
         return replace(plan, notes=tuple(notes))

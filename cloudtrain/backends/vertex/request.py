@@ -149,13 +149,11 @@ class Request:
 
     def _environment(self, bundle: Bundle) -> dict[str, str]:
         try:
-            pieces = self.manifest.encode()
+            env = self.manifest.environment()
         except BadRequest as error:
             self._add_problem("args", error.message, error.hint)
-            pieces = []
-        env = {f"CLOUDTRAIN_MANIFEST_{n}": piece for n, piece in enumerate(pieces)}
+            env = {}
         env |= {
-            "CLOUDTRAIN_ATTEMPT_ID": self.manifest.attempt_id,
             bootstrap.SOURCE: f"gs://{self.source['bucket']}/{self.source['object']}",
             bootstrap.DIGEST: bundle.sha256,
         }

@@ -1,0 +1,100 @@
+"""Begin an attempt on SSH machines: choose those that answer, check the output that they share, start a supervisor on each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
+from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.nodes import paths
+from cloudtrain.nodes.ssh import call_all
+
+START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
+
+
+def choose_machines(
+    plan: Plan, root: str, find_begun: Callable[[str], str | None]
+) -> list[tuple[Machine, Mapping[str, Any]]]:
+    """Return the machines by node rank, each with its answer to `prepare`; raises Unreachable if too few answer.
+
+    Repeats the choice of an interrupted submit: `find_begun` returns the handle that has begun in a folder. Node 0 stays
+    on the machine that has the run's checkpoints.
+    """
+    machines = [Machine({}, host) for host in plan.request["hosts"]]
+    arguments = {"root": root, "run": plan.run_id, "attempt": plan.attempt, "sha256": plan.bundle["sha256"]}
+    answers = call_all(lambda machine: machine.agent.ask("prepare", timeout_s=START_S, **arguments).value, machines)
+    unreachable = {
+        m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, CloudtrainError)
+    }
+    raise_first([error for error in unreachable.values() if not isinstance(error, Unreachable)])
+    prepared = {m.label: answer for m, answer in zip(machines, answers, strict=True) if isinstance(answer, dict)}
+    earlier_choices = list(
+        dict.fromkeys(tuple(answer["request"]["hosts"]) for answer in prepared.values() if answer["request"])
+    )
+    if len(earlier_choices) > 1:
+        begun = find_begun(str(plan.request["folder"]))
+        earlier_choices = [
+            hosts for hosts in earlier_choices if make_handle(hosts, plan.request["folder"]) == begun
+        ] or earlier_choices
+    if earlier_choices:
+        raise_first([unreachable[label] for label in earlier_choices[0] if label in unreachable])
+        return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
+    available = [machine for machine in machines if machine.label in prepared]
+    num_nodes, min_nodes = plan.request["nodes"], min_nodes_of(plan)
+    holders = [machine for machine in available if prepared[machine.label]["first"]]
+    unshared = plan.attempt > 1 and plan.manifest["output"] is None
+    if len(available) < min_nodes or (unshared and unreachable and not holders):
+        errors = "; ".join(str(error) for error in unreachable.values())
+        shortage = (
+            f"{len(available)} of {num_nodes} nodes"
+            if len(available) < min_nodes
+            else "no node that may hold the checkpoints"
+        )
+        raise Unreachable(f"{shortage} can be had: {errors}", "the attempt begins when they answer")
+    if unshared:
+        available.sort(key=lambda machine: machine not in holders)
+    return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
+
+
+def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:
+    """Check that an output path is the same folder on all nodes, with a marker file; raises BackendError."""
+    output, _ = paths.output_path(plan.manifest["output"])
+    if output is None or len(machines) == 1:
+        return
+    marker_path, marker = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
+    machines[0].agent.ask("write", marker, path=marker_path)
+    contents = call_all(lambda machine: machine.agent.ask("read", path=marker_path).data, machines[1:])
+    raise_first(contents)
+    for machine, content in zip(machines[1:], contents, strict=True):
+        if content != marker:
+            raise BackendError(
+                f"the output {output} is not the same folder on {machine.label} and {machines[0].label}",
+                "name a folder that all machines share, or leave output out: node 0 keeps the results then",
+            )
+
+
+def launch_node(
+    plan: Plan, machines: Sequence[Machine], rank: int, control: str | None, secrets: Mapping[str, Any]
+) -> dict[str, Any]:
+    machine = machines[rank]
+    values = {"node.address": machine.internal, "node.rank": str(rank), "node.python": machine.python,
+              "nodes": str(len(machines)), "node-0.control": control or ""}  # fmt: skip
+
+    def fill(text: str) -> str:
+        return re.sub(r"\$\{([\w.-]+)\}", lambda match: values[match[1]], text)
+
+    requested = {name: fill(text) for name, text in plan.request["env"].items()}
+    env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
+    node = f"{plan.request['folder']}/node-{rank}"
+    argv = [fill(argument) for argument in plan.request["argv"]]
+    launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=secrets, timeout_s=START_S)
+    return dict(launched.value)
+
+
+def min_nodes_of(plan: Plan) -> int:
+    """Return the fewest nodes that an attempt begins with."""
+    return int(plan.manifest["min_nodes"] or plan.request["nodes"])
