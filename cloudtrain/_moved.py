@@ -99,7 +99,7 @@ sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.Shar
 simulators.vertex.address=simulators.vertex.server.find_url
 simulators.vertex.opened=simulators.vertex.server.ensure_started simulators.life.Pace=simulators.vertex.lifecycle.Behavior
 simulators.trainingjob.Habits=simulators.sagemaker.host.Behavior
-spawn.watcher=runs.watcher.start usage.read=events.read_usage
+spawn.watcher=runs.watcher.start usage.read=events.read_usage verdict.judge=diagnosis.judge.judge
 """
 _GONE = "cloudtrain.requests"  # a package that is no more; its modules are listed
 

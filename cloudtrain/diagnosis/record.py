@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.backends.api import ATTACHED
-from cloudtrain.diagnosis.verdict import End, Verdict, judge
+from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import ESCAPE, Event, LogLine, Status
 from cloudtrain.history.records import AttemptRecord

@@ -18,12 +18,10 @@ from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, attempts, reading, send, watcher
+from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
-
-FETCHED = ".cloudtrain-run"  # in a fetched folder: whose it is
 
 
 class Run:
@@ -265,31 +263,11 @@ class Run:
         if WORKDIR in what and Feature.WORKDIR not in backend.features:
             hint = "keep: [out] in the job brings such files home from every backend"
             raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
-        mine = self._own(folder)
-        try:
-            return backend.fetch(newest.handle, folder, tuple(what))
-        except OSError as error:
-            raise DiskError(error.filename2 or error.filename or folder, error) from None
-        finally:
-            if not mine:
-                _give_back(folder)
-
-    def _own(self, folder: Path) -> bool:
-        """Mark a folder as this run's and return whether it was before; raises BadRequest when it is another's."""
-        mark = folder / FETCHED
-        owner = mark.read_text("utf-8").strip() if mark.is_file() else None
-        if owner not in (None, self.run_id):
-            raise BadRequest(f"{folder} holds what was fetched from {owner}", "name another folder")
-        taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
-        if taken:
-            raise BadRequest(f"{folder} holds {taken[0]}/ already, and not from this run", "name another folder")
-        if owner is None:
-            new = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            if new:
-                (folder / ".gitignore").write_text("*\n")
-            mark.write_text(self.run_id + "\n", "utf-8")
-        return owner is not None
+        with fetched.owned(folder, self.run_id):
+            try:
+                return backend.fetch(newest.handle, folder, tuple(what))
+            except OSError as error:
+                raise DiskError(error.filename2 or error.filename or folder, error) from None
 
     def resume(self) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
@@ -352,15 +330,3 @@ class Run:
         """
         if not self.attempts[-1].unanswered_since:
             self.store.acknowledge(self.run_id)
-
-
-def _give_back(folder: Path) -> None:
-    """Take the mark off a folder into which nothing came: another run may be fetched into it."""
-    for name in (*FETCHABLE, WORKDIR):
-        for at, folders, names in os.walk(folder / name):
-            if names or any((Path(at) / inner).is_symlink() for inner in folders):
-                return
-    for name in (*FETCHABLE, WORKDIR):
-        for at, _, _ in os.walk(folder / name, topdown=False):
-            os.rmdir(at)  # noqa: PTH106 - only what is empty
-    (folder / FETCHED).unlink(missing_ok=True)

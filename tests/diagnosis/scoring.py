@@ -6,8 +6,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
+from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.tail import Tail
-from cloudtrain.diagnosis.verdict import End, Verdict, judge
+from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.events import LogLine, State
 from tests.diagnosis.entries import Entry, load
 

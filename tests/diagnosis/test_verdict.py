@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.diagnosis import patterns
+from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.ranks import LONGEST
 from cloudtrain.diagnosis.tail import LINES, RANKS, Tail
-from cloudtrain.diagnosis.verdict import End, Verdict, judge
+from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from tests.diagnosis.entries import CORPUS, HERE, Entry, load

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.diagnosis.verdict import End, Verdict, judge
+from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.events import LogLine, State
 from tests.diagnosis.entries import HERE
 

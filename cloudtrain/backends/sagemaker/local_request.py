@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import limits, toolkit
+from cloudtrain.backends.sagemaker.channels import CHANNEL, s3_channel, split_prefix
 from cloudtrain.backends.sagemaker.request import (
-    CHANNEL,
     MARGIN_S,
     OBJECT,
     BuiltRequest,
     container_command,
     hyperparameters,
-    s3_channel,
-    split_prefix,
 )
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths

@@ -20,6 +20,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import images, limits, toolkit
+from cloudtrain.backends.sagemaker.channels import CHANNEL, build_channels, s3_channel
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import units
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-CHANNEL = "cloudtrain"
 OBJECT = "source.tar.gz"
 DISK_GB = 100  # default of resources.disk_gb; SageMaker's default, 30, is too small for a model and its checkpoints
 MARGIN_S = 900  # added to max_runtime, which the launcher enforces: for downloads before and the last checkpoint after
@@ -91,7 +91,7 @@ def build_request(
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
     run = f"{output}/{run_id}"
     manifest = Manifest.of(job, run_id, attempt, about)
-    channels, inputs, found_problems = _build_channels(job, options)
+    channels, inputs, found_problems = build_channels(job, options)
     problems += found_problems
     manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker itself copies output and inputs
     image, found_problems = _choose_image(job, machine, options)
@@ -257,53 +257,6 @@ def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if job.output and not job.output.startswith("s3://"):
         problems.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
     return problems
-
-
-def _build_channels(
-    job: Job, options: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]], list[Problem]]:
-    """Return the input channels, the inputs as the launcher's manifest describes them, and problems.
-
-    `copy` becomes a File channel and `mount` a FastFile channel. A script opens a `stream` input by its URI.
-    """
-    channels, launcher_inputs, problems = [], {}, []
-    shard = list(options.get("shard") or [])
-    for name in shard:
-        if name not in job.inputs:
-            problems.append(Problem(f"{name} is none of the job's inputs", "options.sagemaker.shard"))
-    for name, item in job.inputs.items():
-        if item.mode == "stream":
-            if options.get("isolate"):
-                message = "cannot be streamed without a network (options.sagemaker.isolate)"
-                problems.append(Problem(message, f"inputs.{name}.mode", "copy or mount"))
-            launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
-            continue
-        if name.lower() == CHANNEL:
-            problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
-        if not item.uri.startswith("s3://"):
-            message = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
-            problems.append(Problem(message, f"inputs.{name}.uri", "stream: the script opens it itself"))
-            continue
-        uri, file = split_prefix(item.uri)
-        mode = "FastFile" if item.mode == "mount" else None
-        channels.append(s3_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
-        launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
-    return channels, launcher_inputs, problems
-
-
-def split_prefix(uri: str) -> tuple[str, str]:
-    """Return an input's S3Prefix, and the file's name if it is one file: its last part has a dot."""
-    last = uri.rstrip("/").rpartition("/")[2]
-    if not uri.endswith("/") and "." in last and uri.count("/") > 2:
-        return uri, last
-    return uri.rstrip("/") + "/", ""  # without the slash, train would match train2 too
-
-
-def s3_channel(name: str, uri: str, mode: str | None = None, distribution: str = "FullyReplicated") -> dict[str, Any]:
-    """Return a channel that reads from S3; `mode` None means the job's mode, File."""
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
-    channel: dict[str, Any] = {"DataSource": {"S3DataSource": source}, "ChannelName": name}
-    return channel | ({"InputMode": mode} if mode else {})
 
 
 def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:

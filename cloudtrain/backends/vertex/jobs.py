@@ -1,4 +1,4 @@
-"""Call Vertex AI's custom job API: create a job once, find it, read its status, log and images, cancel it, fetch results.
+"""Call Vertex AI's custom job API: create a job once, find it, look at it, cancel it, fetch its results.
 
 The handle is the job's resource name. Creation uses Google's SDK if the options say so and it is installed. All other
 calls use the REST API with google-auth alone.
@@ -16,40 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.backends.gcs import Bucket
-from cloudtrain.backends.google import ApiError, GoogleApi, api_error, explain_error, is_capacity_error
+from cloudtrain.backends.google import GoogleApi, api_error
 from cloudtrain.backends.http import Answer
 from cloudtrain.backends.vertex import images as google_images
-from cloudtrain.backends.vertex.logs import LogMerge, final_result, node_of
+from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
+from cloudtrain.backends.vertex.status import STATES, has_ended, job_status
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.events import EXIT_RESUMABLE, State, Status
+from cloudtrain.events import State, Status
 from cloudtrain.importing import Quickly
-from cloudtrain.job.units import format_time, unix_time
+from cloudtrain.job.units import unix_time
 
 if TYPE_CHECKING:
     from cloudtrain.events import LogLine
     from cloudtrain.source.bundle import Bundle
 
-STATES = {
-    "JOB_STATE_UNSPECIFIED": State.QUEUED,
-    "JOB_STATE_QUEUED": State.QUEUED,
-    "JOB_STATE_PENDING": State.STARTING,
-    "JOB_STATE_RUNNING": State.RUNNING,
-    "JOB_STATE_UPDATING": State.RUNNING,
-    "JOB_STATE_CANCELLING": State.STOPPING,
-    "JOB_STATE_SUCCEEDED": State.SUCCEEDED,
-    "JOB_STATE_FAILED": State.FAILED,
-    "JOB_STATE_CANCELLED": State.CANCELLED,
-    "JOB_STATE_EXPIRED": State.TIMED_OUT,
-    "JOB_STATE_PARTIALLY_SUCCEEDED": State.FAILED,
-    "JOB_STATE_PAUSED": State.FAILED,  # a custom job is never resumed
-}
 CREATES = 3  # tries; before each one `find` checks whether the last one created the job
 PAGE = 100  # jobs in one answer of the list
 LOOKS = 3  # a new job may be missing from the first list
-OVERLAP_S = 5.0  # the log is read again from twice settle_s and this much earlier; known lines are dropped
 CREATE_S = 120.0
-_EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 _HANDLE = re.compile(r"projects/[^/]+/locations/[^/]+/customJobs/\d+")
 
 
@@ -60,7 +45,8 @@ class CustomJobs:
         self, api: GoogleApi, project: str, region: str, *, settle_s: float, pause_s: float, look_s: float
     ) -> None:
         self._api, self._project, self._region = api, project, region
-        self._settle_s, self._pause_s, self._look_s = settle_s, pause_s, look_s
+        self._settle_s, self._look_s = settle_s, look_s
+        self._logs = JobLogs(api, project, settle_s=settle_s, pause_s=pause_s)
         self._parent = f"projects/{project}/locations/{region}"
 
     # -- submit --------------------------------------------------------------------------------------------------------
@@ -191,7 +177,7 @@ class CustomJobs:
         For `settle_s` after the end the status is STOPPING while that event has not arrived.
         """
         job = self.get(handle)
-        return Status(State.LOST, None, f"{handle} is gone") if job is None else self._status_from(handle, job)
+        return Status(State.LOST, None, f"{handle} is gone") if job is None else self._status(handle, job)
 
     def live_statuses(self, handles: Collection[str]) -> dict[str, Status]:
         """Return handle -> status of the jobs that have not ended, from one list of our live jobs; blocking."""
@@ -202,39 +188,10 @@ class CustomJobs:
             "pageSize": str(PAGE),
         }
         jobs = self._list(query) if handles else ()
-        return {job["name"]: self._status_from(job["name"], job) for job in jobs if job["name"] in handles}
+        return {job["name"]: self._status(job["name"], job) for job in jobs if job["name"] in handles}
 
-    def _status_from(self, handle: str, job: Mapping[str, Any]) -> Status:
-        state = STATES.get(job["state"], State.RUNNING)
-        started, ended = _utc_time(job.get("startTime")), _utc_time(job.get("endTime"))
-        url = console_url(handle, self._project)
-        platform_error = str((job.get("error") or {}).get("message", ""))
-        if not state.final:
-            waits = state in (State.QUEUED, State.STARTING)
-            parts = ("Vertex AI", str(job["state"]).removeprefix("JOB_STATE_"), platform_error)
-            return Status(state, None, ": ".join(filter(None, parts)) if waits else "", started, url=url)
-        if state is State.SUCCEEDED:
-            return Status(state, 0, "", started, ended, url)
-        if state is State.CANCELLED:
-            return Status(state, EXIT_RESUMABLE, "cancelled", started, ended, url)
-        if state is State.TIMED_OUT:
-            return Status(state, None, f"expired before it ran: {platform_error}".rstrip(": "), started, ended, url)
-        if job["state"] != "JOB_STATE_FAILED":
-            return Status(
-                state, None, f"{job['state'].removeprefix('JOB_STATE_').lower()}: {platform_error}", started, ended, url
-            )
-        result_event = self._result_event(job) if started else None
-        if result_event is None and started and time.time() - unix_time(str(job["endTime"])) < self._settle_s:
-            return Status(State.STOPPING, started_at=started, url=url)
-        if result_event is not None and result_event.get("state") != "SUCCEEDED":
-            final_state = State[str(result_event["state"])]
-            code = None if final_state is State.LOST else int(result_event["code"])
-            return Status(final_state, code, str(result_event.get("reason", "")), started, ended, url)
-        exit_status = _EXIT_STATUS.search(platform_error)
-        reason = explain_error(0, platform_error, "Vertex AI")[0] if platform_error else "Vertex AI gives no reason"
-        code = int(exit_status[1]) if exit_status else None
-        event = "capacity" if started is None and is_capacity_error(0, platform_error) else ""
-        return Status(state, code, reason, started, ended, url, event=event)
+    def _status(self, handle: str, job: Mapping[str, Any]) -> Status:
+        return job_status(handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job))
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image of its worker pool, with the digest that the tag stands for now.
@@ -268,69 +225,16 @@ class CustomJobs:
     def cancel(self, handle: str) -> None:
         """Cancel the job; does nothing for one that has ended or does not exist."""
         job = self.get(handle)
-        if job is None or STATES.get(job["state"], State.RUNNING).final:
+        if job is None or has_ended(job):
             return
         fine = (400, 404, 409)  # the job has ended in the meantime
         self._api.call(
             "POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, accept=fine
         )
 
-    # -- log -----------------------------------------------------------------------------------------------------------
-
     def logs(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes after a cursor; with `follow` until the job has ended."""
-        if after == DENIED:
-            after, denied = None, True
-        else:
-            denied = False
-        merge = LogMerge(after)
-        while True:
-            job = self.get(handle)
-            if job is None:
-                return
-            final = STATES.get(job["state"], State.RUNNING).final
-            try:
-                merge.add(self._entries(job, merge.newest))
-            except ApiError as error:
-                if error.status != 403 and not (error.status == 429 and not final):
-                    raise
-                if error.status == 403 and not denied:
-                    denied = True
-                    yield _access_denied_line(error, console_url(handle, self._project))
-            now = time.time()
-            nodes = sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
-            over = final and (
-                denied or "startTime" not in job or now - unix_time(str(job["endTime"])) >= self._settle_s
-            )
-            yield from merge.ready(format_time(now - self._settle_s), everything=over)
-            if over or (final and merge.complete(nodes)) or (not follow and not final):
-                return
-            time.sleep(self._pause_s)
-
-    def _entries(
-        self, job: Mapping[str, Any], newest: str, more: str = "", order: str = "timestamp asc"
-    ) -> Iterator[Any]:
-        """Yield the Cloud Logging entries of a job, from a little before the newest known line on."""
-        since = format_time(unix_time(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
-        number = str(job["name"]).rpartition("/")[2]
-        text = f'resource.type="ml_job" AND resource.labels.job_id="{number}" AND timestamp>="{since}"{more}'
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": text, "orderBy": order, "pageSize": 1000}
-        while True:
-            page = self._api.call("POST", "logging", "/v2/entries:list", "the log cannot be read", body=body).json
-            yield from page.get("entries", ())
-            if not page.get("nextPageToken"):
-                return
-            body["pageToken"] = page["nextPageToken"]
-
-    def _result_event(self, job: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the launcher's `result` event from the log, None if it has not arrived or may not be read."""
-        only = ' AND jsonPayload.message:"::cloudtrain::{\\"kind\\":\\"result\\""'
-        try:
-            return final_result(self._entries(job, "", only, "timestamp desc"))
-        except ApiError as error:
-            if error.status in (403, 429):
-                return None
-            raise
+        return self._logs.lines(lambda: self.get(handle), follow=follow, after=after)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -347,29 +251,9 @@ class CustomJobs:
         return into
 
 
-DENIED = "denied"
-
-
-def _access_denied_line(error: ApiError, url: str) -> LogLine:
-    from cloudtrain.events import LogLine
-
-    message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
-    return LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
-
-
 def has_sdk() -> bool:
     """Return whether google-cloud-aiplatform is installed, without importing it."""
     try:
         return find_spec("google.cloud.aiplatform") is not None
     except ModuleNotFoundError:
         return False
-
-
-def console_url(handle: str, project: str) -> str:
-    """Return the URL of the job's page in Google's console."""
-    _, _, _, region, _, number = handle.split("/")
-    return f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
-
-
-def _utc_time(text: str | None) -> str | None:
-    return format_time(unix_time(text)) if text else None

@@ -1,4 +1,4 @@
-"""Merge an attempt's Cloud Logging entries into log lines: each line once, in order on each node.
+"""Read an attempt's log from Cloud Logging and merge its entries into lines: each line once, in order on each node.
 
 Entries can arrive late or twice. The launcher numbers its lines: lines after a gap wait until the missing line arrives, or
 until `settle_s` has passed. After a restart by the platform the numbers begin with 0 again, so each restart adds a
@@ -8,17 +8,90 @@ thousand million to them. Lines without a number (the platform's own) are identi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain import events
+from cloudtrain.backends.google import ApiError, GoogleApi
+from cloudtrain.backends.vertex.status import console_url, has_ended
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine, State
+from cloudtrain.job.units import format_time, unix_time
 
+DENIED = "denied"  # the cursor behind the line which says that the log may not be read
+OVERLAP_S = 5.0  # the log is read again from twice settle_s and this much earlier; known lines are dropped
 NUMBERS_PER_START = 1_000_000_000  # line numbers reserved for one start of a node
 _LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 _FINAL = frozenset(str(state) for state in State if state.final)
+
+
+class JobLogs:
+    """The logs of one project's jobs. Every call blocks; raises BackendError."""
+
+    def __init__(self, api: GoogleApi, project: str, *, settle_s: float, pause_s: float) -> None:
+        self._api, self._project = api, project
+        self._settle_s, self._pause_s = settle_s, pause_s
+
+    def lines(
+        self, get_job: Callable[[], Mapping[str, Any] | None], *, follow: bool, after: str | None
+    ) -> Iterator[LogLine]:
+        """Yield the log lines of a job's nodes after a cursor; with `follow` until the job has ended.
+
+        `get_job` returns the job as the API describes it, None where it does not exist.
+        """
+        denied = after == DENIED
+        merge = LogMerge(None if denied else after)
+        while True:
+            job = get_job()
+            if job is None:
+                return
+            final = has_ended(job)
+            try:
+                merge.add(self._entries(job, merge.newest))
+            except ApiError as error:
+                if error.status != 403 and not (error.status == 429 and not final):
+                    raise
+                if error.status == 403 and not denied:
+                    denied = True
+                    url = console_url(str(job["name"]), self._project)
+                    message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
+                    yield LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
+            now = time.time()
+            nodes = sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
+            over = final and (
+                denied or "startTime" not in job or now - unix_time(str(job["endTime"])) >= self._settle_s
+            )
+            yield from merge.ready(format_time(now - self._settle_s), everything=over)
+            if over or (final and merge.complete(nodes)) or (not follow and not final):
+                return
+            time.sleep(self._pause_s)
+
+    def _entries(
+        self, job: Mapping[str, Any], newest: str, more: str = "", order: str = "timestamp asc"
+    ) -> Iterator[Any]:
+        """Yield the Cloud Logging entries of a job, from a little before the newest known line on."""
+        since = format_time(unix_time(newest) - 2 * self._settle_s - OVERLAP_S) if newest else str(job["createTime"])
+        number = str(job["name"]).rpartition("/")[2]
+        text = f'resource.type="ml_job" AND resource.labels.job_id="{number}" AND timestamp>="{since}"{more}'
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": text, "orderBy": order, "pageSize": 1000}
+        while True:
+            page = self._api.call("POST", "logging", "/v2/entries:list", "the log cannot be read", body=body).json
+            yield from page.get("entries", ())
+            if not page.get("nextPageToken"):
+                return
+            body["pageToken"] = page["nextPageToken"]
+
+    def result_event(self, job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the launcher's `result` event of a job, None if it has not arrived or may not be read."""
+        only = ' AND jsonPayload.message:"::cloudtrain::{\\"kind\\":\\"result\\""'
+        try:
+            return final_result(self._entries(job, "", only, "timestamp desc"))
+        except ApiError as error:
+            if error.status in (403, 429):
+                return None
+            raise
 
 
 @dataclass

@@ -1,0 +1,60 @@
+"""Build the channels by which SageMaker brings a job's source and inputs from S3 onto its hosts; pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+CHANNEL = "cloudtrain"  # of the source bundle
+
+
+def build_channels(
+    job: Job, options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]], list[Problem]]:
+    """Return the input channels, the inputs as the launcher's manifest describes them, and problems.
+
+    `copy` becomes a File channel and `mount` a FastFile channel. A script opens a `stream` input by its URI.
+    """
+    channels, launcher_inputs, problems = [], {}, []
+    shard = list(options.get("shard") or [])
+    for name in shard:
+        if name not in job.inputs:
+            problems.append(Problem(f"{name} is none of the job's inputs", "options.sagemaker.shard"))
+    for name, item in job.inputs.items():
+        if item.mode == "stream":
+            if options.get("isolate"):
+                message = "cannot be streamed without a network (options.sagemaker.isolate)"
+                problems.append(Problem(message, f"inputs.{name}.mode", "copy or mount"))
+            launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
+            continue
+        if name.lower() == CHANNEL:
+            problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
+        if not item.uri.startswith("s3://"):
+            message = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
+            problems.append(Problem(message, f"inputs.{name}.uri", "stream: the script opens it itself"))
+            continue
+        uri, file = split_prefix(item.uri)
+        mode = "FastFile" if item.mode == "mount" else None
+        channels.append(s3_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
+        launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
+    return channels, launcher_inputs, problems
+
+
+def split_prefix(uri: str) -> tuple[str, str]:
+    """Return an input's S3Prefix, and the file's name if it is one file: its last part has a dot."""
+    last = uri.rstrip("/").rpartition("/")[2]
+    if not uri.endswith("/") and "." in last and uri.count("/") > 2:
+        return uri, last
+    return uri.rstrip("/") + "/", ""  # without the slash, train would match train2 too
+
+
+def s3_channel(name: str, uri: str, mode: str | None = None, distribution: str = "FullyReplicated") -> dict[str, Any]:
+    """Return a channel that reads from S3; `mode` None means the job's mode, File."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
+    channel: dict[str, Any] = {"DataSource": {"S3DataSource": source}, "ChannelName": name}
+    return channel | ({"InputMode": mode} if mode else {})

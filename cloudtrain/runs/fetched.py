@@ -1,0 +1,51 @@
+"""Folders into which a run's results are fetched: each belongs to one run, and a mark in it names that run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudtrain.backends.api import FETCHABLE, WORKDIR
+from cloudtrain.errors import BadRequest
+
+MARK = ".cloudtrain-run"  # holds the run's id
+
+
+@contextmanager
+def owned(folder: Path, run_id: str) -> Iterator[None]:
+    """Make a folder, and mark it as this run's; without a file in it at the end the mark goes if it is new.
+
+    Raises BadRequest when the folder is another run's, or holds results of which no run is known.
+    """
+    mark = folder / MARK
+    owner = mark.read_text("utf-8").strip() if mark.is_file() else None
+    if owner not in (None, run_id):
+        raise BadRequest(f"{folder} holds what was fetched from {owner}", "name another folder")
+    taken = [name for name in FETCHABLE if (folder / name).exists()] if owner is None else []
+    if taken:
+        raise BadRequest(f"{folder} holds {taken[0]}/ already, and not from this run", "name another folder")
+    if owner is None:
+        new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        if new:
+            (folder / ".gitignore").write_text("*\n")
+        mark.write_text(run_id + "\n", "utf-8")
+    try:
+        yield
+    finally:
+        if owner is None:
+            _remove_mark_if_empty(folder)
+
+
+def _remove_mark_if_empty(folder: Path) -> None:
+    """Take the mark off a folder into which nothing came: another run may be fetched into it."""
+    for name in (*FETCHABLE, WORKDIR):
+        for at, folders, names in os.walk(folder / name):
+            if names or any((Path(at) / inner).is_symlink() for inner in folders):
+                return
+    for name in (*FETCHABLE, WORKDIR):
+        for at, _, _ in os.walk(folder / name, topdown=False):
+            os.rmdir(at)  # noqa: PTH106 - only what is empty
+    (folder / MARK).unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""Fixtures of the contract suite: a backend, a job prepared for it, attempts that are cancelled at the end, bounded waits."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.events import MARK, LogLine, Status
+from cloudtrain.job.job import Job
+from cloudtrain.source.bundle import Bundle
+
+# Timeout of each single wait in seconds; generous, because machines are slow and busy.
+WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
+
+
+class ContractFixtures:
+    """What a subclass of BackendContract overrides, and what its tests use."""
+
+    # -- overridden by the subclass ----------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def connect(self) -> Callable[[], Backend]:
+        raise AssertionError(
+            "a contract test gives the fixture `connect`: a function that returns a new backend object"
+        )
+
+    def leftovers(self, handle: str) -> list[str]:
+        """Describe what an ended attempt left behind on any node, one line each; override it."""
+        return []
+
+    def calls(self) -> int | None:
+        """Return how many calls the platform has received so far, None where they are not counted; override it."""
+        return None
+
+    def job_changes(self) -> dict[str, Any]:
+        """Return job-file keys that every job needs on this backend, such as an image; override it."""
+        return {}
+
+    # -- tools --------------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def backend(self, connect: Callable[[], Backend]) -> Backend:
+        return connect()
+
+    @pytest.fixture
+    def prepare(self, backend: Backend, tmp_path: Path) -> Callable[..., tuple[Plan, Bundle]]:
+        """Return a function that makes plan and bundle from a script's text and changes to the job."""
+        count = iter(range(1000))
+
+        def prepare(script: str, *, attempt: int = 1, run_id: str = "", **changes: Any) -> tuple[Plan, Bundle]:
+            number = next(count)
+            source = tmp_path / f"source-{number}"
+            source.mkdir()
+            (source / "script.py").write_text(script, encoding="utf-8")
+            data = {
+                "name": "contract",
+                "source": str(source),
+                "entrypoint": "script.py",
+                "environment": {"requirements": "none"},
+            }
+            job = Job.from_dict({**data, **self.job_changes(), **changes})
+            bundle = Bundle.make(source, tmp_path / "bundles")
+            return backend.plan(
+                job, bundle, run_id or f"contract-{number}-{random.getrandbits(32):08x}", attempt
+            ), bundle
+
+        return prepare
+
+    @pytest.fixture
+    def start(self, backend: Backend, prepare: Callable[..., tuple[Plan, Bundle]]) -> Any:
+        """Return a function that submits a script and returns its handle; the fixture cancels all handles at the end."""
+        handles: list[str] = []
+
+        def start(script: str, **changes: Any) -> str:
+            handle = backend.submit(*prepare(script, **changes))
+            handles.append(handle)
+            return handle
+
+        yield start
+        for handle in handles:
+            backend.cancel(handle)
+
+    def until_final(self, backend: Backend, handle: str) -> Status:
+        deadline = time.monotonic() + WAIT_S
+        while not (status := backend.status(handle)).state.final:
+            assert time.monotonic() < deadline, f"still {status} after {WAIT_S} s:\n" + self.text(backend, handle)
+            time.sleep(min(backend.poll_s, 1.0) / 5)
+        return status
+
+    def until_line(self, backend: Backend, handle: str, text: str, times: int = 1) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while sum(text in line.text for line in self.script_lines(backend, handle)) < times:
+            assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
+            time.sleep(0.05)
+
+    def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:
+        """Return the lines that the ranks printed, without events and the launcher's own lines."""
+        return [line for line in backend.logs(handle) if line.rank >= 0 and not line.text.startswith(MARK)]
+
+    said = script_lines  # the former name; existing suites may call it
+
+    def text(self, backend: Backend, handle: str) -> str:
+        return "\n".join(f"[{line.node}:{line.rank}] {line.text}" for line in backend.logs(handle))
+
+    def assert_no_leftovers(self, handle: str) -> None:
+        """Wait until an attempt has left nothing behind."""
+        deadline = time.monotonic() + WAIT_S
+        while left := self.leftovers(handle):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+    gone = assert_no_leftovers  # the former name; existing suites may call it
