@@ -82,6 +82,7 @@ LAWS = (
         " and credentials are refused.",
         (
             "tests/source/test_files.py",
+            "tests/source/test_special_files.py",
             "tests/source/test_archive.py",
             "tests/source/test_bundle.py",
             "tests/source/test_secrets.py",

@@ -134,7 +134,7 @@ def build_request(
 
 def allowed_restarts(job: Job, attempt: int) -> tuple[int, list[str]]:
     """Return how often Slurm may requeue the job of an attempt, and after which events."""
-    events = [event for event in ("preempted", "lost") if event in job.retry.on_events]
+    events: list[str] = [event for event in ("preempted", "lost") if event in job.retry.on_events]
     return max(0, job.retry.max_attempts - attempt) if events else 0, events
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import tarfile
-import time
 from io import BytesIO
 from pathlib import Path
 
@@ -21,13 +19,9 @@ from cloudtrain.backends.sagemaker.local_request import IMAGE
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.runs.run import Run
 from cloudtrain.simulators.sagemaker.server import REGION, Fault, Simulator
 from cloudtrain.source.bundle import Bundle
-from cloudtrain.testing.contract import BackendContract
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
-from tests.backends.sagemaker.test_quickstart import cloudtrain
-from tests.backends.slurm.test_quickstart import SETS, STEPS
 from tests.conftest import wait_for
 
 # -- without Docker ---------------------------------------------------------------------------------------------------
@@ -319,204 +313,3 @@ def test_a_source_that_the_toolkit_would_install_is_refused(bench: Bench, name: 
     (bench.source / name).write_text("")
     with pytest.raises(BadJob, match=f"{name} in the source: the toolkit would install"):
         bench.plan()
-
-
-# -- with Docker ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def docker() -> None:
-    """Skip where there is no engine or image; fail where CLOUDTRAIN_REQUIRE names docker (make test-docker)."""
-    try:
-        why = docker_engine.why_unavailable(IMAGE)
-    except BackendError as error:
-        why = str(error)
-    if why and "docker" in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","):
-        pytest.fail(why)
-    if why:
-        pytest.skip(why)
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-class TestSagemakerLocal(BackendContract):
-    @pytest.fixture
-    def connect(self, home: Path):
-        return lambda: SagemakerLocalBackend({}, home / "runs")
-
-    def leftovers(self, handle: str) -> list[str]:
-        networks = docker_engine.call("network", "ls", "--quiet", "--filter", f"label={docker_engine.LABEL}={handle}")
-        return [*docker_engine.list_containers(Path(handle)), *networks.split()]
-
-
-TOLD = [
-    "",
-    "two words",
-    "--lr=1e-4",
-    "0123",
-    "$HOME `id`",
-    "line\nbreak",
-    "'\"\\",
-    "ünïcödé 🚀",
-    "-x",
-    "[1, 2]",
-    "null",
-]
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are_kept(bench: Bench) -> None:
-    """On two hosts of image-toolkit: its own `train` is the first process, and starts the launcher."""
-    image = f"{IMAGE}-toolkit"
-    if why := docker_engine.why_unavailable(image):  # it is built where Python is the image's, 3.11
-        assert "toolkit" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","), why
-        pytest.skip(f"{why}: make image-toolkit")
-    bench.backend = SagemakerLocalBackend({"entry": "toolkit", "image": image}, bench.home / "runs")
-    script = (
-        "import json, os, sys\n"
-        "first = open('/proc/1/cmdline').read().split('\\0')\n"
-        "print('argv', json.dumps(sys.argv[1:]), flush=True)\n"
-        "print('world', os.environ['WORLD_SIZE'], os.environ['RANK'], flush=True)\n"
-        "print('first', any(word.endswith('/train') for word in first), flush=True)\n"
-        "sys.exit(3 * (os.environ['RANK'] == os.environ.get('FAIL')))\n"
-    )
-    handle = bench.backend.submit(*bench.plan(script, num_nodes=2, args=TOLD))
-    assert bench.final(handle).state is State.SUCCEEDED, bench.final(handle)
-    lines = bench.log_texts(handle)
-    assert [json.loads(text[5:]) for text in lines if text.startswith("argv ")] == [TOLD] * 2, lines
-    assert sorted(text for text in lines if text.startswith("world ")) == ["world 2 0", "world 2 1"]
-    assert lines.count("first True") == 2
-    failed = bench.backend.submit(*bench.plan(script, "failing", num_nodes=2, env={"FAIL": "1"}))
-    status = bench.final(failed)
-    assert (status.state, status.exit_code) == (State.FAILED, 3), status
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_two_hosts_are_two_containers(bench: Bench) -> None:
-    script = "import os, socket\nprint(socket.gethostname(), os.environ['MASTER_ADDR'], os.getcwd(), flush=True)\n"
-    handle = bench.backend.submit(*bench.plan(script, num_nodes=2))
-    assert bench.final(handle).state is State.SUCCEEDED
-    shown = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, text=True, check=True).stdout
-    assert bench.backend.images(handle) == dict.fromkeys((0, 1), json.loads(shown)[0]["Id"])  # built here, never pushed
-    lines = sorted(text for text in bench.log_texts(handle) if not text.startswith("::"))
-    assert [text.split()[0] for text in lines] == ["algo-1", "algo-2"], lines
-    assert all(text.split()[2].startswith("/opt/ml/cloudtrain") for text in lines), lines
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("docker", "census")
-def test_the_quickstart_on_two_hosts(tmp_path: Path) -> None:
-    sets = [word for pair in SETS for word in ("--set", pair)]
-    words = ["submit", "examples/quickstart/job.yaml", "-t", "sagemaker-local", *sets, "--wait", "--json"]
-    run = Run.find(json.loads(cloudtrain(*words).splitlines()[-1])["run_id"])
-    worlds = [event.data for event in run.store.events(run.run_id, "world")]
-    assert [world["world_size"] for world in worlds if "world_size" in world] and run.state is State.SUCCEEDED
-    assert {world["world_size"] for world in worlds if "world_size" in world} == {2}
-    assert max(point.step for point in run.metrics("loss")) == STEPS
-    cloudtrain("fetch", run.run_id, "-o", str(tmp_path / "out"))
-    assert (tmp_path / "out" / "model" / "model.safetensors").stat().st_size > 10_000
-    assert list((tmp_path / "out" / "checkpoints").rglob("COMPLETE"))
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_sigterm_reaches_the_script_which_saves(bench: Bench) -> None:
-    script = (
-        "import os, pathlib, signal, sys, time\n"
-        "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
-        "if path.exists(): print('resumed at', path.read_text(), flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (path.write_text('41'), sys.exit(75)))\n"
-        "print('waiting', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    handle = bench.backend.submit(*bench.plan(script))
-    wait_for(lambda: "waiting" in bench.log_texts(handle), "its start")
-    bench.backend.cancel(handle)
-    assert bench.final(handle).state is State.CANCELLED
-    again = bench.backend.submit(*bench.plan(script, attempt=2))
-    assert bench.final(again).state is State.SUCCEEDED
-    assert "resumed at 41" in bench.log_texts(again)
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_cancelled_as_soon_as_it_was_submitted(bench: Bench) -> None:
-    for turn, wait_s in enumerate((0.0, 0.3, 0.6)):  # before the network, while the container is made, as it starts
-        handle = bench.backend.submit(*bench.plan("import time\ntime.sleep(600)\n", f"soon-{turn}"))
-        time.sleep(wait_s)
-        bench.backend.cancel(handle)
-        assert bench.final(handle).state is State.CANCELLED
-        assert docker_engine.list_containers(Path(handle)) == []
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_inputs_are_there_and_cannot_be_written(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("a folder's")
-    (tmp_path / "plain").write_text("a file's")
-    script = (
-        "import os\n"
-        "print(open(os.environ['CLOUDTRAIN_INPUT_PLAIN']).read(), flush=True)\n"
-        "folder = os.environ['CLOUDTRAIN_INPUT_TEXTS']\n"
-        "print(open(folder + '/a.txt').read(), flush=True)\n"
-        "try: open(folder + '/b.txt', 'w')\n"
-        "except OSError as error: print(error.strerror, flush=True)\n"
-    )
-    inputs = {"plain": str(tmp_path / "plain"), "texts": f"file://{tmp_path}/texts"}
-    handle = bench.backend.submit(*bench.plan(script, inputs=inputs))
-    assert bench.final(handle).state is State.SUCCEEDED
-    assert bench.log_texts(handle) == ["a file's", "a folder's", "Read-only file system"]
-    gone = bench.backend.submit(*bench.plan(script, "gone", inputs={"x": str(tmp_path / "nowhere")}))
-    status = bench.final(gone)
-    assert (status.state, status.exit_code) == (State.FAILED, 78) and "input x does not exist" in status.reason
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_a_job_through_s3(stored: Bench, simulator: Simulator, tmp_path: Path) -> None:  # noqa: F811
-    script = (
-        "import os, pathlib\n"
-        "print(open(os.environ['CLOUDTRAIN_INPUT_ONE']).read(), flush=True)\n"
-        "texts = pathlib.Path(os.environ['CLOUDTRAIN_INPUT_TEXTS'])\n"
-        "print(sorted(str(p.relative_to(texts)) for p in texts.rglob('*.txt')), flush=True)\n"
-        "pathlib.Path(os.environ['CLOUDTRAIN_MODEL_DIR'], 'weights').write_text('w')\n"
-    )
-    stored.backend = SagemakerLocalBackend({**stored.backend._options, "bucket": BUCKET}, stored.home / "runs")
-    handle = stored.backend.submit(*stored.plan(script, **S3_JOB))
-    assert stored.final(handle).state is State.SUCCEEDED, stored.final(handle)
-    assert not (Path(handle) / "code").exists(), "the source came from the bucket"
-    assert stored.log_texts(handle) == ["texts/a.txt", "['a.txt', 'deep/b.txt']"]
-    keys = [item["Key"] for item in simulator.call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="out/")["Contents"]]
-    assert "out/near/near-a1/output/model.tar.gz" in keys
-    stored.backend.fetch(handle, tmp_path / "out")
-    assert (tmp_path / "out" / "model" / "weights").read_text() == "w"
-    assert not (Path(handle) / "inputs").exists()
-    lost = stored.backend.submit(*stored.plan(script, "lost", **{**S3_JOB, "output": "s3://no-such-bucket/out"}))
-    status = stored.final(lost)
-    assert (status.state, status.exit_code) == (State.FAILED, 74) and "no bucket no-such-bucket" in status.reason
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be_ended(bench: Bench) -> None:
-    handle = bench.backend.submit(*bench.plan("import time\nprint('there', flush=True)\ntime.sleep(600)\n"))
-    wait_for(lambda: "there" in bench.log_texts(handle), "its start")
-    keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
-    os.kill(keeper, signal.SIGKILL)
-    assert bench.final(handle).state is State.LOST
-    assert docker_engine.list_containers(Path(handle)), "they run on: nobody has ended them"
-    bench.backend.cancel(handle)
-    assert docker_engine.list_containers(Path(handle)) == []
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker")
-def test_an_interpreter_that_is_not_in_the_image_is_said(bench: Bench) -> None:
-    bench.backend = SagemakerLocalBackend({"python": "no-such-python"}, bench.home / "runs")
-    handle = bench.backend.submit(*bench.plan())
-    status = bench.final(handle)
-    assert status.state is State.FAILED and "no-such-python" in status.reason, status
