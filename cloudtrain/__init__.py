@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from cloudtrain.__about__ import __version__
-
 TYPE_CHECKING = False  # as in typing, which costs several times what this file does
 if TYPE_CHECKING:
+    from cloudtrain.__about__ import __version__
     from cloudtrain.errors import CloudtrainError, RunFailed
     from cloudtrain.events import State, Status
     from cloudtrain.job.job import Job
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 # public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
 _HOME = {
+    "__version__": "__about__",
     "CloudtrainError": "errors",
     "DistributedTraining": "training.distributed",
     "Job": "job.job",

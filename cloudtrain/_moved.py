@@ -84,7 +84,8 @@ backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
 backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 attached.refresh=runs.attached_history.refresh
-backend.LogLine=events.LogLine config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
+backend.LogLine=events.LogLine backends.ssh.CUT_OFF_S=backends.ssh.status.CUT_OFF_S
+config.targets=job.targets.named_targets images.exact=backends.images.pinned_image
 events.MAX_ROW=metrics.dicts.MAX_ROW
 diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict
 diagnosis.shown=diagnosis.record.clean_line events.MetricParser=metrics.parser.MetricParser nodes.ASK_S=nodes.logs.ASK_S
