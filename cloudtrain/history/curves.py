@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cloudtrain.events import is_evaluation
 from cloudtrain.history.database import Database
@@ -121,15 +122,22 @@ class Curves:
 
     def last_steps(self, run_id: str) -> dict[int, dict[tuple[int, str], int]]:
         """Return attempt -> rank and name of a metric -> step of its last point there."""
+        return self._of_last_points(run_id, "step")
+
+    def last_epochs(self, run_id: str) -> dict[int, dict[tuple[int, str], float | None]]:
+        """Return attempt -> rank and name of a metric -> epoch of its last point there, None where it has none."""
+        return self._of_last_points(run_id, "epoch")
+
+    def _of_last_points(self, run_id: str, column: str) -> dict[int, dict[tuple[int, str], Any]]:
         query = (
-            "SELECT a.number, c.rank, c.name, c.last_step FROM attempts a JOIN curves c USING (attempt_id)"
+            f"SELECT a.number, c.rank, c.name, c.last_{column} FROM attempts a JOIN curves c USING (attempt_id)"
             " WHERE a.run_id = ? ORDER BY a.number, c.node, c.block"
         )
-        steps: dict[int, dict[tuple[int, str], int]] = {}
+        last: dict[int, dict[tuple[int, str], Any]] = {}
         with self._database.read() as db:
-            for attempt, rank, name, step in db.execute(query, (run_id,)):
-                steps.setdefault(attempt, {})[rank, name] = step
-        return steps
+            for attempt, rank, name, value in db.execute(query, (run_id,)):
+                last.setdefault(attempt, {})[rank, name] = value
+        return last
 
     def first_epoch(self, run_id: str) -> float | None:
         """Return the first epoch among a run's first 1,000 points, None where none has one."""

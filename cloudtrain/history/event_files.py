@@ -1,4 +1,4 @@
-"""Reads metrics from TensorBoard event files and offline W&B runs, without either package.
+"""Reads metrics from files of TensorBoard, W&B (offline), MLflow and transformers' Trainer, without these packages.
 
 A file is read incrementally: the next read continues where the last one stopped, and a record that is only half written
 waits for it. Files of another format are skipped.
@@ -6,29 +6,59 @@ waits for it. Files of another format are skipped.
 
 from __future__ import annotations
 
-import json
-import math
 import posixpath
 import re
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudtrain.job.units import format_time
+from cloudtrain.history.event_records import (
+    MOST_BYTES,
+    Scalar,
+    mlflow_points,
+    mlflow_records,
+    tensorboard_points,
+    tensorboard_records,
+    trainer_points,
+    wandb_points,
+    wandb_records,
+)
 
 FIRST_SEQ = 1 << 62  # sequence numbers of these points: above those of any log, the same whenever a file is read again
 MOST_RECORDS = 1 << 20  # of one file
-MOST_BYTES = 64 << 20  # of one record
 FILES = 200
-_BLOCK = 32 << 10  # of a W&B file, which is a LevelDB log
+TRAINER_STATE = "trainer_state.json"
+_EVENT_FILE = re.compile(
+    r"(?:^|/)(?:events\.out\.tfevents\.[^/]+|offline-run-[^/]+/run-[^/]+\.wandb|[0-9a-f]{32}/metrics/.+)$"
+)
 _CREATED = re.compile(  # seconds since 1970 and the writer's number in its process; W&B: date and time
     r"tfevents\.(\d{1,10})(?:\..*?(\d{1,9})(?:\.v2)?)?$|offline-run-(\d{8}_\d{6})"
 )
-_WANDB = b":W&B\xe1\xbe"
+
+
+MLFLOW = re.compile(r"(?:^|/)[0-9a-f]{32}/metrics/(.+)$")  # the name of a metric may hold slashes
+
+
+class Kind(IntEnum):
+    """Who wrote a file; of a metric that several wrote the first one's points are taken."""
+
+    TENSORBOARD = 0
+    WANDB = 1
+    MLFLOW = 2
+    TRAINER = 3
+
+    @staticmethod
+    def of(name: str) -> Kind:
+        """Return the kind of a file by its name."""
+        if name.endswith(".wandb"):
+            return Kind.WANDB
+        if name.endswith(TRAINER_STATE):
+            return Kind.TRAINER
+        return Kind.MLFLOW if MLFLOW.search(name) else Kind.TENSORBOARD
 
 
 class Point(NamedTuple):
@@ -39,6 +69,7 @@ class Point(NamedTuple):
     step: int
     name: str
     value: float
+    epoch: float | None = None
 
 
 class Slot(NamedTuple):
@@ -48,29 +79,9 @@ class Slot(NamedTuple):
     prefix: str = ""
 
 
-def list_files(outputs: Path, since: float) -> list[Path]:
-    """List event files below a folder that changed since a time (seconds since 1970), at most FILES."""
-    if not outputs.is_dir():
-        return []
-    paths = [*outputs.rglob("events.out.tfevents.*"), *outputs.rglob("offline-run-*/run-*.wandb")]
-    return sorted(
-        (path for path in paths if _modified_at(path) >= since),
-        key=lambda path: sort_key(path.relative_to(outputs).as_posix()),
-    )[:FILES]
-
-
-def _modified_at(path: Path) -> float:
-    """Return the modification time of a file; -1 where it is no regular file or is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1.0
-    return status.st_mtime if stat.S_ISREG(status.st_mode) else -1.0
-
-
 def is_event_file(name: str) -> bool:
-    """Return whether a path below a run's outputs is a TensorBoard or W&B file."""
-    return re.search(r"(^|/)(events\.out\.tfevents\.[^/]+|offline-run-[^/]+/run-[^/]+\.wandb)$", name) is not None
+    """Return whether a path below a run's outputs is a file of TensorBoard, W&B or MLflow."""
+    return _EVENT_FILE.search(name) is not None
 
 
 def sort_key(name: str) -> tuple[int, int, str]:
@@ -94,21 +105,27 @@ class TagPrefixes:
     """
 
     def __init__(self) -> None:
-        self._assigned: dict[str, str] = {}
+        self._assigned: dict[Kind, dict[str, str]] = {}
 
     def prefix(self, name: str) -> str:
         """Return the prefix for the tags of a file, which is named relative to the outputs."""
         if name.endswith(".wandb"):
             return ""
-        folder = name.rpartition("/")[0]
-        if folder not in self._assigned:
-            self._assigned[folder] = _unique_prefix(folder, self._assigned)
-        return self._assigned[folder]
+        folder, assigned = _run_folder(name), self._assigned.setdefault(Kind.of(name), {})
+        if folder not in assigned:
+            assigned[folder] = _unique_prefix(folder, assigned)
+        return assigned[folder]
 
     def keep(self, name: str, prefix: str) -> None:
         """Restore the prefix that a file's folder had before, unless another folder has it."""
-        if not name.endswith(".wandb") and prefix not in self._assigned.values():
-            self._assigned.setdefault(name.rpartition("/")[0], prefix)
+        assigned = self._assigned.setdefault(Kind.of(name), {})
+        if not name.endswith(".wandb") and prefix not in assigned.values():
+            assigned.setdefault(_run_folder(name), prefix)
+
+
+def _run_folder(name: str) -> str:
+    """Return the folder that a tool calls a run."""
+    return name.rpartition("/metrics/" if MLFLOW.search(name) else "/")[0]
 
 
 class SlotTable:
@@ -187,17 +204,26 @@ def former_prefix(path: Path, seq: int, stored_point: tuple[int, str]) -> str | 
 
 
 class Reader:
-    """Reads one file incrementally: `read` returns new points. Blocking; stops at the first damaged record."""
+    """Reads one file incrementally: `read` returns new points. Blocking; stops at the first damaged record.
 
-    def __init__(self, path: Path, slot: Slot) -> None:
-        self._path, self._slot = path, slot
+    Args:
+        path: The file; it may be replaced by a newer one of the same kind.
+        slot: Its sequence numbers and the prefix of its tags.
+        after: Of Trainer's state the step up to which the rows are of an earlier attempt.
+    """
+
+    def __init__(self, path: Path, slot: Slot, after: int = 0) -> None:
+        self.path, self._slot, self._after = path, slot, after
         self._records, self._offset, self._broken = 0, 0, False
+        self._read_state: tuple[Path, int, int] | None = None
 
     def read(self) -> list[Point]:
         if self._broken:
             return []
         try:
-            with self._path.open("rb") as stream:
+            if self.path.name == TRAINER_STATE:
+                return self._read_trainer_state()
+            with self.path.open("rb") as stream:
                 stream.seek(self._offset)
                 data = stream.read(MOST_BYTES)
         except OSError:
@@ -208,163 +234,40 @@ class Reader:
     def parse(self, data: bytes) -> list[Point]:
         """Parse the bytes that follow those of the last call; an incomplete record waits for the next call."""
         points: list[Point] = []
-        wandb = self._path.name.endswith(".wandb")
         try:
-            for record, end in (_wandb_records if wandb else _tensorboard_records)(data, self._offset):
+            for scalars, end in self._records_of(data):
                 self._offset = end
                 self._records += 1
                 if self._records >= MOST_RECORDS:
                     raise ValueError("too many records")
-                for at, step, name, value in (_wandb_points if wandb else _tensorboard_points)(record):
-                    points.append(Point(self._slot.seq + self._records, at, step, self._slot.prefix + name, value))
+                points += self._points(self._records, scalars)
         except (ValueError, struct.error, IndexError, RecursionError, OverflowError):
             self._broken = True
         return points
 
-
-def _tensorboard_records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield TensorBoard records (length, checksum, bytes, checksum) with the offset after each."""
-    at = 0
-    while at + 12 <= len(data):
-        (size,) = struct.unpack_from("<Q", data, at)
-        if size > MOST_BYTES:
-            raise ValueError("no event file")
-        if at + 16 + size > len(data):
-            return
-        yield data[at + 12 : at + 12 + size], offset + at + 16 + size
-        at += 16 + size
-
-
-def _tensorboard_points(record: bytes) -> Iterator[tuple[str, int, str, float]]:
-    at, step, summary = 0.0, 0, b""
-    for number, value in _proto_fields(record):
-        if number == 1 and isinstance(value, bytes):
-            (at,) = struct.unpack("<d", value)
-        elif number == 2 and isinstance(value, int):
-            step = value
-        elif number == 5 and isinstance(value, bytes):
-            summary = value
-    for number, value in _proto_fields(summary):
-        if number == 1 and isinstance(value, bytes):
-            name, scalar = _scalar_summary(value)
-            if name and scalar is not None:
-                yield _iso_time(at), step, name, scalar
-
-
-def _scalar_summary(message: bytes) -> tuple[str, float | None]:
-    """Return tag and value of a summary; TensorFlow 2 writes scalars as tensors."""
-    name, scalar = "", None
-    for number, value in _proto_fields(message):
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            name = value.decode("utf-8", "replace")
-        elif number == 2:
-            (scalar,) = struct.unpack("<f", value)
-        elif number == 8:
-            tensor = dict(_proto_fields(value))
-            content = tensor.get(4) or tensor.get(5)
-            if tensor.get(1) == 1 and isinstance(content, bytes) and len(content) == 4:  # one float32
-                (scalar,) = struct.unpack("<f", content)
-    return name, scalar
-
-
-def _wandb_records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the records of a W&B file (LevelDB log format) with the offset after each."""
-    at = 0
-    if offset == 0:
-        if len(data) < 7:
-            return
-        if data[:6] != _WANDB:
-            raise ValueError("no W&B file")
-        at = 7
-    whole = b""
-    while True:
-        left = _BLOCK - (offset + at) % _BLOCK
-        if left < 7:
-            at += left
-            continue
-        if at + 7 > len(data):
-            return
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        if kind == 0 or kind > 4:
-            raise ValueError("no W&B record")
-        if at + 7 + size > len(data):
-            return
-        whole = data[at + 7 : at + 7 + size] if kind in (1, 2) else whole + data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # a whole record, or its last fragment
-            yield whole, offset + at
-
-
-def _wandb_points(record: bytes) -> Iterator[tuple[str, int, str, float]]:
-    """Yield the numbers of a W&B history row; names with an underscore are W&B's own."""
-    for number, value in _proto_fields(record):
-        if number != 2 or not isinstance(value, bytes):
-            continue
-        row: dict[str, float] = {}
-        step = 0
-        for inner, item in _proto_fields(value):
-            if inner == 1 and isinstance(item, bytes):
-                row.update(_wandb_item(item))
-            elif inner == 2 and isinstance(item, bytes):
-                step = next((value for key, value in _proto_fields(item) if key == 1 and isinstance(value, int)), 0)
-        moment = _iso_time(row.get("_timestamp", 0.0))
-        step = int(row.get("_step", step))
-        yield from ((moment, step, name, value) for name, value in row.items() if not name.startswith("_"))
-
-
-def _wandb_item(message: bytes) -> Iterator[tuple[str, float]]:
-    key, nested, text = "", list[str](), ""
-    for number, value in _proto_fields(message):
-        if isinstance(value, bytes):
-            decoded = value.decode("utf-8", "replace")
-            if number == 1:
-                key = decoded
-            elif number == 2:
-                nested.append(decoded)
-            elif number == 16:
-                text = decoded
-    parsed = json.loads(text or "null")
-    if isinstance(parsed, int | float) and not isinstance(parsed, bool):
-        yield key or ".".join(nested), float(parsed)
-
-
-def _proto_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of a protocol buffer's fields; fixed-size fields as bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value - (1 << 64) if value >> 63 else value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
+    def _records_of(self, data: bytes) -> Iterator[tuple[Iterable[Scalar], int]]:
+        """Yield the numbers of each record, and the offset behind it."""
+        if match := MLFLOW.search(self.path.as_posix()):
+            yield from ((mlflow_points(match[1], line), end) for line, end in mlflow_records(data, self._offset))
+        elif self.path.name.endswith(".wandb"):
+            yield from ((wandb_points(record), end) for record, end in wandb_records(data, self._offset))
         else:
-            raise ValueError("no protocol buffer")
-        if at + size > len(message):
-            raise ValueError("no protocol buffer")
-        yield key >> 3, message[at : at + size]
-        at += size
+            yield from ((tensorboard_points(record), end) for record, end in tensorboard_records(data, self._offset))
 
+    def _points(self, record: int, scalars: Iterable[Scalar]) -> list[Point]:
+        seq, prefix = self._slot.seq + record, self._slot.prefix
+        return [Point(seq, at, step, prefix + name, value, epoch) for at, step, name, value, epoch in scalars]
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError("no number")
-
-
-def _iso_time(seconds: float) -> str:
-    if not math.isfinite(seconds) or not 0 <= seconds < 4e9:
-        seconds = 0.0
-    return format_time(seconds)
+    def _read_trainer_state(self) -> list[Point]:
+        """Return the rows that Trainer has added; it writes the whole file anew, into each checkpoint. Raises OSError."""
+        status = self.path.stat()
+        state = (self.path, status.st_mtime_ns, status.st_size)
+        if state == self._read_state or status.st_size > MOST_BYTES:
+            return []
+        self._read_state = state
+        points: list[Point] = []
+        for number, scalars in enumerate(trainer_points(self.path.read_bytes(), status.st_mtime), 1):
+            if self._records < number < MOST_RECORDS:
+                self._records = number
+                points += self._points(number, (scalar for scalar in scalars if scalar.step > self._after))
+        return points

@@ -17,7 +17,7 @@ _PREFIX = re.compile(  # `2026-05-18 16:04:46,338 - root - INFO - `, `[rank0]: `
 _EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *[=:]? *\d)", re.IGNORECASE)
 _STEP = re.compile(
     r"(?<![\w/.@-])(?:(global[_ ]?steps?|train[_ ]step|num_updates|total_timesteps)|"
-    r"steps?|iterations?|iters?|itr|updates?|batch|it)\b\s*[:=#]?\s*\[?\s*(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
+    r"step|(steps)|iterations?|iters?|itr|updates?|batch|round|it)\b\s*[:=#]?\s*\[?\s*(\d{1,18})(?:\s*/\s*(\d{1,18}))?"
     r"(?![\w%]|\.\d|,\d|\s*/\s*s\b)",
     re.IGNORECASE,
 )
@@ -103,9 +103,9 @@ def parse_position(text: str, start: int = 0) -> Position:
             step, size = int(match[2] or match[5]), int(match[3] or match[6])
     for match in _STEP.finditer(text, start):
         if match[1]:
-            return Position(int(match[2]), 0, epoch)
-        if step is None:
-            step, size = int(match[2]), int(match[3] or 0)
+            return Position(int(match[3]), 0, epoch)
+        if step is None and not (match[2] and epoch is not None):  # beside an epoch these are its steps
+            step, size = int(match[3]), int(match[4] or 0)
     if step is None and (match := _PLACE.search(text, start) or _FIRST.match(text, start)):
         step = int(match[1] or match[2])
         size = int(match[2] or 0) if match.re is _PLACE else 0

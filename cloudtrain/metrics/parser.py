@@ -37,6 +37,7 @@ class MetricParser:
         seen: Rank and name -> step of the attempt's last point, where another parser has read its log up to here.
         earlier: The same of the run's earlier attempts, where a count continues.
         first_epoch: The first epoch of the run that is stored.
+        per_epoch: Rank and name -> steps in an epoch, as the earlier attempts counted them.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class MetricParser:
         seen: Mapping[tuple[int, str], int] | None = None,
         earlier: Mapping[tuple[int, str], int] | None = None,
         first_epoch: float | None = None,
+        per_epoch: Mapping[tuple[int, str], float] | None = None,
     ) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._seen, self._earlier, self._first_epoch = dict(seen or {}), dict(earlier or {}), first_epoch
+        self._seen, self._earlier, self._per_epoch = dict(seen or {}), dict(earlier or {}), dict(per_epoch or {})
+        self._first_epoch = first_epoch
         self._steps: dict[int, Steps] = {}
         self._tables: dict[int, Table] = {}
         self._below = set[int]()  # ranks that are printing a table
@@ -81,11 +84,8 @@ class MetricParser:
 
     def _of(self, rank: int) -> Steps:
         if rank not in self._steps:
-            seen, earlier = (
-                {name: step for (of, name), step in steps.items() if of == rank}
-                for steps in (self._seen, self._earlier)
-            )
-            self._steps[rank], self._tables[rank] = Steps(seen, earlier, self._first_epoch), Table()
+            seen, earlier, per_epoch = (_of_rank(steps, rank) for steps in (self._seen, self._earlier, self._per_epoch))
+            self._steps[rank], self._tables[rank] = Steps(seen, earlier, per_epoch, self._first_epoch), Table()
         return self._steps[rank]
 
     def _in_piece(self, text: str, rank: int, steps: Steps) -> Iterator[Point]:
@@ -195,6 +195,10 @@ class MetricParser:
         steps = self._of(rank)
         for name, value in values.items():
             yield Point(steps.implicit(name, epoch), name, value, epoch)
+
+
+def _of_rank(values: Mapping[tuple[int, str], Any], rank: int) -> dict[str, Any]:
+    return {name: value for (of, name), value in values.items() if of == rank}
 
 
 def _is_candidate(text: str) -> bool:

@@ -16,11 +16,18 @@ class Steps:
     Args:
         seen: Last step of each metric that this attempt has stored already.
         earlier: Last step of each metric of the attempts before; a count continues behind it.
-        first_epoch: The lowest epoch of the run that is stored, None where none is.
+        per_epoch: Steps in an epoch as the attempts before counted them; a count continues at its epoch where that is known.
+        first_epoch: The first epoch of the run that is stored, None where none is.
     """
 
-    def __init__(self, seen: Mapping[str, int], earlier: Mapping[str, int], first_epoch: float | None = None) -> None:
-        self._seen, self._earlier = dict(seen), earlier
+    def __init__(
+        self,
+        seen: Mapping[str, int],
+        earlier: Mapping[str, int],
+        per_epoch: Mapping[str, float],
+        first_epoch: float | None = None,
+    ) -> None:
+        self._seen, self._earlier, self._per_epoch = dict(seen), earlier, per_epoch
         self._first_epoch = first_epoch
         self._last: int | None = None  # the newest step that the script has named
         self._training = max((step for name, step in seen.items() if not is_evaluation(name)), default=None)
@@ -50,6 +57,9 @@ class Steps:
             self._tied = self._bar is not None
         elif evaluation and self._training is not None:
             step, same = self._training, True
+        elif before is None and epoch is not None and (pace := self._per_epoch.get(name)):
+            self._counts = pace != 1
+            step = max(round(epoch * pace), 1)
         elif epoch is not None and epoch == int(epoch) and not self._counts:
             step = int(epoch)
         else:

@@ -13,6 +13,7 @@ from cloudtrain.backends import registry
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files
+from cloudtrain.history.event_records import MOST_BYTES as MOST_FILE_BYTES
 from cloudtrain.runs import watch
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str
             if prefix is None:
                 prefix = folders.setdefault(attempt_id, event_files.TagPrefixes()).prefix(name)
             event = Event(attempt_id, 0, point.seq, point.at, "metric")
-            new_rows = events.rows(event, [Point(point.step, prefix + point.name, point.value)])
+            new_rows = events.rows(event, [Point(point.step, prefix + point.name, point.value, point.epoch)])
             rows.setdefault(attempt_id, []).extend(row for row in new_rows if row[2] not in logged[attempt_id])
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)
@@ -84,8 +85,8 @@ def _changed_event_files(
     for name, slot in event_files.assign_slots(sorted(sizes, key=event_files.sort_key)[: event_files.FILES]).items():
         size = sizes[name]
         bytes_left -= size
-        if sizes_read.get(name) != size and size <= event_files.MOST_BYTES and bytes_left >= 0:
-            yield name, slot, backend.read_output(uri, name, event_files.MOST_BYTES) or b""
+        if sizes_read.get(name) != size and size <= MOST_FILE_BYTES and bytes_left >= 0:
+            yield name, slot, backend.read_output(uri, name, MOST_FILE_BYTES) or b""
 
 
 def forget(store: Store, uri: str) -> None:

@@ -22,12 +22,18 @@ class MetricLines:
     def __init__(self, store: Store, attempt: AttemptRecord) -> None:
         self._attempt_id = attempt.attempt_id
         steps = store.curves.last_steps(attempt.run_id)
+        epochs = store.curves.last_epochs(attempt.run_id)
         seen = steps.pop(attempt.number, {})
-        earlier = {
-            key: step for number in sorted(steps) if number < attempt.number for key, step in steps[number].items()
-        }
+        earlier: dict[tuple[int, str], int] = {}
+        per_epoch: dict[tuple[int, str], float] = {}
+        for number in sorted(number for number in steps if number < attempt.number):
+            earlier |= steps[number]
+            per_epoch |= {
+                key: steps[number][key] / epoch for key, epoch in epochs[number].items() if epoch and epoch > 0
+            }
         first_epoch = store.curves.first_epoch(attempt.run_id) if earlier else None
-        self._parser = MetricParser(dict(attempt.plan.job.get("metrics") or {}), seen, earlier, first_epoch)
+        patterns = dict(attempt.plan.job.get("metrics") or {})
+        self._parser = MetricParser(patterns, seen, earlier, first_epoch, per_epoch)
         self._last: dict[int, LogLine] = {}  # of each rank
 
     def rows(self, line: LogLine) -> list[Row]:

@@ -23,14 +23,14 @@ from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.diagnosis.tail import Tail
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
-from cloudtrain.events import Event, LogLine, Point, Row, State, Status
-from cloudtrain.history import event_files
+from cloudtrain.events import Event, LogLine, Row, State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
-from cloudtrain.job.units import now, unix_time
+from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import asked, retry, send, watcher
 from cloudtrain.runs.attempts import backend_of, replan
+from cloudtrain.runs.metric_files import MetricFiles
 from cloudtrain.runs.metric_lines import MetricLines
 from cloudtrain.runs.pace import NOTICE_S, Pace
 from cloudtrain.runs.spool import Spool, SpoolTaken
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 NOTED_S = 1.0  # how often it is noted for readers that the platform has answered
-FILES_S = 10.0  # how often other tools' files are looked at
 BATCH = 2000  # lines in one transaction
 
 
@@ -88,9 +87,7 @@ class Watcher:
         self._metrics: dict[str, MetricLines] = {}
         self._cancelled: set[str] = set()
         self._leased_at = 0.0
-        self._readers: dict[tuple[str, Path], event_files.Reader] = {}
-        self._slots: dict[str, event_files.SlotTable] = {}  # of an attempt's files: a curve keeps its name
-        self._files_at = 0.0
+        self._files: dict[str, MetricFiles] = {}
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
@@ -300,33 +297,10 @@ class Watcher:
             yield batch
 
     def _read_files(self, attempt: AttemptRecord, *, at_once: bool) -> None:
-        """Store the points of TensorBoard's and W&B's files in the run's outputs, where these are on this machine, except
-        metrics that the log has already."""
-        if not at_once and time.monotonic() - self._files_at < FILES_S:
-            return
-        self._files_at = time.monotonic()
-        since = unix_time(attempt.created_at)
-        output = str(attempt.plan.job.get("output") or "")
-        bases = [self.store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
-        places = self._slots.setdefault(attempt.attempt_id, event_files.SlotTable())
-        for outputs in (base / attempt.run_id / "outputs" for base in bases):
-            names = {path.relative_to(outputs).as_posix(): path for path in event_files.list_files(outputs, since)}
-
-            def prefix_before(name: str, seq: int, names: Mapping[str, Path] = names) -> str | None:
-                kept = self.store.curves.first(attempt.attempt_id, seq, seq + event_files.MOST_RECORDS)
-                return event_files.former_prefix(names[name], seq, kept) if kept else None
-
-            for name, place in places.assign(names, prefix_before).items():
-                path = names[name]
-                reader = self._readers.setdefault((attempt.attempt_id, path), event_files.Reader(path, place))
-                while points := reader.read():
-                    logged_names = self.store.curves.metric_names(attempt.attempt_id, event_files.FIRST_SEQ)
-                    rows = []
-                    for point in points:
-                        event = Event(attempt.attempt_id, 0, point.seq, point.at, "metric")
-                        rows += events.rows(event, [Point(point.step, point.name, point.value)])
-                    self.store.record(attempt.attempt_id, metrics=[row for row in rows if row[2] not in logged_names])
-                    self._lease()
+        """Store what trackers' files have that the log has not."""
+        if attempt.attempt_id not in self._files:
+            self._files[attempt.attempt_id] = MetricFiles(self.store, attempt)
+        self._files[attempt.attempt_id].read(self._lease, at_once=at_once)
 
     def _follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.events import State
-from cloudtrain.history import event_files
+from cloudtrain.history import event_files, event_search
+from cloudtrain.history.event_search import find_files, resumed_step
 from cloudtrain.runs import watch
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
@@ -78,7 +81,7 @@ def test_wandb_offline(tmp_path):
     subprocess.run(
         [sys.executable, "-c", WANDB, str(tmp_path)], env=env, check=True, timeout=WAIT_S, capture_output=True
     )
-    (path,) = event_files.list_files(tmp_path, 0)
+    (path,) = find_files(tmp_path, 0).values()
     assert path.stat().st_size > 2 * 32768, "its records go over the edges of blocks"
     points = read(path)
     loss = [point for point in points if point.name == "wloss"]
@@ -211,3 +214,96 @@ def test_a_folder_that_appears_later_has_no_part_in_a_curve_that_is_there_whenev
         watcher._read_files(remembered.attempts[0], at_once=True)
     curves = {row.name: (row.points, row.last) for row in remembered.store.curves.summary(remembered.run_id)}
     assert curves == {"loss": (1, 5), "n1/loss": (1, 3), "n2/loss": (1, 4)}
+
+
+def mlflow(path, *rows):
+    """Write what MLflow's file store writes of one metric: time, value, step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        stream.writelines(f"{1_700_000_000_000 + step} {value} {step}\n" for step, value in rows)
+
+
+def test_mlflows_files_are_read_as_they_grow(tmp_path):
+    runs = ["mlruns/0/" + letter * 32 for letter in "ab"]
+    mlflow(tmp_path / runs[0] / "metrics" / "eval" / "loss", (10, 2.5))
+    (path,) = find_files(tmp_path, 0).items()
+    reader = event_files.Reader(path[1], event_files.assign_slots([path[0]])[path[0]])
+    assert [point[1:5] for point in reader.read()] == [("2023-11-14T22:13:20.010000Z", 10, "eval/loss", 2.5)]
+    mlflow(path[1], (20, 1.5))
+    path[1].open("a").write("17000")
+    assert [(point.step, point.value) for point in reader.read()] == [(20, 1.5)] and reader.read() == []
+    mlflow(tmp_path / runs[1] / "metrics" / "loss", (1, 9.0))
+    found = find_files(tmp_path, 0)
+    assert [slot.prefix for slot in event_files.assign_slots(found).values()] == ["", "b" * 32 + "/"]
+
+
+def trainer_state(folder, steps, now=None):
+    """Write what Trainer writes into a checkpoint: all rows up to its step."""
+    folder.mkdir(parents=True)
+    rows = [{"step": step, "epoch": step / 10, "loss": 5 - step / 10, "note": "x"} for step in steps]
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": steps[-1], "log_history": rows}))
+    if now is not None:
+        os.utime(folder / "trainer_state.json", (now, now))
+
+
+def test_trainers_state_is_read_once_over_its_checkpoints_and_after_a_resume(tmp_path):
+    out = tmp_path / "out"
+    trainer_state(out / "checkpoint-10", [5, 10], now=1000)
+    assert find_files(tmp_path, 2000) == {}, "it was there before the attempt"
+    trainer_state(out / "checkpoint-20", [5, 10, 15, 20], now=3000)
+    ((name, path),) = find_files(tmp_path, 2000).items()
+    assert (name, resumed_step(path, 2000)) == ("out/trainer_state.json", 10)
+    reader = event_files.Reader(path, event_files.assign_slots([name])[name], 10)
+    assert [point[2:] for point in reader.read()] == [(15, "loss", 3.5, 1.5), (20, "loss", 3.0, 2.0)]
+    trainer_state(out / "checkpoint-30", [5, 10, 15, 20, 25, 30], now=4000)
+    (reader.path,) = find_files(tmp_path, 2000).values()
+    assert [point.step for point in reader.read()] == [25, 30] and reader.read() == []
+    (out / "trainer_state.json").write_text('{"log_history": [{"st')
+    reader.path = out / "trainer_state.json"
+    assert reader.read() == [], "half of a file that is being written"
+
+
+def test_environments_caches_and_folders_of_data_are_not_searched(tmp_path, monkeypatch):
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.path.basename(path)) or scandir(path))
+    for folder in (".venv/lib", "site-packages/torch", ".git/x", "data", "env/lib", "logs/tb"):
+        eventfiles.board(tmp_path / folder / eventfiles.NAME.format(1700000000), (1, "loss", 1.0))
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "data" / "more").mkdir()
+    for number in range(event_search.MOST_ENTRIES):
+        (tmp_path / "data" / f"{number}.jpg").touch()
+    assert list(find_files(tmp_path, 0)) == ["logs/tb/" + eventfiles.NAME.format(1700000000)]
+    assert not {"lib", "torch", "x", "more"} & set(listed)
+    deep = tmp_path.joinpath(*"abcdefghijklmnop")
+    eventfiles.board(deep / eventfiles.NAME.format(1700000000), (1, "loss", 1.0))
+    assert len(find_files(tmp_path, 0)) == 1
+
+
+def test_files_in_the_working_directory_are_metrics_and_those_of_the_source_are_not(tmp_path, census):
+    """TensorBoard, MLflow and Trainer beside the script; the log has `lr` already, and `keep` mirrors one folder."""
+    source = tmp_path / "source"
+    old = source / "old" / eventfiles.NAME.format(1700000000)
+    eventfiles.board(old, (1, "ancient", 1.0))
+    shutil.copytree(Path(eventfiles.__file__).parent, source / "tests" / "history")
+    (source / "train.py").write_text(
+        "import json, os, pathlib\n"
+        "from tests.history import eventfiles\n"
+        "print('step 3 loss 9.5 lr 0.5', flush=True)\n"
+        "eventfiles.board(pathlib.Path('runs/a', eventfiles.NAME.format(1700000005)), (7, 'tb/loss', 1.5), (7, 'lr', 0.25))\n"
+        "metric = pathlib.Path('mlruns/0/' + 32 * 'c' + '/metrics/accuracy')\n"
+        "metric.parent.mkdir(parents=True)\n"
+        "metric.write_text('1700000000000 0.75 9\\n')\n"
+        "state = pathlib.Path('out/checkpoint-4/trainer_state.json')\n"
+        "state.parent.mkdir(parents=True)\n"
+        "state.write_text(json.dumps({'log_history': [{'step': 4, 'epoch': 0.5, 'eval_loss': 2.5}]}))\n"
+    )
+    job = {"source": str(source), "entrypoint": "train.py", "name": "x", "keep": ["runs"]}
+    run = Submitter("local").submit(job)
+    assert run.wait(WAIT_S).exit_code == 0
+    found = {(row.name, row.step, row.value, row.epoch) for row in run.metrics()}
+    assert found == {
+        ("loss", 3, 9.5, None), ("lr", 3, 0.5, None), ("tb/loss", 7, 1.5, None), ("accuracy", 9, 0.75, None),
+        ("eval_loss", 4, 2.5, 0.5),
+    }  # fmt: skip
+    assert len(run.metrics()) == 5

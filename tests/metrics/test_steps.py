@@ -81,6 +81,17 @@ def test_a_count_continues_after_a_resume():
     assert steps("loss: 0.5", "loss: 0.4", earlier=7) == [8, 9]
 
 
+def test_a_count_continues_at_its_epoch_after_a_resume():
+    """Trainer without a bar prints epochs: 15 rows were 0.75 epochs, and a checkpoint of row 10 is resumed."""
+    parser = MetricParser({}, {}, {(0, "loss"): 15}, 0.05, {(0, "loss"): 15 / 0.75})
+    rows = ["{'loss': 0.5, 'epoch': 0.55}", "{'loss': 0.4, 'epoch': 0.6}"]
+    assert [point.step for row in rows for point in parser.metrics(row)] == [11, 12]
+
+
+def test_the_number_of_steps_in_an_epoch_is_no_step():
+    assert steps("[GPU0] Epoch 3 | Steps: 24 | Loss: 0.5", "[GPU0] Epoch 4 | Steps: 24 | Loss: 0.4") == [3, 4]
+
+
 def test_a_bar_of_an_epoch_that_was_interrupted_begins_that_epoch_again():
     lines = [f" 50%|## | {done}/20 [00:01<00:01, 9.90it/s, loss=1.5]" for done in (1, 2)]
     assert steps(*lines, earlier=15) == [1, 2], "the same bar, resumed or begun again"
