@@ -34,6 +34,7 @@ SLOW = (
     "backends/ssh/test_statuses.py",
     "backends/ssh/test_training.py",
     "backends/test_download.py",
+    "backends/test_keep.py",
     "backends/test_large_objects.py",
     "backends/vertex/test_backend.py",
     "backends/vertex/test_exactly_once.py",
@@ -76,6 +77,7 @@ SLOW = (
     "simulators/test_vertex.py",
     "source/test_provenance.py",
     "test_examples.py",
+    "test_scripts_page.py",
     "test_training.py",
     "test_wheel.py",
     "testing/test_contract.py",
@@ -97,6 +99,10 @@ SMOKE = (
     "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[tp]",
     "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[pp interleaved]",
     "entrypoints/trainer/strategies/test_strategies.py::test_a_strategy_equals_one_process[cp]",
+    "test_scripts_page.py::test_a_case_on_this_machine[A script that takes a folder]",
+    "test_scripts_page.py::test_a_case_on_this_machine[A script that writes beside itself]",
+    "test_scripts_page.py::test_a_case_on_this_machine[A script that knows how to resume]",
+    "test_scripts_page.py::test_the_page_has_ten_cases",
     "source/test_provenance.py::test_a_patch_makes_the_submitted_tree_from_the_commit",
 )
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,10 +113,24 @@ def _hash_part(file: IO[bytes], algorithm: str, size: int) -> bytes:
     return crc.to_bytes(4, "big") if hasher is None else hasher.digest()
 
 
-def copy_tree(source: Path, into: Path) -> None:
-    """Copy a folder of this machine; no file has its name before it is complete. Blocking. Raises DiskError."""
+def copy_tree(source: Path, into: Path, leave_out: Collection[str] = ()) -> None:
+    """Copy a folder of this machine, but for some names in it; no file has its name before it is complete. Blocking.
+
+    Raises DiskError.
+    """
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if name in leave_out] if Path(folder) == source else []
+
     with writing(into):
-        shutil.copytree(source, into, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
+        shutil.copytree(
+            source,
+            into,
+            symlinks=True,
+            dirs_exist_ok=True,
+            copy_function=copy_file,
+            ignore=left_out if leave_out else None,
+        )
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:

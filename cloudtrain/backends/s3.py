@@ -109,16 +109,20 @@ def upload_archive(aws: Aws, folder: Path, uri: str) -> None:
         raise BackendError(f"{folder} cannot be packed: {error.strerror}", "free some disk space") from None
 
 
-def download_prefix(aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = lambda: False) -> int:
+def download_prefix(
+    aws: Aws, uri: str, into: Path, stop: Callable[[], bool] = lambda: False, named: Callable[[str], str] = str
+) -> int:
     """Download all objects below s3://bucket/prefix/, or the one at s3://bucket/key, and return how many there are.
 
-    A file with the object's size and time is not downloaded again. `stop` is called before every chunk. Raises
-    BackendError, also for a name that would lead out of `into`, and DiskError.
+    A file with the object's size and time is not downloaded again. `stop` is called before every chunk. `named` gives
+    other names to the files, "" to those that are left out; of two with one name the last is taken. Raises BackendError,
+    also for a name that would lead out of `into`, and DiskError.
     """
-    return download.download_all(list_objects(aws, uri), into, stop)
+    objects = {stored.name: stored for stored in list_objects(aws, uri, named)}
+    return download.download_all(objects.values(), into, stop)
 
 
-def list_objects(aws: Aws, uri: str) -> Iterator[StoredObject]:
+def list_objects(aws: Aws, uri: str, named: Callable[[str], str] = str) -> Iterator[StoredObject]:
     """Yield the objects below s3://bucket/prefix/, or the one at s3://bucket/key, named relative to the prefix."""
     bucket, prefix = _split_uri(uri)
     token: dict[str, str] = {}
@@ -129,7 +133,7 @@ def list_objects(aws: Aws, uri: str) -> Iterator[StoredObject]:
             name = key[len(prefix) :]
             if not prefix.endswith("/") and prefix:
                 name = "" if name else prefix.rpartition("/")[2]  # other keys have the same beginning
-            if name and not name.endswith("/"):  # consoles make empty objects for folders
+            if name and not name.endswith("/") and (name := named(name)):  # consoles make empty objects for folders
                 yield _stored(aws, bucket, key, name, item, int(item["Size"]))
         if not page.get("IsTruncated"):
             return

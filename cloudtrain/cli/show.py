@@ -95,6 +95,7 @@ def _print_run(run: Run) -> None:
             ("ended", status.ended_at or ""),
             ("billed", summary.describe_billing(attempts)),
             ("model", summary.model_location(run)),
+            *(("not kept", text) for text in summary.not_kept(run)),
         ]
     )
     timeline.print_timeline(run)

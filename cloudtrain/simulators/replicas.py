@@ -29,7 +29,7 @@ FOLDER_VARIABLE = "CLOUDTRAIN_SIMULATED"  # environment variable of all processe
 CHUNK = 1 << 16
 # variables that a container inherits from this process
 INHERITED = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
-          "OMP_NUM_THREADS")  # fmt: skip
+          "OMP_NUM_THREADS", "CLOUDTRAIN_SYNC_EVERY_S")  # fmt: skip
 _PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .environment import Prepared
 from .manifest import Manifest
+from .world.cluster import SAGEMAKER
 
 CHECKPOINT = "{checkpoint}"
 OURS = "epochs"  # runtime.EPOCHS: which starts the run had, in the folder of checkpoints
@@ -16,23 +17,31 @@ OURS = "epochs"  # runtime.EPOCHS: which starts the run had, in the folder of ch
 def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
     """Return `resume_args` with their placeholders replaced, {checkpoint} by the newest complete checkpoint's path.
 
-    Empty on the first attempt, and where there is nothing to resume from: no complete checkpoint or, where no argument
-    asks for its path, no file of an earlier attempt. Reads the checkpoint's files.
+    Empty where there is nothing to resume from, as on the run's first start: no complete checkpoint or, where no argument
+    asks for its path, no file of an earlier start. Reads the checkpoint's files.
     """
-    if not manifest.resume_args or manifest.attempt == 1:
+    if not manifest.resume_args:
         return []
     filled = [prepared.fill(argument) for argument in manifest.resume_args]
     if not any(CHECKPOINT in argument for argument in filled):  # the script knows where its checkpoints are
         return filled if _left_files(manifest, prepared) else []
-    path = newest_checkpoint([*prepared.folders.values(), *prepared.keeper.folders])
+    folders = [*prepared.folders.values(), *checkpoint_folders(prepared.folders), *prepared.keeper.folders]
+    path = newest_checkpoint(dict.fromkeys(folders))
     return [argument.replace(CHECKPOINT, path) for argument in filled] if path else []
 
 
 def _left_files(manifest: Manifest, prepared: Prepared) -> bool:
-    """Return whether earlier attempts left a file in the folder of checkpoints, or one that `keep` names."""
+    """Return whether earlier starts left a file in the folder of checkpoints, or one that `keep` names."""
     names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
     walks = (os.walk(prepared.folders[name]) for name in names)
     return any(files and os.path.basename(at) != OURS for walk in walks for at, _, files in walk)
+
+
+def checkpoint_folders(folders: Mapping[str, str]) -> list[str]:
+    """Return where a script's checkpoints may lie: in {checkpoint_dir}, on SageMaker also in /opt/ml/checkpoints itself."""
+    folder = folders["checkpoints"]
+    inner = SAGEMAKER["checkpoints"]
+    return [folder, os.path.dirname(folder)] if folder.endswith(os.sep + inner) else [folder]
 
 
 def newest_checkpoint(folders: Iterable[str]) -> str | None:

@@ -77,14 +77,14 @@ class Supervisor:
     def _standard_output(self) -> Log:
         return KeptLog(1)
 
-    def _start_history(self, folders: Mapping[str, str]) -> None:
+    def _start_history(self) -> None:
         """Start uploading the run's history, where there is an output; raises Refused."""
         if not self._manifest.output and self._cluster.platform != "sagemaker":
             self.log.forget()
             return
         from .output import history
 
-        where = history.place(self._manifest, self._cluster, self._environ, folders)
+        where = history.place(self._manifest, self._cluster, self._environ)
         if where is not None:
             self._history = history.History(where, self._manifest, self._cluster, self.log)
             self._history.begin(self.status.fields)
@@ -266,7 +266,7 @@ class Supervisor:
         if resumed:
             self.log.say(f"resume_args: {' '.join(resumed)}")
         argv = command(prepared, manifest, resumed)
-        self._new_checkpoints = NewCheckpoints(prepared.folders["checkpoints"])
+        self._new_checkpoints = NewCheckpoints(resume.checkpoint_folders(prepared.folders))
         prepared.keeper.begin()
         try:
             for local, env in enumerate(environments):
@@ -357,8 +357,15 @@ class Supervisor:
         if outcome.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
         code = launcher_code(outcome)
+        not_kept = {"not_kept": text} if self._prepared and (text := self._prepared.keeper.not_kept) else {}
         self.log.event(
-            "result", code=code, state=outcome.state, by=outcome.by, failed_rank=outcome.failed_rank, reason=reason
+            "result",
+            code=code,
+            state=outcome.state,
+            by=outcome.by,
+            failed_rank=outcome.failed_rank,
+            reason=reason,
+            **not_kept,
         )
         if outcome.state != "SUCCEEDED":
             from . import sagemaker_failure

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +37,8 @@ class OutputFiles(Protocol):
         """Return a file's bytes, None where there is none; raises BackendError where there are more than `most`."""
         ...
 
-    def bring(self, folder: str, into: Path) -> None:
-        """Copy a folder; what is here already is not read again where that can be told."""
+    def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
+        """Copy a folder; what is here already is not read again where that can be told. `named` gives names, "" for none."""
         ...
 
 
@@ -88,15 +88,14 @@ class _Folder:
             raise BackendError(f"{path} cannot be read: {error.strerror}") from None
         return _sized(data, most, str(path))
 
-    def bring(self, folder: str, into: Path) -> None:
-
+    def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
         top = self._path / folder
         if top.is_symlink():
             return
         paths = [path for path, _ in self._walk(top)]
-        links = {path.relative_to(top).as_posix(): str(path.readlink()) for path in paths if path.is_symlink()}
-        for path in paths:
-            name = path.relative_to(top).as_posix()
+        names = {path: name for path in paths if (name := named(path.relative_to(top).as_posix()))}
+        links = {name: str(path.readlink()) for path, name in names.items() if path.is_symlink()}
+        for path, name in names.items():
             target = into / name
             if name in links:
                 if not leads_out(name, links):
@@ -127,8 +126,8 @@ class _S3:
             raise
         return _sized(answer["Body"].read(most + 1), most, f"{self.uri}/{name}")
 
-    def bring(self, folder: str, into: Path) -> None:
-        s3.download_prefix(self.aws, f"{self.uri}/{folder}/", into)
+    def bring(self, folder: str, into: Path, named: Callable[[str], str] = str) -> None:
+        s3.download_prefix(self.aws, f"{self.uri}/{folder}/", into, named=named)
 
 
 class _Google:
@@ -153,7 +152,9 @@ class _Google:
             raise
         return _sized(bytes(data), most, f"{self.uri}/{name}")
 
-    def bring(self, folder: str, into: Path) -> None:
+    def bring(
+        self, folder: str, into: Path, named: Callable[[str], str] = str
+    ) -> None:  # nothing of SageMaker is there
         self._bucket.download_prefix(f"{self._prefix}/{folder}/", into)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from cloudtrain.backends.api import AttachedAttempt
 from cloudtrain.backends.attached.files import OutputFiles, opened
 from cloudtrain.backends.attached.records import MOST_TEXT, build_attempt, parse_record
+from cloudtrain.backends.checkpoints import HISTORIES, name_here
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 
@@ -43,14 +44,14 @@ class AttachedRun:
     def __init__(self, uri: str) -> None:
         self.files: OutputFiles = opened(uri.removesuffix("/run.json"))
         self.uri = self.files.uri
-        self._base = ""  # "checkpoints/" where SageMaker brought it home
+        self._base = ""  # of HISTORIES; another one than "" is SageMaker's
 
     def attempts(self) -> list[AttachedAttempt]:
         """Return the run's attempts, the oldest first; raises BadRequest where there is no history."""
         newest: dict[int, tuple[str, str]] = {}
         first: dict[int, str] = {}
         run_ids = set()
-        for base in ("", "checkpoints/"):
+        for base in HISTORIES:
             for name in self.files.sizes(f"{base}history"):
                 if match := _RECORD.fullmatch(name):
                     run_ids.add(match[1])
@@ -103,7 +104,7 @@ class AttachedRun:
         """Copy the run's folders below a folder."""
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
-            self.files.bring(name, into / name)
+            self.files.bring(name, into / name, name_here if self._base and name == "checkpoints" else str)
         if self._base and self.uri.startswith("s3://"):  # SageMaker's own archives (backends/sagemaker/request.py)
             from cloudtrain.backends import s3
 

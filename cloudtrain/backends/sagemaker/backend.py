@@ -230,7 +230,7 @@ class SagemakerBackend:
             raise type(error)(f"SageMaker has not confirmed the end: {error.message}", hint, error.code) from None
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        from cloudtrain.backends import s3
+        from cloudtrain.backends import checkpoints, s3
 
         job = self._job(handle)
         if job is None:
@@ -242,7 +242,8 @@ class SagemakerBackend:
                 s3.download_archive(self.aws, f"{output}/{archive}", into / name)
         checkpoints_uri = (job.get("CheckpointConfig") or {}).get("S3Uri")
         if "checkpoints" in what and checkpoints_uri:
-            s3.download_prefix(self.aws, f"{checkpoints_uri}/", into / "checkpoints")
+            there = into / "checkpoints"
+            s3.download_prefix(self.aws, f"{checkpoints_uri}/", there, named=checkpoints.name_here)
         return into
 
     def check(self) -> list[Problem]:

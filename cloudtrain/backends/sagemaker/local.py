@@ -121,6 +121,7 @@ class SagemakerLocalBackend:
             docker.remove_all(folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        from cloudtrain.backends import checkpoints
         from cloudtrain.backends.download import copy_tree
 
         request = _read_request(Path(handle))
@@ -130,7 +131,7 @@ class SagemakerLocalBackend:
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             if (run / name).is_dir():
-                copy_tree(run / name, into / name)
+                (checkpoints.copy if name == "checkpoints" else copy_tree)(run / name, into / name)
         return into
 
     def check(self) -> list[Problem]:

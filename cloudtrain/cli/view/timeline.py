@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
-_PROVENANCE_KEYS = ("hostname", "pid", "node_rank", "platform", "python", "versions")  # printed by provenance.py
+_PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "versions", "not_kept")
 
 
 def print_timeline(run: Run) -> None:
@@ -83,7 +83,9 @@ def event_lines(run: Run, begin: datetime) -> Iterator[str]:
 def _describe_event(event: Event) -> str:
     data: Mapping[str, Any] = event.data
     values = {
-        name: value for name, value in data.items() if value not in (None, "", [], {}) and name not in _PROVENANCE_KEYS
+        name: value
+        for name, value in data.items()
+        if value not in (None, "", [], {}) and name not in _PRINTED_ELSEWHERE
     }
     if event.kind == "state":
         return str(values.get("state", ""))

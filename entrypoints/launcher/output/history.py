@@ -5,8 +5,8 @@
     <output>/<run>/logs/<attempt id>/node-<rank>/<start>/<number>    a node's log in pieces: lines as log.py writes them
 
 Written when a start begins, again while it runs, and when it has ended. No start writes where another one does, so that a
-replaced one that is still alive overwrites nothing. Events travel in the log as marked lines. On SageMaker, which brings home
-the checkpoints while a job runs, all of it lies in their folder. `cloudtrain attach` reads it (docs/watching.md).
+replaced one that is still alive overwrites nothing. Events travel in the log as marked lines. On SageMaker, which copies
+/opt/ml/checkpoints to S3 while a job runs, all of it lies in `.cloudtrain` there. `cloudtrain attach` reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import Refused
 from ..log import CHUNK, MARK, Log
 from ..manifest import Manifest
 from ..status import FINAL, now
-from ..world.cluster import Cluster
+from ..world.cluster import SAGEMAKER_OURS, Cluster, sagemaker_base
 from . import store
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -67,13 +67,11 @@ class Folder:
             raise
 
 
-def place(
-    manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], folders: Mapping[str, str]
-) -> Folder | store.Store | None:
+def place(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str]) -> Folder | store.Store | None:
     """Return where a run's history is written, None where no output is named; raises Refused without the store's client."""
     run = environ.get("CLOUDTRAIN_RUN_DIR")
     if cluster.platform == "sagemaker" and not run:
-        return Folder(folders["checkpoints"])
+        return Folder(os.path.join(sagemaker_base(environ), SAGEMAKER_OURS))
     if not manifest.output:
         return None
     if store.scheme(str(manifest.output)) != "file":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,14 +17,20 @@ from ..log import Log
 
 EVERY_S = 15.0
 OURS = ".cloudtrain"
+PART = ".cloudtrain-part-keep"  # a file that is being copied; names that begin like store.PARTIAL are nobody's results
 # Not a script's results: caches, environments and what version control keeps.
 CACHES = {OURS, "__pycache__", ".git", ".cache", ".ipynb_checkpoints", ".pytest_cache", "node_modules", ".venv", "venv"}
 MOST = 100_000  # files that are looked at when the rest is counted
+NODE = r"node-[1-9]\d*/"  # begins the name of another node's file below outputs/
 SHOWN = 3  # folders in the line about what is not kept
 
 
 class Keeper:
-    """Mirrors one node's files; `safe` is a second folder, which a platform brings back when it starts the job again."""
+    """Mirrors one node's files; `safe` is a second folder, which a platform brings back when it starts the job again.
+
+    A file goes from a mirror only when the script has removed it: two looks have not found it, and all that the second
+    one did find is in the mirrors by then. A file that is renamed is therefore never without a copy.
+    """
 
     def __init__(
         self, patterns: Sequence[str], source: str, outputs: str, node_rank: int, log: Log, safe: str | None = None
@@ -35,45 +42,55 @@ class Keeper:
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
         self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
         self._mirrored: dict[str, tuple[int, int]] = {}
+        self._absent: set[str] = set()  # mirrored files that the last look has not found
+        self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
+        self._mark = os.path.join(source, OURS, "began")
+        self._is_first = True  # no earlier start has left anything here
+        self.not_kept = ""  # what the ranks wrote elsewhere, once they have ended
         self._began_ns = 0
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def folders(self) -> list[str]:
-        """The folders of the working directory below which kept files can lie."""
-        return [os.path.join(self._source, root) for root in self._roots]
+        """The folders of the working directory below which kept files of earlier starts can lie."""
+        return [] if self._is_first else [os.path.join(self._source, root) for root in self._roots]
 
     def wants(self, name: str) -> bool:
         """Return whether a file below outputs/, wherever that is, is one of this node's kept ones."""
-        node = re.match(r"node-[1-9]\d*/", name)
+        node = re.match(NODE, name)
         prefix = node[0] if node else ""
         mine = os.path.basename(self._outputs) + "/" if self._is_other else ""
         return prefix == mine and self._is_kept(name[len(prefix) :])
 
-    def restore(self) -> int:
-        """Copy what earlier attempts left into the working directory and return how many files; blocking."""
-        import shutil
+    def is_kept_output(self, name: str) -> bool:
+        """Return whether a file below outputs/ is a kept one of any node."""
+        return self._is_kept(re.sub(rf"\A{NODE}", "", name))
 
-        count = 0
+    def restore(self) -> int:
+        """Copy what earlier starts left into the working directory and return how many files; blocking.
+
+        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced.
+        """
+        is_fresh = not os.path.exists(self._mark)
         for mirror in self._mirrors:
             for name in _files(mirror, self._roots):
                 path = os.path.join(self._source, name)
-                if self._is_kept(name) and not os.path.exists(path):
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    shutil.copy2(os.path.join(mirror, name), path)
+                if mirror == self._outputs and not self._is_other and re.match(NODE, name):
+                    continue  # another node's
+                if self._is_kept(name) and name not in self._mirrored and (is_fresh or not os.path.exists(path)):
+                    _replace(os.path.join(mirror, name), self._source, name)
                     # Those that the outputs lack are brought there again; all of them go there when the script removes them.
                     self._mirrored[name] = _state(os.stat(path)) if mirror == self._outputs else (-1, -1)
-                    count += 1
-        return count
+        self._is_first = is_fresh and not self._mirrored
+        return len(self._mirrored)
 
     def begin(self) -> None:
         """The ranks start: what changes from now on is theirs. Mirrors in the background."""
-        mark = os.path.join(self._source, OURS, "began")
         try:
-            with open(mark, "w"):
+            with open(self._mark, "w"):
                 pass
-            self._began_ns = os.stat(mark).st_ctime_ns  # by the clock of this file system
+            self._began_ns = os.stat(self._mark).st_ctime_ns  # by the clock of this file system
         except OSError:  # it cannot be written
             self._began_ns = time.time_ns()
         if self._patterns:
@@ -87,18 +104,20 @@ class Keeper:
         self._end.set()
         if self._thread is not None:
             self._thread.join()
-        problem = self._look() if self._patterns else ""
+        problem = self._look(is_last=True) if self._patterns else ""
         self._report_rest()
         return problem
 
     def _run(self) -> None:
-        while not self._end.wait(EVERY_S):
+        reported = ""
+        while not self._end.wait(self._every_s):
             problem = self._look()
-            if problem:
+            if problem and problem != reported:
                 self._log.say(f"keep: {problem}; it is tried again")
+            reported = problem
 
-    def _look(self) -> str:
-        """Bring the mirrors up to date and return "" or the first thing that went wrong."""
+    def _look(self, is_last: bool = False) -> str:
+        """Bring the mirrors up to date and return "" or the first thing that went wrong. After the last one nothing moves."""
         problem, seen = "", set()
         for name in _files(self._source, self._roots):
             if not self._is_kept(name):
@@ -112,19 +131,20 @@ class Keeper:
                 state = _state(status)
                 if self._mirrored.get(name) != state:
                     for mirror in self._mirrors:
-                        _replace(path, os.path.join(mirror, name))
+                        _replace(path, mirror, name)
                     self._mirrored[name] = state
             except FileNotFoundError:
                 continue  # the script has removed it meanwhile
             except OSError as error:
                 problem = problem or f"{name} cannot be kept: {error.strerror or error}"
-        for name in [name for name in self._mirrored if name not in seen]:
-            del self._mirrored[name]
-            for mirror in self._mirrors:
-                try:
-                    os.unlink(os.path.join(mirror, name))
-                except OSError:
-                    pass  # it is gone already
+        absent = {name for name in self._mirrored if name not in seen}
+        if not problem:
+            for name in absent if is_last else absent & self._absent:
+                if _is_gone(os.path.join(self._source, name)):
+                    del self._mirrored[name]
+                    for mirror in self._mirrors:
+                        _remove(os.path.join(mirror, name))
+        self._absent = absent
         return problem
 
     def _is_kept(self, name: str) -> bool:
@@ -150,9 +170,10 @@ class Keeper:
         largest = sorted(sizes, key=lambda top: -sizes[top])
         tops = ", ".join(f"{format_bytes(sizes[top])} in {top}" for top in largest[:SHOWN])
         more = f" and {len(largest) - SHOWN} more" if len(largest) > SHOWN else ""
-        self._log.say(
+        self.not_kept = (
             f"{tops}{more} are not kept: keep: [{largest[0].rstrip('/')}] in the job, or --output_dir {{model_dir}}"
         )
+        self._log.say(self.not_kept)
 
 
 def _files(folder: str, roots: Sequence[str]) -> Iterator[str]:
@@ -169,7 +190,7 @@ def _files(folder: str, roots: Sequence[str]) -> Iterator[str]:
             ]
             for name in names:
                 path = os.path.join(at, name)
-                if os.path.isfile(path):
+                if os.path.isfile(path) and not name.startswith(PART):
                     yield os.path.relpath(path, folder).replace(os.sep, "/")
 
 
@@ -177,18 +198,40 @@ def _state(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _replace(path: str, to: str) -> None:
-    """Make `to` a copy of a file, in one step."""
+def _replace(path: str, folder: str, name: str) -> None:
+    """Make <folder>/<name> a copy of a file, in one step; a folder that stands there, or a file above it, gives way."""
     import shutil  # only here: it costs every job some milliseconds
 
-    part = f"{to}.cloudtrain-part"
+    to = os.path.join(folder, name)
+    part = os.path.join(os.path.dirname(to), PART)
+    for end in (at for at, letter in enumerate(name) if letter == "/"):
+        if os.path.isfile(os.path.join(folder, name[:end])):
+            os.unlink(os.path.join(folder, name[:end]))
     os.makedirs(os.path.dirname(to), exist_ok=True)
     try:
         shutil.copy2(path, part)
+        if os.path.isdir(to):
+            shutil.rmtree(to)
         os.replace(part, to)
     finally:
-        if os.path.exists(part):
-            os.unlink(part)
+        _remove(part)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # it is gone already
+
+
+def _is_gone(path: str) -> bool:
+    """Return whether no file is there; not where that cannot be told, as in a folder that cannot be read for now."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
 
 
 def _literal(pattern: str) -> str:

@@ -3,7 +3,8 @@
 At the start checkpoints of earlier attempts are brought back; during the run what has changed is uploaded; at the end
 everything is. COMPLETE, which says that a checkpoint is whole, is uploaded after all that lies in and below its folder
 and all that it names, and deleted before anything there is replaced. A checkpoint that is removed here goes from the
-store when all that are whole here are whole there: what counts is what survives this node.
+store when all that are whole here are whole there: what counts is what survives this node. A kept file that the script
+removed goes too, when all that is here is there.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from ..manifest import Manifest
 from ..status import now
 from . import epochs, store
 from .age import CheckpointAge
+from .listing import State, list_files, named, state_of
 from .upload_plan import COMPLETE, MARKER, REMOVE, RETIRE, UPLOAD, WITHDRAW, Action, covers, is_mark, plan_upload
 
+OUTPUTS = "outputs/"
+NOT_AS_HERE: State = (-1, -1)
 OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints
 EVERY_S = 15.0
 TRIES = 3  # of the last upload; the clients have tried each request several times by then
 
-State = tuple[int, int]  # size and time of change of a file that was uploaded
+TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
+if TYPE_CHECKING:
+    from .keep import Keeper
 
 
 class Sync:
@@ -37,9 +43,11 @@ class Sync:
         manifest: Manifest,
         folders: Mapping[str, str],
         log: Log,
-        is_kept: Callable[[str], bool] | None = None,  # by the name of an output: whether the next attempt needs it
+        keeper: Keeper | None = None,  # where the job keeps files of the working directory
     ) -> None:
-        self._is_kept = is_kept
+        self._keeper = keeper
+        self._absent: set[str] = set()  # kept files in the store that the last pass has not found here
+        self._is_last = False  # nothing moves here any more
         self._store = store.Store(f"{str(manifest.output).rstrip('/')}/{manifest.run_id}", "the output")
         self._attempt_id = manifest.attempt_id
         self._folders, self._log = folders, log
@@ -63,8 +71,8 @@ class Sync:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
                 self.epoch = epochs.claim(self._store, self._attempt, epochs.here(self._folders["checkpoints"]))
             self._restore("checkpoints", self._folders["checkpoints"])
-            if self._is_kept is not None:
-                self._restore("outputs", self._folders["outputs"], self._is_kept)
+            if self._keeper is not None:
+                self._restore("outputs", self._folders["outputs"], self._keeper.wants)
             text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
             self._store.write(f"attempts/{self._attempt_id}-node-{node_rank}.json", text.encode())
         except store.Failed as error:
@@ -101,6 +109,8 @@ class Sync:
         except Refused:
             raise Refused(f"{self._store.uri}/{top} holds an object whose name cannot be a file's") from None
         wanted = [name for name in objects if self._is_wanted(folder, name, objects)]
+        if self._keeper is not None and top == "outputs":  # what is here is brought there again, or removed
+            self._stored.update((f"{top}/{name}", NOT_AS_HERE) for name in objects)
         if not wanted:
             return
         size = store.format_bytes(sum(objects[name][0] for name in wanted))
@@ -110,7 +120,7 @@ class Sync:
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._store.get(f"{top}/{name}", path)
-            self._stored[f"{top}/{name}"] = _state(path)
+            self._stored[f"{top}/{name}"] = state_of(path)
 
         for marks in (False, True):
             batch = [name for name in wanted if is_mark(name) is marks]
@@ -150,6 +160,7 @@ class Sync:
     def _last(self, succeeded: bool) -> str:
         if self._thread is not None:
             self._thread.join()
+        self._is_last = True
         problem = ""
         for attempt in range(TRIES):
             if attempt:
@@ -164,13 +175,23 @@ class Sync:
         """Upload what has changed since the last time, and return "" or the first thing that went wrong."""
         if reason := self._replaced():
             return reason
-        paths = self._files()
+        paths = list_files(self._folders)
         for name in filter(is_mark, paths):
             self.freshness.written(name)
-        listed = {name: _state(path) for name, path in paths.items()}
+        listed = {name: state_of(path) for name, path in paths.items()}
         # Looked at after all states: a mark that is still there was not withdrawn before what it covers was looked at.
         withdrawn = {name for name, path in paths.items() if is_mark(name) and not os.path.exists(path)}
-        return self._apply(plan_upload(self._stored, listed, withdrawn), paths, succeeded)
+        return self._apply(plan_upload(self._stored, listed, withdrawn, self._removed(paths)), paths, succeeded)
+
+    def _removed(self, paths: Mapping[str, str]) -> set[str]:
+        """Return the kept files that the script has removed: not found in two passes, for one that is renamed is for a
+        moment under neither name."""
+        if self._keeper is None:
+            return set()
+        kept = {name for name in self._stored if name.startswith(OUTPUTS)}
+        absent = {n for n in kept if n not in paths and self._keeper.is_kept_output(n[len(OUTPUTS) :])}
+        twice, self._absent = absent & self._absent, absent
+        return absent if self._is_last else twice
 
     def _apply(self, actions: list[Action], paths: Mapping[str, str], succeeded: bool) -> str:
         """Do the actions in their order, each kind when it is its turn; return "" or the first thing that went wrong."""
@@ -202,7 +223,9 @@ class Sync:
             [
                 name
                 for name in names(REMOVE)
-                if name in self._stored and not any(covers(mark, name) for mark in standing)
+                if name in self._stored
+                and not any(covers(mark, name) for mark in standing)
+                and not (problems and name.startswith(OUTPUTS))  # under another name it may be what was not uploaded
             ],
         )
         return problems[0] if problems else ""
@@ -226,8 +249,8 @@ class Sync:
     def _is_whole(self, mark: str, path: str) -> bool:
         """Return whether the store has all that lies below a mark here, and all that the mark names."""
         folder = os.path.dirname(mark)
-        below = self._files(folder)
-        if not all(self._stored.get(name) == _state(at) for name, at in below.items() if name != mark):
+        below = list_files(self._folders, folder)
+        if not all(self._stored.get(name) == state_of(at) for name, at in below.items() if name != mark):
             return False
         return all(self._stored.get(f"{folder}/{name}", (-1, 0))[0] == size for name, size in named(path).items())
 
@@ -235,7 +258,7 @@ class Sync:
         """Return whether a mark here names what is not here, and log it once: it is not uploaded."""
         folder = os.path.dirname(path)
         for name, size in named(path).items():
-            state = _state(os.path.join(folder, name))
+            state = state_of(os.path.join(folder, name))
             if (state is None or state[0] != size) and os.path.exists(path):  # else it is being removed
                 if mark not in self._doubtful:
                     self._log.say(f"output: {mark} is not uploaded, for {name} beside it is not what it says")
@@ -248,55 +271,24 @@ class Sync:
         """Return whether the store has every checkpoint that is whole here, and there is one, or none is needed."""
         marks = {
             name: path
-            for name, path in self._files("checkpoints").items()
+            for name, path in list_files(self._folders, "checkpoints").items()
             if is_mark(name) and name not in self._doubtful
         }
-        return (bool(marks) or succeeded) and all(self._stored.get(name) == _state(at) for name, at in marks.items())
+        return (bool(marks) or succeeded) and all(self._stored.get(name) == state_of(at) for name, at in marks.items())
 
     def _put(self, name: str, path: str) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
             raise store.Failed(f"{name!r} cannot be named in an object store") from None
-        before = _state(path)
+        before = state_of(path)
         self._store.put(path, name)
-        after = _state(path)
+        after = state_of(path)
         if after == before or after is None:  # else it was written to meanwhile, and goes again
             self._stored[name] = before  # of one that is gone too, which the next pass then removes
+        elif name.startswith(OUTPUTS):
+            self._stored[name] = NOT_AS_HERE
 
     def _delete(self, name: str) -> None:
         self._store.delete(name)
         self._stored.pop(name, None)
-
-    def _files(self, below: str = "") -> dict[str, str]:
-        """Return name in the store -> path of all regular files (links to files count), below one folder of it."""
-        paths = {}
-        for top, folder in self._folders.items():
-            if below and below != top and not below.startswith(f"{top}/"):
-                continue
-            for subfolder, _, names in os.walk(os.path.join(folder, below[len(top) + 1 :]) if below else folder):
-                inner = os.path.relpath(subfolder, folder).replace(os.sep, "/")
-                for name in names:
-                    path = os.path.join(subfolder, name)
-                    if os.path.isfile(path) and not name.startswith(store.PARTIAL):
-                        paths["/".join(part for part in (top, inner if inner != "." else "", name) if part)] = path
-        return paths
-
-
-def named(path: str) -> dict[str, int]:
-    """Return the files that a mark names and their sizes; none where it is another tool's."""
-    try:
-        with open(path, "rb") as file:
-            files = json.loads(file.read())["files"]
-        return {str(name): int(entry["size"]) for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _state(path: str) -> State | None:
-    """Return size and time of change, None for a file that is gone."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns

@@ -25,17 +25,20 @@ Action.__doc__ = "One step of an upload: one of the kinds above, and the name of
 
 
 def plan_upload(
-    stored: Mapping[str, object], listed: Mapping[str, object], withdrawn: Collection[str] = ()
+    stored: Mapping[str, object],
+    listed: Mapping[str, object],
+    withdrawn: Collection[str] = (),
+    removed: Collection[str] = (),
 ) -> list[Action]:
     """Return what brings the store up to date.
 
     `stored` is name -> state of what the store has from here, `listed` of what is here: None for a file that has gone
     since it was listed, which is no change to it. `withdrawn` are marks that were listed and have gone since: who
-    removes a checkpoint begins with its mark.
+    removes a checkpoint begins with its mark. `removed` are files outside of the checkpoints that are to go.
     """
     changed = {name for name, state in listed.items() if state and stored.get(name) != state}
     gone = {name for name in stored if name.startswith(CHECKPOINTS) and name not in listed}
-    gone |= {name for name in withdrawn if name in stored}
+    gone |= {name for name in (*withdrawn, *removed) if name in stored}
     here = [name for name in listed if name not in withdrawn]
     marks = [name for name in stored if is_mark(name)]
     broken = {name for name in marks if covers_any(name, changed) or (name in here and covers_any(name, gone))}

@@ -16,14 +16,13 @@ from ..errors import Refused
 from ..log import Log
 from ..manifest import Manifest
 from ..output.keep import Keeper
-from ..world.cluster import LOOPBACK, SAGEMAKER, Cluster, sagemaker_base
+from ..world.cluster import LOOPBACK, SAGEMAKER, SAGEMAKER_OURS, Cluster, sagemaker_base
 from . import declared
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from ..output.sync import Sync
 
-KEPT = ".kept"  # below SageMaker's checkpoints, which alone come back when it starts a job again
 INTERFACES = "/sys/class/net"
 
 
@@ -34,11 +33,11 @@ def prepare_node(
     given: Mapping[str, str],
     source: str,
     log: Log,
-    folders_ready: Callable[[Mapping[str, str]], None] = lambda _: None,
+    folders_ready: Callable[[], None] = lambda: None,
 ) -> Prepared:
     """Do and check all that training needs on this node; blocking. Raises Refused.
 
-    `folders_ready` is called with the run's folders when secrets are known: from then on the run's history can be uploaded.
+    `folders_ready` is called when the run's folders are there and secrets are known: the run's history can be uploaded.
     """
     try:
         check_output(manifest.output)
@@ -61,8 +60,10 @@ def prepare_node(
 
             store.lend({**manifest.env, **secrets})
         folders = make_folders(cluster, environ, source)
-        folders_ready(folders)
-        safe = os.path.join(folders["checkpoints"], KEPT) if cluster.platform == "sagemaker" else None
+        folders_ready()
+        # On SageMaker the checkpoints alone come back when it starts a job again.
+        ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS, "kept")
+        safe = ours if is_sagemaker(cluster, environ) else None
         keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe)
         sync = open_output(manifest, cluster, environ, folders, log, keeper)
         if manifest.keep and (count := keeper.restore()):
@@ -119,7 +120,7 @@ def open_output(
         return None
     from ..output.sync import Sync
 
-    sync = Sync(manifest, folders, log, keeper.wants if keeper and manifest.keep else None)
+    sync = Sync(manifest, folders, log, keeper if manifest.keep else None)
     sync.open(cluster.node_rank)
     return sync
 
@@ -167,9 +168,14 @@ def find_interface(manifest: Manifest, cluster: Cluster, environ: Mapping[str, s
     return "lo" if alone and "lo" in present else ""
 
 
+def is_sagemaker(cluster: Cluster, environ: Mapping[str, str]) -> bool:
+    """Return whether the run's folders are SageMaker's, below /opt/ml."""
+    return bool(cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"))
+
+
 def make_folders(cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
     """Make and return the run's folders on this node; they belong to the run, not to the attempt."""
-    if cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"):
+    if is_sagemaker(cluster, environ):
         base = sagemaker_base(environ)
         folders = {name: os.path.join(base, inner) for name, inner in SAGEMAKER.items()}
     else:

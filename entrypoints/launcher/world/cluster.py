@@ -15,7 +15,10 @@ from ..errors import Refused
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
-SAGEMAKER = {"checkpoints": "checkpoints", "outputs": "output/data", "model": "model"}  # below /opt/ml
+# Below /opt/ml. SageMaker copies `checkpoints` to S3 and back; ours lies beside the script's folder there, which is empty
+# at first. cloudtrain/backends/sagemaker/checkpoints.py reads both.
+SAGEMAKER = {"checkpoints": "checkpoints/checkpoint_dir", "outputs": "output/data", "model": "model"}
+SAGEMAKER_OURS = "checkpoints/.cloudtrain"
 
 Cluster = namedtuple(
     "Cluster",

@@ -302,7 +302,7 @@ def test_a_channel_is_a_folder_or_its_one_object(tmp_path, monkeypatch):
 def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_path: Path):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "model.pt").write_text("of an earlier attempt")
-    writes = NewCheckpoints(str(tmp_path))
+    writes = NewCheckpoints([str(tmp_path)])
     for ours in ("epochs/00000002.json", "step-00000004.a2/state/part", ".seen"):
         (tmp_path / ours).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / ours).write_text("the shared trainer tells of itself")
@@ -315,7 +315,7 @@ def test_what_a_script_writes_into_its_folder_of_checkpoints_is_told_once(tmp_pa
 def test_a_file_that_is_written_over_is_new_too(tmp_path: Path):
     (tmp_path / "last.pt").write_text("old")
     os.utime(tmp_path / "last.pt", ns=(1, 1))
-    writes = NewCheckpoints(str(tmp_path))
+    writes = NewCheckpoints([str(tmp_path)])
     assert writes.look() == ""
     (tmp_path / "last.pt").write_text("new")
     assert writes.look() == "last.pt"

@@ -99,6 +99,73 @@ def test_the_next_attempt_finds_them_and_what_a_platform_brought_back(tmp_path: 
     assert last.finish() == "" and files(outputs) == []  # removed by the script, so removed there
 
 
+def test_a_file_that_is_renamed_is_never_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A look that falls into the moment of the renaming finds neither name."""
+    keeper, outputs = made(tmp_path, ["out"])
+    source = tmp_path / "source" / "out"
+    keeper.begin()
+    write(source / "old/model", "weights")
+    assert keeper._look() == "" and files(outputs) == ["out/old/model"]
+    (source / "old/model").rename(tmp_path / "elsewhere")
+    assert keeper._look() == "" and files(outputs) == ["out/old/model"]
+    (source / "new").mkdir()
+    (tmp_path / "elsewhere").rename(source / "new/model")
+    monkeypatch.setattr(keep, "_replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert "No space left" in keeper._look() and files(outputs) == ["out/old/model"]  # it has no other copy yet
+    monkeypatch.undo()
+    assert keeper._look() == "" and files(outputs) == ["out/new/model"]
+
+
+def test_a_folder_that_cannot_be_read_for_now_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keeper, outputs = made(tmp_path, ["out"])
+    keeper.begin()
+    write(tmp_path / "source/out/deep/x")
+    assert keeper._look() == ""
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda top: (step for step in walk(top) if not step[0].endswith("/deep")))
+    assert keeper._look() == "" and keeper._look() == "" and files(outputs) == ["out/deep/x"]
+
+
+def test_a_file_becomes_a_folder_and_a_folder_a_file(tmp_path: Path):
+    keeper, outputs = made(tmp_path, ["out"])
+    source = tmp_path / "source" / "out"
+    keeper.begin()
+    write(source / "a")
+    write(source / "b/c")
+    assert keeper._look() == ""
+    (source / "a").unlink()
+    (source / "b/c").unlink()
+    (source / "b").rmdir()
+    write(source / "a/d")
+    write(source / "b")
+    assert keeper._look() == "" and keeper.finish() == "" and sorted(files(outputs)) == ["out/a/d", "out/b"]
+
+
+def test_a_file_of_the_source_that_was_changed_comes_back_as_it_was_left(tmp_path: Path):
+    for attempt in ("1", "2"):
+        keeper, _ = made(tmp_path / attempt, ["log.txt"], 1, tmp_path / "safe")
+        write(tmp_path / attempt / "source/log.txt", "of the source")
+        assert keeper.restore() == int(attempt) - 1
+        keeper.begin()
+        with (tmp_path / attempt / "source/log.txt").open("a") as file:
+            file.write(attempt)
+        assert keeper.finish() == ""
+    assert (tmp_path / "2/source/log.txt").read_text() == "of the source12"
+
+
+def test_a_copy_that_was_cut_off_is_no_result(tmp_path: Path):
+    first, outputs = made(tmp_path / "a", ["out"])
+    write(outputs / "out" / keep.PART, "half")
+    assert first.restore() == 0 and not first.folders  # nothing is there to resume from
+
+
+def test_the_first_node_takes_no_files_of_others(tmp_path: Path):
+    keeper, outputs = made(tmp_path, ["**"])
+    write(outputs / "node-1/x")
+    write(outputs / "y")
+    assert keeper.restore() == 1 and (tmp_path / "source/y").exists() and keeper.folders
+
+
 def test_what_is_not_kept_is_counted_without_caches_and_environments(tmp_path: Path):
     keeper, _ = made(tmp_path, [])
     keeper.begin()

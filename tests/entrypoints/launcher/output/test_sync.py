@@ -258,8 +258,50 @@ def test_kept_files_come_back_from_the_store(s3: S3, tmp_path: Path):
     keeper = Keeper(
         ["out"], str(tmp_path / "b"), str(tmp_path / "b" / "outputs"), 1, Log.in_folder(str(tmp_path / "b"))
     )
-    again._is_kept = keeper.wants
+    again._keeper = keeper
     again.open(1)
     outputs = tmp_path / "b" / "outputs"
     assert [path for path in outputs.rglob("*") if path.is_file()] == [outputs / "node-1/out/x"]
     assert keeper.restore() == 1 and (tmp_path / "b" / "out" / "x").read_text() == "node-1/out/x"
+
+
+def kept_sync(folder: Path, attempt: int = 1) -> Sync:
+    sync = sync_of(folder, attempt)
+    sync._keeper = Keeper(["out"], str(folder), str(folder / "outputs"), 0, Log.in_folder(str(folder)))
+    sync.open(0)
+    return sync
+
+
+def stored(s3: S3) -> set[str]:
+    return {key.removeprefix("home/run/outputs/") for key in s3.objects() if key.startswith("home/run/outputs/")}
+
+
+def test_what_the_script_removes_from_a_kept_folder_goes_from_the_store(s3: S3, tmp_path: Path):
+    out = tmp_path / "outputs" / "out"
+    (out / "a").mkdir(parents=True)
+    sync = kept_sync(tmp_path)
+    for path in (out / "x", out / "a" / "y", out.parent / "events"):
+        path.write_text("1")
+    assert sync._upload(False) == "" and stored(s3) == {"out/x", "out/a/y", "events"}
+    (out / "a" / "y").rename(out / "z")  # a pass that finds neither name is possible: one alone removes nothing
+    (out / "x").unlink()
+    (out.parent / "events").unlink()
+    s3.refuse = "home/run/outputs/out/z"
+    assert sync._upload(False) and sync._upload(False) and stored(s3) == {"out/x", "out/a/y", "events"}
+    s3.refuse = ""
+    before = len(s3.changes)
+    assert sync._upload(False) == "" and stored(s3) == {"out/z", "events"}, "what is not kept stays"
+    first, *removed = s3.changes[before:]
+    assert first == ("PUT", "home/run/outputs/out/z") and {verb for verb, _ in removed} == {"DELETE"}
+    (out / "z").unlink()
+    assert sync._upload(False) == "" and stored(s3) == {"out/z", "events"}
+    assert sync._last(False) == "" and stored(s3) == {"events"}, "at the end nothing moves any more"
+
+
+def test_a_later_start_removes_what_an_earlier_one_brought_there(s3: S3, tmp_path: Path):
+    (tmp_path / "outputs" / "out").mkdir(parents=True)
+    (tmp_path / "outputs" / "out" / "x").write_text("1")
+    assert kept_sync(tmp_path)._last(False) == ""
+    later = kept_sync(tmp_path, 2)  # on the same disk: nothing is brought back
+    (tmp_path / "outputs" / "out" / "x").unlink()
+    assert later._last(False) == "" and stored(s3) == set()
