@@ -109,6 +109,10 @@ class DiskError(CloudtrainError):
         super().__init__(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
+class CapReached(BadRequest):
+    """What is left of limits.max_cost or max_total_runtime is too little for another attempt."""
+
+
 class BackendError(CloudtrainError):
     """The platform refused the request or could not be reached."""
 

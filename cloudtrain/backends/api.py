@@ -8,6 +8,7 @@ touches the history, never prints, and never imports another backend. It must pa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -60,6 +61,7 @@ class Plan:
     retries: str = "client"  # who starts the next attempt: client or platform
     price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
     notes: tuple[str, ...] = ()
+    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.forecast.worst_case
     version: int = field(default=PLAN_VERSION, compare=False)
 
     @property
@@ -273,6 +275,39 @@ class HasStatuses(Protocol):
         Raises:
             BackendError: as `status`. Nothing is known of any handle then.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The longest time that each node of an attempt may be billed, by the native limits in its request.
+
+    Attributes:
+        seconds: of one node, with restarts by the platform and the time between SIGTERM and SIGKILL; None without a bound.
+        note: what is not in it, or why nothing bounds it; "" for neither.
+    """
+
+    seconds: int | None
+    note: str = ""
+
+    @classmethod
+    def of_launcher(cls, plan: Plan) -> TimeLimit:
+        """Return the limit that the launcher on each node holds by its own clock."""
+        seconds = math.ceil(plan.manifest["max_runtime_s"] + plan.manifest["grace_s"])
+        return cls(
+            seconds, "the launcher ends the job, and then uploads results; the machine itself is not switched off"
+        )
+
+
+@runtime_checkable
+class HasTimeLimit(Protocol):
+    """A backend whose requests hold a limit that the platform enforces while no client lives.
+
+    With `job.limits.capped` its plan must allow no restart by the platform whose clock starts anew.
+    """
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        """Return the longest time of an attempt. Pure: it reads the plan alone."""
         ...
 
 

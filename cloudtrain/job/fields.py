@@ -21,7 +21,7 @@ from pydantic import (
 from cloudtrain.errors import BadJob
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
 from cloudtrain.job.problems import explain, quote, wrong
-from cloudtrain.job.units import duration_s, size_bytes
+from cloudtrain.job.units import duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(env:[A-Za-z_][A-Za-z0-9_]*|(file|aws-secretsmanager|gcp-secretmanager|k8s):.+)", re.DOTALL)
@@ -55,6 +55,14 @@ def _duration(value: Any) -> Any:
         except ValueError as error:
             raise wrong(f'is no duration: "{value[:40]}"', str(error)) from None
     return value
+
+
+def _money(value: Any) -> Any:
+    try:
+        usd(str(value))
+    except ValueError as error:
+        raise wrong(f"is no amount of money: {quote(str(value))}", str(error)) from None
+    return str(value)
 
 
 def _size(value: Any) -> Any:
@@ -159,6 +167,7 @@ Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | int | 
 Name = Annotated[str, AfterValidator(_variable)]
 Duration = Annotated[str, BeforeValidator(_duration)]
 Size = Annotated[str, BeforeValidator(_size)]
+Money = Annotated[str, BeforeValidator(_money)]
 Inside = Annotated[str, AfterValidator(inside)]
 Place = Annotated[str, AfterValidator(place)]
 Files = Annotated[list[str], AfterValidator(_files)]

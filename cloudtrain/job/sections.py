@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudtrain.job.fields import Count, Duration, Flag, Inside, Place, Size, Spec
+from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, Place, Size, Spec
 from cloudtrain.job.problems import quote, wrong
-from cloudtrain.job.units import duration_s, size_bytes
+from cloudtrain.job.units import duration_s, size_bytes, usd
 
 
 class Environment(Spec):
@@ -42,6 +42,9 @@ class Resources(Spec):
     memory: Size | None = Field(default=None, description="Memory of a node, at least: 64GB, 64GiB.")
     instance_type: str | None = Field(
         default=None, description="The platform's own machine type, instead of the catalogue's choice."
+    )
+    usd_per_hour: float | None = Field(
+        default=None, gt=0, description="Price of a node in USD per hour, instead of the catalogue's."
     )
 
     @field_validator("accelerators")
@@ -100,6 +103,26 @@ class Limits(Spec):
         default=None,
         description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
     )
+
+    max_total_runtime: Duration | None = Field(
+        default=None, description="Longest time that all attempts of a run may take together: 6h."
+    )
+    max_cost: Money | None = Field(
+        default=None, description="Most that all attempts of a run may cost together: 40 USD. It needs a known price."
+    )
+
+    @property
+    def capped(self) -> bool:
+        """Whether all attempts together have a limit."""
+        return self.max_total_runtime is not None or self.max_cost is not None
+
+    @property
+    def max_total_runtime_s(self) -> int | None:
+        return duration_s(self.max_total_runtime) if self.max_total_runtime else None
+
+    @property
+    def max_cost_usd(self) -> float | None:
+        return usd(self.max_cost) if self.max_cost else None
 
     @property
     def stall_s(self) -> int | None:

@@ -10,6 +10,7 @@ _NAMES = {"s": "sec second", "m": "min minute", "h": "hr hour", "d": "day", "w":
 _WORDS = {name + s: unit for unit, names in _NAMES.items() for name in names.split() for s in ("", "s")}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
+_USD = re.compile(r"\s*(?:\$\s*(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s*(?:USD|usd))\s*")
 _MAX_S = 10 * 365 * 86400
 
 
@@ -40,6 +41,14 @@ def size_bytes(text: str) -> int:
     return size
 
 
+def usd(text: str) -> float:
+    """Return the amount of a text such as `40 USD`, `$40` or `40.50usd`; raises ValueError with what would be right."""
+    match = _USD.fullmatch(text)
+    if not match or float(match[1] or match[2]) <= 0:
+        raise ValueError("write an amount in US dollars: 40 USD")
+    return float(match[1] or match[2])
+
+
 def format_size(count: float) -> str:
     """Format a number of bytes: 12 B, 3.4 kB, 2 MB, 80 GB."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
@@ -47,6 +56,21 @@ def format_size(count: float) -> str:
     while count >= 1000 and unit != "TB":
         count, unit = count / 1000, next(units)
     return (f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")) + f" {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: 12s, 3m 05s, 2h 10m, 4d 03h."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        size, part, names = 60, 1, "ms"
+    elif whole < 48 * 3600:
+        size, part, names = 3600, 60, "hm"
+    else:
+        size, part, names = 86400, 3600, "dh"
+    rest = whole % size // part
+    return f"{whole // size}{names[0]}" + (f" {rest:02d}{names[1]}" if rest else "")
 
 
 def now() -> str:

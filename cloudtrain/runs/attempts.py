@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from cloudtrain.backends.api import ATTACHED, Backend, Plan
 from cloudtrain.errors import BackendError
 
 if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
@@ -23,13 +26,31 @@ def backend_of(plan: Plan, home: Path, handle: str | None = None) -> Backend:
     return registry.create_for(plan, home)
 
 
-def replan(plan: Plan, number: int, backend: Backend, home: Path) -> tuple[Plan, Bundle]:
-    """Return the plan of a run's next attempt over the bundle of an earlier one; raises BackendError when that is gone."""
+def replan(
+    plan: Plan,
+    number: int,
+    backend: Backend,
+    home: Path,
+    *,
+    earlier: Sequence[AttemptRecord] = (),
+    job: Job | None = None,
+) -> tuple[Plan, Bundle]:
+    """Return the plan of a run's next attempt over the bundle of an earlier one.
+
+    Args:
+        earlier: the run's attempts that have used a part of its cap.
+        job: instead of the one in `plan`.
+
+    Raises:
+        BackendError: the bundle is gone.
+        CapReached: too little is left of the run's cap.
+    """
     from cloudtrain.job.job import Job
+    from cloudtrain.runs import cap
 
     bundle = stored_bundle(plan, home)
-    job = Job.from_dict(plan.job)
-    return replace(backend.plan(job, bundle, plan.run_id, number), target=plan.target), bundle
+    job = job or Job.from_dict(plan.job)
+    return replace(cap.plan_attempt(backend, job, bundle, plan.run_id, number, earlier), target=plan.target), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:

@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import keys, script_notes
+from cloudtrain.runs import cap, keys, script_notes
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -108,7 +108,7 @@ class Planner:
 
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
-        plan = self.backend(resolved).plan(job, bundle, run_id(job.name, key))
+        plan = cap.plan_attempt(self.backend(resolved), job, bundle, run_id(job.name, key))
         notes = [*plan.notes, *expected]
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")

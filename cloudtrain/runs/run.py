@@ -22,6 +22,7 @@ from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
+    from cloudtrain.job.job import Job
 
 
 class Run:
@@ -269,11 +270,17 @@ class Run:
             except OSError as error:
                 raise DiskError(error.filename2 or error.filename or folder, error) from None
 
-    def resume(self) -> Run:
+    def resume(self, *, sets: Sequence[str] = ()) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
-        Blocking. Raises BadRequest when the run still goes on, has succeeded, or a secret is missing, and BackendError
-        when the platform refuses the attempt: then the run is FAILED. Without an answer the attempt stays open.
+        Blocking. Without an answer of the platform the attempt stays open.
+
+        Args:
+            sets: other limits of the run: `limits.max_cost=80 USD`.
+
+        Raises:
+            BadRequest: the run has not ended, has succeeded, a secret is missing, or its cap is used up (CapReached).
+            BackendError: the platform refuses the attempt; the run is FAILED.
         """
         self._own_only("resumed")
         status = self.refresh()
@@ -286,7 +293,9 @@ class Run:
         newest = self.attempts[-1]
         check_secrets(newest.plan)
         backend = attempts.backend_of(newest.plan, self.store.home)
-        plan, bundle = attempts.replan(newest.plan, newest.number + 1, backend, self.store.home)
+        plan, bundle = attempts.replan(
+            newest.plan, newest.number + 1, backend, self.store.home, earlier=self.attempts, job=self._changed(sets)
+        )
 
         def intent() -> bool:
             return self.store.next_attempt(plan, owner=Process.here(), resume=True)
@@ -297,6 +306,16 @@ class Run:
         if self.watch and outcome is not None:
             watcher.start(self.store, plan)
         return self
+
+    def _changed(self, sets: Sequence[str]) -> Job | None:
+        """Return the job of the newest attempt with other limits, None where none is changed; raises BadRequest."""
+        from cloudtrain.job.job import Job
+        from cloudtrain.job.targets import resolve
+
+        if other := [text for text in sets if not text.startswith("limits.")]:
+            hint = "cloudtrain rerun --set starts a new run"
+            raise BadRequest(f"resume changes limits only, not {', '.join(other)}", hint)
+        return resolve(Job.from_dict(self.attempts[-1].plan.job), sets).job if sets else None
 
     def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""

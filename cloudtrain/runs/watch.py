@@ -22,7 +22,7 @@ from cloudtrain.backends.api import Backend, HasImages, HasRemoteLog, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.diagnosis.tail import Tail
-from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
+from cloudtrain.errors import BackendError, CapReached, CloudtrainError, Unreachable
 from cloudtrain.events import Event, LogLine, Row, State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
@@ -335,7 +335,10 @@ class Watcher:
                 reason = f"no new attempt: {unset} in the watcher's environment"
             if not reason:
                 try:
-                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home)
+                    earlier = self.store.attempts(self.run_id)
+                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home, earlier=earlier)
+                except CapReached as error:
+                    status, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
                 except BackendError as error:  # asked again it would be the same: its bundle is gone
                     reason = f"no new attempt: {error.message}"
                 else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
 from cloudtrain.events import LogLine, State, Status
@@ -90,6 +90,9 @@ class MemoryBackend:
             manifest=manifest.to_dict(),
             job=job.to_dict(),
         )
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return TimeLimit.of_launcher(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self.attempts.setdefault(plan.attempt_id, SubmittedAttempt(plan))

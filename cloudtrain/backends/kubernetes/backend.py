@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import OUTPUT
-from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests
+from cloudtrain.backends.kubernetes.request import Request, kubectl_manifests, time_limit
 from cloudtrain.backends.kubernetes.status import get_annotations
 from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
@@ -121,6 +121,9 @@ class KubernetesBackend:
         import yaml
 
         return yaml.safe_dump_all(kubectl_manifests(plan.request, packed), sort_keys=False)
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return time_limit(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         bundle_base64 = ""

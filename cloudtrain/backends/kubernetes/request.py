@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT, QUEUE, RUN, STARTED, UNPACK
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
@@ -144,7 +145,8 @@ class Request:
     def starts(self) -> int:
         """How often the cluster itself may start the pod; more than once only for a single node, which has no peers."""
         retry = self._job.retry
-        return retry.max_attempts if self.manifest.nodes == 1 and "preempted" in retry.on_events else 1
+        alone = self.manifest.nodes == 1 and "preempted" in retry.on_events
+        return retry.max_attempts if alone and not self._job.limits.capped else 1  # each start begins a deadline anew
 
     def _service(self, owned: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -217,6 +219,14 @@ class Request:
 
     def _add_problem(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(message, path, hint))
+
+
+def time_limit(plan: Plan) -> TimeLimit:
+    """Return the longest time of an attempt: the deadline and the grace period of each pod that may be started."""
+    spec = plan.request["manifests"][0]["spec"]
+    pod = spec["template"]["spec"]
+    once_s = pod["activeDeadlineSeconds"] + pod["terminationGracePeriodSeconds"]
+    return TimeLimit(once_s * (spec["backoffLimit"] + 1), "counted from a pod's start; nodes may be billed before")
 
 
 def kubectl_manifests(request: Mapping[str, Any], bundle_bytes: bytes) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.directory as directory
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
@@ -114,6 +114,9 @@ class LocalBackend:
             job=job.to_dict(),
             notes=tuple(notes),
         )
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return TimeLimit.of_launcher(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         requested = plan.request["nodes"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import ecr, listing, logs, request, status
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
@@ -69,6 +69,9 @@ class SagemakerBackend:
         about = provenance.about(self.name, job, bundle)
         built = request.build_request(job, run_id, attempt, bundle.sha256, self._options, about)
         return built.plan(self.name, self._options, job, bundle, "platform")
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return request.time_limit(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()

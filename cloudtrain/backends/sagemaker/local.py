@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images, s3
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.sagemaker import docker, local_job, local_request, local_s3
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
@@ -54,6 +54,9 @@ class SagemakerLocalBackend:
         about = provenance.about(self.name, job, bundle)
         built = local_request.build_request(job, run_id, attempt, bundle.sha256, self._options, self.workdir, about)
         return built.plan(self.name, self._options, job, bundle, "client")
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return TimeLimit.of_launcher(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         folder = self.workdir / plan.run_id / f"a{plan.attempt}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
-from cloudtrain.backends.api import Plan
+from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import images, limits, toolkit
@@ -129,11 +129,20 @@ def build_request(
         notes.append(f"SageMaker kills a job {STOP_S} s after it is asked to stop: limits.grace is longer")
     if job.resources.use_spot:
         notes.append("interrupted spot machines are replaced by SageMaker until max_wait is over (retries: platform)")
+        if job.limits.capped:
+            notes.append("under a cap the wait for spot machines counts as running: SageMaker limits both together")
     price = machine.price if machine else None
     if price:
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
         notes.append(f"the price is for {job.num_nodes} x {machine.name if machine else ''} on demand in us-east-1")
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
+
+
+def time_limit(plan: Plan) -> TimeLimit:
+    """Return the longest time of an attempt; SageMaker's own retries share it (docs of RetryStrategy, seen 2026-11-23)."""
+    stopping = plan.request["StoppingCondition"]
+    longest_s = max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
+    return TimeLimit(longest_s + STOP_S, "the upload of results after the end is billed too, and has no limit")
 
 
 def hyperparameters(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:
@@ -173,7 +182,9 @@ def _add_options(request: dict[str, Any], job: Job, machine: Machine | None, opt
     if job.resources.use_spot:
         request["EnableManagedSpotTraining"] = True
         max_wait = options.get("max_wait")
-        wait_s = units.duration_s(max_wait) if max_wait else stopping["MaxRuntimeInSeconds"] + WAIT_S
+        # Whether an interruption starts MaxRuntimeInSeconds anew is not documented: a cap is held by the time with waits.
+        wait_s = stopping["MaxRuntimeInSeconds"] + (0 if job.limits.capped else WAIT_S)
+        wait_s = units.duration_s(max_wait) if max_wait else wait_s
         stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
     if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:
         request["RetryStrategy"] = {"MaximumRetryAttempts": job.retry.max_attempts - 1}
@@ -248,6 +259,14 @@ def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     if options.get("max_wait") and not spot:
         message = "is for spot jobs only"
         problems.append(Problem(message, "options.sagemaker.max_wait", "set resources.use_spot: true"))
+    if job.limits.capped:
+        for name, value, why in (
+            ("keep_alive_s", options.get("keep_alive_s"), "machines that are kept warm are billed after the job"),
+            ("max_wait", options.get("max_wait"), "SageMaker limits the wait and the job together"),
+        ):
+            if value:
+                hint = "leave it out, or limits.max_cost and max_total_runtime"
+                problems.append(Problem(f"cannot be held under a cap: {why}", f"options.sagemaker.{name}", hint))
     if options.get("isolate"):
         if job.environment.requirements:
             message = "cannot be installed without a network (options.sagemaker.isolate)"

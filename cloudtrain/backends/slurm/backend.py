@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.slurm import client, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -89,6 +89,9 @@ class SlurmBackend:
         )
 
     # -- its life -----------------------------------------------------------------------------------------------------
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return request.time_limit(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         if handle := self.find(plan.attempt_id):

@@ -22,6 +22,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
@@ -29,6 +30,9 @@ from cloudtrain.nodes import paths
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
+KILL_WAIT_S = (
+    30  # KillWait: between SIGTERM and SIGKILL at the time limit (slurm.schedmd.com/slurm.conf.html, 2026-11-23)
+)
 MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the start, the last checkpoint at the end
 STRAGGLER_S = 120  # how long tasks may run after the first one has ended
 # Options of sbatch that the plan sets itself; `directives` must not contain them.
@@ -133,9 +137,12 @@ def build_request(
 
 
 def allowed_restarts(job: Job, attempt: int) -> tuple[int, list[str]]:
-    """Return how often Slurm may requeue the job of an attempt, and after which events."""
+    """Return how often Slurm may requeue the job of an attempt, and after which events.
+
+    A requeue begins the time limit anew: under a cap there is none, and the client starts the next attempt.
+    """
     events: list[str] = [event for event in ("preempted", "lost") if event in job.retry.on_events]
-    return max(0, job.retry.max_attempts - attempt) if events else 0, events
+    return max(0, job.retry.max_attempts - attempt) if events and not job.limits.capped else 0, events
 
 
 def sbatch_arguments(
@@ -179,6 +186,14 @@ def sbatch_arguments(
     if options.get("exclusive"):
         argv.append("--exclusive")
     return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
+
+
+def time_limit(plan: Plan) -> TimeLimit:
+    """Return the longest time of an attempt; each requeue begins --time anew."""
+    argv = plan.request["sbatch"]
+    minutes = next(int(text.removeprefix("--time=")) for text in argv if text.startswith("--time="))
+    starts = 1 + (plan.job["retry"]["max_attempts"] - plan.attempt if "--requeue" in argv else 0)
+    return TimeLimit(starts * (minutes * 60 + KILL_WAIT_S), "the cluster's OverTimeLimit may add to it")
 
 
 def environment_lines(options: Mapping[str, Any]) -> list[str]:

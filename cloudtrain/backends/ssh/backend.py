@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
@@ -110,6 +110,9 @@ class SshBackend:
             job=job.to_dict(),
             notes=tuple(notes),
         )
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        return TimeLimit.of_launcher(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         folder = str(plan.request["folder"])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
@@ -60,9 +60,18 @@ class CustomJobsBackend:
             bundle=bundle.to_dict(),
             manifest=request.manifest.to_dict(),
             job=job.to_dict(),
-            retries="platform",
+            retries="client" if job.limits.capped else "platform",
             price=request.price,
             notes=tuple(request.notes),
+        )
+
+    def time_limit(self, plan: Plan) -> TimeLimit:
+        """Return the timeout of an attempt, or why there is none; raises nothing."""
+        scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
+        if not scheduling.get("disableRetries"):
+            return TimeLimit(None, "Vertex AI restarts a job, and does not say whether that begins its timeout anew")
+        return TimeLimit(
+            int(scheduling["timeout"].removesuffix("s")), "boot disks and the fee of spot machines are extra"
         )
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:

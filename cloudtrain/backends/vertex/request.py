@@ -243,7 +243,10 @@ class Request:
             self._add_problem(self._option_path("strategy"), f"is {strategy}, but resources.use_spot asks for SPOT")
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         retries = options.get("disable_retries")
-        if retries if retries is not None else job.retry.max_attempts == 1:
+        if retries is False and job.limits.capped:
+            message = "is false, but restarts by Vertex AI may begin the timeout anew: no cap holds then"
+            self._add_problem(self._option_path("disable_retries"), message, "leave it out")
+        if retries if retries is not None else job.retry.max_attempts == 1 or job.limits.capped:
             scheduling["disableRetries"] = True
         else:
             # Ranks cannot join a running process group: when one replica restarts, all must.

@@ -17,7 +17,7 @@ from cloudtrain import events
 from cloudtrain.cli.view import chart, columns, runs, terminal
 from cloudtrain.cli.view.terminal import LineWriter, clean
 from cloudtrain.history.curves import LOSSES
-from cloudtrain.job.units import format_size
+from cloudtrain.job.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord
@@ -180,9 +180,7 @@ class Panel:
             self._first = (attempt, now, step)
         _, began, first = self._first
         return (
-            runs.format_duration((now - began) / (step - first) * (total - step))
-            if step > first and step <= total
-            else ""
+            format_duration((now - began) / (step - first) * (total - step)) if step > first and step <= total else ""
         )
 
     def _max_steps(self, job: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ import click
 
 from cloudtrain.cli.view.terminal import note
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -126,21 +127,6 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
         "images": {str(node): image for node, image in sorted(attempt.images.items())},
         **_status_json(attempt.status),
     }
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration: 12s, 3m 05s, 2h 10m, 4d 03h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        size, part, units = 60, 1, "ms"
-    elif whole < 48 * 3600:
-        size, part, units = 3600, 60, "hm"
-    else:
-        size, part, units = 86400, 3600, "dh"
-    rest = whole % size // part
-    return f"{whole // size}{units[0]}" + (f" {rest:02d}{units[1]}" if rest else "")
 
 
 def elapsed(begin: str | None, end: str | None = None) -> str:

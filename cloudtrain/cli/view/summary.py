@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import State, Status
-from cloudtrain.job.units import format_size
+from cloudtrain.job.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -25,6 +25,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
             ("price", _describe_price(plan)),
+            ("cost", describe_cost(plan)),
             *(("note", text) for text in plan.notes),
         ]
     )
@@ -85,7 +86,7 @@ def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
     if not billed_attempts:
         return ""
     seconds = sum(attempt.status.billable_s or 0 for attempt in billed_attempts)
-    text = f"{runs.format_duration(seconds)} of nodes' time, {seconds:,} s"
+    text = f"{format_duration(seconds)} of nodes' time, {seconds:,} s"
     price = billed_attempts[-1].plan.price
     if not price or "usd_per_hour" not in price:
         return text
@@ -111,7 +112,7 @@ def describe_target(plan: Plan) -> str:
 
 def describe_limit(plan: Plan) -> str:
     """Describe the longest time of an attempt."""
-    return f"at most {runs.format_duration(float(plan.manifest['max_runtime_s']))}"
+    return f"at most {format_duration(float(plan.manifest['max_runtime_s']))}"
 
 
 def _describe_attempts(plan: Plan) -> str:
@@ -147,7 +148,23 @@ def _describe_price(plan: Plan) -> str:
     price: Any = plan.price
     if not price:
         return ""
-    return f"{price.get('usd_per_hour')} USD an hour (as of {price.get('as_of')}, {price.get('source')})"
+    as_of = f"as of {price['as_of']}, " if price.get("as_of") else ""
+    return f"{price.get('usd_per_hour')} USD an hour ({as_of}{price.get('source')})"
+
+
+def describe_cost(plan: Plan) -> str:
+    """Return what the run can cost at most, or why nothing bounds it; "" where neither a price nor a cap is given."""
+    case, limits = plan.at_most, plan.job.get("limits") or {}
+    if not case or not (plan.price or limits.get("max_cost") or limits.get("max_total_runtime")):
+        return ""
+    if case["unbounded"]:
+        return f"no upper limit: {case['unbounded']}"
+    nodes = _count(int(plan.manifest["nodes"]), "node")
+    each = f"{format_duration(case['attempt_s'])} on {nodes}"
+    capped = limits.get("max_cost") or limits.get("max_total_runtime")
+    each = f"this attempt {each}" if capped else f"{_count(case['attempts'], 'attempt')} of {each}"
+    most = f"{case['usd']:.2f} USD" if case["usd"] is not None else limits.get("max_total_runtime") or ""
+    return (f"at most {most} ({each})" if most else f"at most {each}") + (f"; {case['note']}" if case["note"] else "")
 
 
 def model_location(run: Run) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import PLATFORM
+from cloudtrain.job.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.events import Event
@@ -73,7 +74,7 @@ def event_lines(run: Run, begin: datetime) -> Iterator[str]:
         same_events = list(group)
         first = same_events[0]
         moment = runs.parse_time(first.at)
-        offset = f"+{runs.format_duration((moment - begin).total_seconds())}" if moment else ""
+        offset = f"+{format_duration((moment - begin).total_seconds())}" if moment else ""
         nodes = sorted({event.node for event in same_events})
         node_text = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes"
         node_text = "platform" if nodes == [PLATFORM] else node_text

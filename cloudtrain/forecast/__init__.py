@@ -1,0 +1,1 @@
+"""What a run can take and cost, said before and while it runs: arithmetic without torch and without network."""

@@ -1,0 +1,215 @@
+"""A cap on all attempts of a run: it becomes the limit in each platform's own request, and what is used is subtracted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain import events
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.cli import main
+from cloudtrain.errors import BadJob, CapReached
+from cloudtrain.events import State, Status
+from cloudtrain.forecast import cost
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.job.job import Job
+from cloudtrain.job.units import format_time
+from cloudtrain.runs import cap
+from cloudtrain.source.bundle import Bundle, File
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+ROLE = "arn:aws:iam::123456789012:role/train"
+OPTIONS: dict[str, dict] = {
+    "sagemaker": {"region": "us-east-1", "role": ROLE, "bucket": "my-bucket"},
+    "vertex": {"project": "my-project", "region": "us-central1", "bucket": "my-bucket"},
+    "kubernetes": {"spot_selector": {"spot": "true"}},
+    "slurm": {"folder": "/shared", "spot_partition": "cheap"},
+    "ssh": {"hosts": [{"address": "one"}, {"address": "two"}]},
+    "local": {},
+}
+PRICED = ("sagemaker", "vertex")
+HISTORIES = 40
+
+
+def backend_of(name: str) -> Backend:
+    return registry.create(name, OPTIONS[name], Path("/nowhere"))
+
+
+def job_of(name: str, **changes) -> Job:
+    base = {"name": "capped", "source": "/", "entrypoint": "train.py", "retry": {"max_attempts": 3}}
+    if name == "sagemaker":
+        base["resources"] = {"accelerators": "A10G:4"}
+    if name in ("sagemaker", "vertex", "kubernetes"):
+        base["image"] = "img:1"
+    if name not in PRICED or name == "sagemaker":
+        base.setdefault("resources", {})["usd_per_hour"] = 6.0
+    base["resources"] = {**base.get("resources", {}), **changes.pop("resources", {})}
+    return Job.from_dict({**base, **changes})
+
+
+def bundle() -> Bundle:
+    return Bundle(Path("x.tar.gz"), "5" * 64, "6" * 64, 1000, (File("train.py", 1, 0o644),), None, False, "/")
+
+
+def record(plan: Plan, status: Status) -> AttemptRecord:
+    return AttemptRecord(plan.attempt_id, plan.run_id, plan.attempt, plan, "handle", "", None, "", status, {})
+
+
+def native_limit_s(plan: Plan) -> int:
+    """Read the limit from the request itself, as the platform would."""
+    request = plan.request
+    match plan.backend:
+        case "sagemaker":
+            stopping = request["StoppingCondition"]
+            return max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
+        case "vertex":
+            scheduling = request["customJob"]["jobSpec"]["scheduling"]
+            assert scheduling["disableRetries"], "a restart may begin the timeout anew"
+            return int(scheduling["timeout"][:-1])
+        case "kubernetes":
+            spec = request["manifests"][0]["spec"]
+            assert spec["backoffLimit"] == 0, "a pod that is started again has a new deadline"
+            return spec["template"]["spec"]["activeDeadlineSeconds"]
+        case "slurm":
+            assert "--no-requeue" in request["sbatch"], "a requeue begins the time limit anew"
+            return 60 * next(int(text[7:]) for text in request["sbatch"] if text.startswith("--time="))
+        case _:
+            return plan.manifest["max_runtime_s"]
+
+
+@pytest.mark.parametrize(
+    ("name", "spot"), [*((name, False) for name in OPTIONS), ("sagemaker", True), ("kubernetes", True), ("slurm", True)]
+)
+def test_drawn_histories_never_cost_more_than_the_cap(name: str, spot: bool):
+    """Each attempt runs to a drawn end within its own request's limit; some ends are known by nobody afterwards."""
+    draw = random.Random(f"{name} {spot}")
+    stopped_by_cap = 0
+    for history in range(HISTORIES):
+        nodes = draw.choice([1, 2])
+        amount = draw.uniform(0.5, 30)
+        limits = {"max_runtime": f"{draw.randint(10, 600)}m", "grace": f"{draw.randint(5, 60)}s"}
+        money = draw.random() < 0.5
+        limits |= {"max_cost": f"{amount:.2f} USD"} if money else {"max_total_runtime": f"{int(amount * 3600)}s"}
+        resources = {"use_spot": True} if spot else {}
+        job, backend = job_of(name, num_nodes=nodes, limits=limits, resources=resources), backend_of(name)
+        earlier: list[AttemptRecord] = []
+        billed_s, usd = 0.0, 0.0
+        for number in range(1, 9):
+            try:
+                plan = cap.plan_attempt(backend, job, bundle(), f"capped-{history}", number, earlier)
+            except (BadJob, CapReached) as error:
+                assert isinstance(error, BadJob) is (number == 1) and "limits.max_" in str(error)
+                stopped_by_cap += 1
+                break
+            assert Job.from_dict(plan.job) == job, "the next attempt is planned from the job as it was asked for"
+            limit_s = native_limit_s(plan)
+            used_s = draw.choice([limit_s, draw.uniform(0, limit_s)])  # what a platform lets it use
+            known = draw.random() < 0.7
+            if known and draw.random() < 0.5:
+                status = Status(State.PREEMPTED, 75, billable_s=int(used_s * nodes) + 1)
+            elif known:
+                status = Status(State.PREEMPTED, 75, "", format_time(1e9), format_time(1e9 + used_s))
+            else:
+                status = Status(State.LOST, None, "", format_time(1e9), None)
+            earlier.append(record(plan, status))
+            billed_s += used_s
+            usd += used_s / 3600 * (plan.price or {}).get("usd_per_hour", 0)
+            assert plan.at_most and (plan.at_most["usd"] is None or plan.at_most["usd"] <= amount + 0.01 or not money)
+        if money:
+            assert usd <= amount + 0.01, (name, history)
+        else:
+            assert billed_s <= int(amount * 3600) + 1, (name, history)
+    assert stopped_by_cap > HISTORIES / 4, "most histories reach their cap"
+
+
+@pytest.mark.parametrize("name", ["sagemaker", "vertex", "kubernetes", "slurm"])
+def test_without_a_cap_a_request_is_what_the_backend_plans(name: str):
+    backend, job = backend_of(name), job_of(name)
+    plan = cap.plan_attempt(backend, job, bundle(), "a-run")
+    assert plan.request == backend.plan(job, bundle(), "a-run").request
+
+
+def test_the_worst_case_is_of_the_limits_in_the_request():
+    job = job_of("kubernetes", num_nodes=2, limits={"max_runtime": "1h", "grace": "30s"})
+    plan = cap.plan_attempt(backend_of("kubernetes"), job, bundle(), "a-run")
+    each_s = 3600 + 30 + 90 + 900 + 30 + 90  # a pod's deadline and its grace period
+    assert plan.at_most is not None and (plan.at_most["attempts"], plan.at_most["attempt_s"]) == (3, each_s)
+    assert plan.at_most["usd"] == pytest.approx(3 * each_s / 3600 * 12.0, abs=0.01)
+
+
+def test_a_platform_that_restarts_jobs_says_that_nothing_bounds_them():
+    plan = cap.plan_attempt(backend_of("vertex"), job_of("vertex"), bundle(), "a-run")
+    assert plan.at_most is not None and plan.at_most["usd"] is None and "timeout anew" in plan.at_most["unbounded"]
+
+
+def test_money_needs_a_price():
+    job = Job.from_dict({"name": "x", "source": "/", "entrypoint": "t.py", "limits": {"max_cost": "5 USD"}})
+    with pytest.raises(BadJob, match=r"limits.max_cost.*price"):
+        cap.plan_attempt(backend_of("local"), job, bundle(), "a-run")
+
+
+@pytest.mark.parametrize("option", [{"keep_alive_s": 600}, {"max_wait": "12h"}])
+def test_what_a_cap_does_not_cover_is_refused(option: dict):
+    job = job_of("sagemaker", limits={"max_cost": "50 USD"}, resources={"use_spot": "max_wait" in option})
+    backend = registry.create("sagemaker", {**OPTIONS["sagemaker"], **option}, Path("/nowhere"))
+    with pytest.raises(BadJob, match="cannot be held under a cap"):
+        cap.plan_attempt(backend, job, bundle(), "a-run")
+
+
+def test_an_attempt_that_never_started_has_used_nothing():
+    plan = cap.plan_attempt(backend_of("slurm"), job_of("slurm"), bundle(), "a-run")
+    refused = Status(State.FAILED, None, "no machines", event="capacity")
+    limit = lambda old: cap.limit_of(backend_of("slurm"), old)  # noqa: E731
+    assert cost.spent([record(plan, refused)], limit) == cost.Spent(0.0, 0.0)
+    assert cost.spent([record(plan, Status(State.LOST))], limit).seconds == limit(plan).seconds
+
+
+def test_a_run_ends_when_its_cap_is_used_up_and_goes_on_with_a_higher_one(memory, submitter, job, capsys):
+    limits = {"max_runtime": "2h", "grace": "10s", "max_total_runtime": "3h"}
+    run = submitter.submit(job.replace(limits=limits, retry={"max_attempts": 5}))
+    assert run.attempts[0].plan.manifest["max_runtime_s"] == 7200
+    MemoryBackend.say(newest(run), events.format("checkpoint", {"step": 1}))
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75, billable_s=7000)
+    watch(run)
+    assert run.attempts[1].plan.manifest["max_runtime_s"] == 3 * 3600 - 7000 - 10
+    MemoryBackend.say(newest(run), events.format("checkpoint", {"step": 2}))
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75, billable_s=3700)
+    watch(run)
+    status = run.record.status
+    assert status.state is State.TIMED_OUT and len(run.attempts) == 2, "100 s are too few for another attempt"
+    assert "limits.max_total_runtime is 3h" in status.reason and "cloudtrain resume" in status.reason
+    with pytest.raises(CapReached):
+        run.resume()
+    assert main(["resume", run.run_id, "--set", "retry.max_attempts=9"]) == 2
+    assert "resume changes limits only" in capsys.readouterr().err
+    run.resume(sets=["limits.max_total_runtime=4h"])
+    assert run.attempts[2].plan.manifest["max_runtime_s"] == 4 * 3600 - 10_700 - 10
+
+
+def test_a_targets_price_is_that_of_its_machines(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.lab]\nbackend = "slurm"\nfolder = "/shared"\nusd_per_hour = 2.5\n'
+    )
+    (tmp_path / "job.yaml").write_text("entrypoint: train.py\nnum_nodes: 2\nlimits: {max_runtime: 55m}\n")
+    assert main(["plan", "-t", "lab"]) == 0
+    shown = capsys.readouterr().out
+    assert "5.0 USD an hour (resources.usd_per_hour)" in shown
+    assert "at most 5.04 USD (1 attempt of 1h on 2 nodes)" in shown, "55 minutes, 5 of Slurm's margin, 30 s of KillWait"
+
+
+@pytest.mark.parametrize("text", ["40", "40 EUR", "-1 USD", "0 USD", "USD", "40 USD more"])
+def test_an_amount_of_money_names_its_currency(text: str):
+    with pytest.raises(BadJob, match="40 USD"):
+        Job.from_dict({"name": "x", "source": "/", "entrypoint": "t.py", "limits": {"max_cost": text}})
+
+
+def test_plans_survive_json():
+    plan = cap.plan_attempt(backend_of("slurm"), job_of("slurm", limits={"max_cost": "9 USD"}), bundle(), "a-run")
+    assert Plan.from_json(plan.to_json()) == replace(plan)
