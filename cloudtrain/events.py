@@ -102,7 +102,7 @@ MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 MAX_DEPTH = 64  # so is one whose values lie deeper in one another
 STEPS = 1 << 63  # what the history can hold: steps whose amount is below
-KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements"})
+KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements", "media"})
 _BEHIND_BAR = "]" + MARK
 
 _EVALUATION = re.compile(r"(?:^|[^a-z])(?:eval|evaluation|val|valid|validation|dev|test)(?:[^a-z]|$)", re.IGNORECASE)

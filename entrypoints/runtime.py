@@ -20,6 +20,7 @@ Standard library only; Python 3.9 on.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from typing import Any, NoReturn
 
 MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # of a marked line in UTF-8, its mark included
-KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result")
+KINDS = ("metric", "checkpoint", "state", "usage", "world", "alarm", "result", "media")
 EXIT_RESUMABLE = 75
 INPUT = "CLOUDTRAIN_INPUT_"
 EPOCHS = "epochs"  # in the run's folder of checkpoints: from which one each start went on
@@ -142,8 +143,48 @@ def emit(kind: str, /, **data: Any) -> None:
 
 
 def log_metrics(*, step: int, **values: Any) -> None:
-    """Report metrics of one step: numbers by name. Call it on the ranks whose numbers are wanted, usually rank 0."""
-    emit("metric", step=int(step), **{name: float(value) for name, value in values.items()})
+    """Report metrics of one step: numbers by name. `epoch` is a second axis of the curves and none of them.
+
+    Each rank that calls it has its own curves. Views show those of rank 0, or of the lowest rank that has the metric.
+    """
+    rank = {"_rank": context_rank} if (context_rank := _rank()) else {}
+    emit("metric", step=int(step), **rank, **{name: float(value) for name, value in values.items()})
+
+
+def log_image(name: str, image: Any, *, step: int) -> None:
+    """Keep an image of one step: a matplotlib figure, a PIL image, an array, PNG or JPEG as bytes or a path.
+
+    An array is height x width, with 1, 3 or 4 channels last or first; its floats are from 0 to 1. This and the following
+    write a file of at most 8 MiB to `logged/` in output_dir. The console shows them, large ones smaller. At most 1,000 in
+    one process; raises ValueError or TypeError for what is no such object.
+    """
+    _media().log("image", name, image, step, context(), emit)
+
+
+def log_text(name: str, text: Any, *, step: int) -> None:
+    """Keep a text of one step, such as a generated sample."""
+    _media().log("text", name, text, step, context(), emit)
+
+
+def log_table(name: str, rows: Any, *, step: int, columns: Any = None) -> None:
+    """Keep a table of one step: rows of cells, dictionaries, or a pandas data frame."""
+    _media().log("table", name, rows, step, context(), emit, columns=columns)
+
+
+def log_histogram(name: str, values: Any, *, step: int, bins: int = 30) -> None:
+    """Keep a histogram of the finite numbers in an array, a tensor or a list."""
+    _media().log("histogram", name, values, step, context(), emit, bins=bins)
+
+
+def _media() -> Any:
+    """Return the module media.py, which is cloudtrain_media where this one is cloudtrain_runtime."""
+    return importlib.import_module(__name__.replace("runtime", "media"))
+
+
+def _rank() -> int:
+    """Return this process's rank, 0 where the variable is no number."""
+    rank = os.environ.get("RANK") or ""
+    return int(rank) if rank.isdigit() else 0
 
 
 def log_checkpoint(*, step: int, path: str, **data: Any) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloudtrain.console import history, widgets
+from cloudtrain.errors import CloudtrainError
 from cloudtrain.history.store import Store
-from cloudtrain.report import plots
+from cloudtrain.report import nearest, plots
 from cloudtrain.runs.run import Run
 
 MAX_POINTS = 600  # of a curve: about the width of a chart in pixels
@@ -39,7 +40,8 @@ _AXIS = {
 class CurveStyle:
     """Axis, smoothing and scale of the curves."""
 
-    over: Literal["step", "time"] = "step"
+    over: Literal["step", "epoch", "time"] = "step"
+    rank: int | None = 0  # None draws a curve for each rank
     smoothing: float = 0.0
     log: bool = False
 
@@ -53,6 +55,8 @@ class Curves:
         self._drawn: dict[str, Any] = {}  # metric -> its plotly element
         self._known: object = None
         self._controls = controls
+        self._ranks: list[int] = []
+        self._explained = False
 
     async def show(self) -> None:
         """Draw the charts."""
@@ -62,20 +66,21 @@ class Curves:
             with ui.element("div").classes("ct-row"):
                 self._choices()
         self._empty_label = ui.label("no metrics yet").classes("ct-dim")
+        self._nearest = ui.element("div")
         self._grid = ui.element("div").classes("ct-plots")
         await self.refresh()
 
     def _choices(self) -> None:
         from nicegui import ui
 
-        def changes(name: str) -> Callable[[Any], Any]:
+        def changes(name: str, value_of: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
             async def changed(event: Any) -> None:
-                setattr(self._style, name, event.value)
+                setattr(self._style, name, value_of(event.value))
                 await self.refresh(at_once=True)
 
             return changed
 
-        over = {"step": "over steps", "time": "over time"}
+        over = {"step": "over steps", "epoch": "over epochs", "time": "over time"}
         ui.select(over, value="step", label="axis", on_change=changes("over")).props("outlined dense").classes(
             "ct-choice"
         )
@@ -83,21 +88,41 @@ class Curves:
         ui.select(smooth, value=0.0, label="smoothing", on_change=changes("smoothing")).props("outlined dense").classes(
             "ct-choice"
         )
+        to_rank = changes("rank", lambda text: None if text == "all" else int(text))
+        self._rank_choice = ui.select(["0"], value="0", label="rank", on_change=to_rank)
+        self._rank_choice.props("outlined dense").classes("ct-choice")
+        self._rank_choice.visible = False
         ui.checkbox("log scale", on_change=changes("log"))
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Redraw the charts when there are new points, or at once."""
-        ids = self._ids
-        sizes = await history.current().query(lambda store: _curve_sizes(store, ids))
+        ids, look = self._ids, self._style
+        sizes, ranks = await history.current().query(lambda store: _curve_sizes(store, ids, look.rank))
+        if not ranks:
+            await self._explain()
         if sizes == self._known and not at_once:
             return
         self._known = sizes
-        names = list(dict.fromkeys(name for _, name, _, _ in sizes))[:MAX_CHARTS]
-        look = self._style
+        if self._controls and ranks != self._ranks:
+            self._ranks = ranks
+            self._rank_choice.set_options([*(str(rank) for rank in sorted({0, *ranks})), "all"])
+            self._rank_choice.visible = ranks != [0]
+        names = list(dict.fromkeys(name for _, name, *_ in sizes))[:MAX_CHARTS]
         figures = await history.current().query(lambda store: _figures(store, ids, names, look))
         self._empty_label.visible = not figures
         for name, figure in figures.items():
             self._draw_figure(name, figure)
+
+    async def _explain(self) -> None:
+        """Say of an ended run that it has no metrics, and show the nearest lines of its log."""
+        if self._explained or len(self._ids) > 1:
+            return
+        told = await history.current().query_run(self._ids[0], _no_metrics)
+        if told:
+            self._explained = True
+            self._empty_label.text = told[0]
+            with self._nearest:
+                widgets.preformatted("\n".join(told[1:]), name="The nearest lines") if told[1:] else None
 
     def _draw_figure(self, name: str, figure: dict[str, Any]) -> None:
         from nicegui import ui
@@ -112,17 +137,44 @@ class Curves:
             self._drawn[name] = ui.plotly(figure)
 
 
-def _curve_sizes(store: Store, ids: Sequence[str]) -> list[tuple[str, str, int, int]]:
-    return [(run_id, row.name, row.points, row.step) for run_id in ids for row in store.curves.summary(run_id)]
+def _curve_sizes(
+    store: Store, ids: Sequence[str], rank: int | None
+) -> tuple[list[tuple[str, str, int, int, int]], list[int]]:
+    """Return run, name, rank, number of points and last step of each curve; and the ranks that have any."""
+    rows = [(run_id, row) for run_id in ids for row in store.curves.summary(run_id, rank)]
+    ranks = sorted({rank for run_id in ids for rank in store.curves.ranks(run_id)})
+    return [(run_id, row.name, row.rank, row.points, row.step) for run_id, row in rows], ranks
+
+
+def _no_metrics(run: Run) -> list[str]:
+    """Return what to say of an ended run without metrics; nothing while it may still log some."""
+    if not run.record.status.state.final:
+        return []
+    try:
+        return nearest.describe(run.logs(raw=True))
+    except CloudtrainError:  # its log cannot be read
+        return ["no metrics were found"]
 
 
 def _figures(store: Store, ids: Sequence[str], names: Sequence[str], look: CurveStyle) -> dict[str, dict[str, Any]]:
-    return {
+    figures = {
         name: style_figure(
-            plots.curves(store, ids, [name], over=look.over, smoothing=look.smoothing, log=look.log, most=MAX_POINTS)
+            plots.curves(
+                store,
+                ids,
+                [name],
+                over=look.over,
+                rank=look.rank,
+                smoothing=look.smoothing,
+                log=look.log,
+                most=MAX_POINTS,
+            )
         )
         for name in names
     }
+    for figure in figures.values():
+        figure["layout"]["showlegend"] = look.rank is None
+    return figures
 
 
 def style_figure(figure: Any) -> dict[str, Any]:

@@ -162,14 +162,20 @@ class History:
             ]
 
     def events(self, run_id: str, kind: str | None = None) -> list[Event]:
-        """Return a run's events without metrics, in order on each node."""
+        """Return a run's events in order on each node; without a kind all but metrics and logged objects (media)."""
         query = (
             "SELECT e.attempt_id, e.node, e.seq, e.at, e.kind, e.data FROM events e JOIN attempts a USING (attempt_id)"
-            " WHERE a.run_id = ?" + (" AND e.kind = ?" if kind else "") + " ORDER BY a.number, e.at, e.node, e.seq"
+            f" WHERE a.run_id = ? AND e.kind {'=' if kind else '!='} ? ORDER BY a.number, e.at, e.node, e.seq"
         )
         with self.database.read() as db:
-            rows = db.execute(query, (run_id, kind) if kind else (run_id,))
+            rows = db.execute(query, (run_id, kind or "media"))
             return [Event(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
+
+    def count_events(self, run_id: str, kind: str) -> int:
+        """Return how many events of a kind a run has."""
+        query = "SELECT count(*) FROM attempts a JOIN events e USING (attempt_id) WHERE a.run_id = ? AND e.kind = ?"
+        with self.database.read() as db:
+            return int(db.execute(query, (run_id, kind)).fetchone()[0])
 
     def reason_since(self, record: RunRecord) -> str | None:
         """Return since when a run has its reason, as far as its newest attempt's platform gave that reason."""

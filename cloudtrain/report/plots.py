@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain import events as run_events
@@ -113,6 +114,16 @@ def _epochs(points: Sequence[Point], over: str) -> dict[str, Any]:
         return {}
     told = ["" if point.epoch is None else f"epoch {point.epoch:g}" for point in points]
     return {"text": told, "hovertemplate": "%{y}  %{text}"}
+
+
+def histogram(counts: Sequence[float], edges: Sequence[float]) -> Any:
+    """Return a plotly figure of counts between edges, of which there is one more."""
+    figure = _grid([""])
+    pairs = list(pairwise(edges))
+    figure.add_bar(
+        x=[(low + high) / 2 for low, high in pairs], width=[high - low for low, high in pairs], y=list(counts)
+    )
+    return figure
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:

@@ -34,7 +34,7 @@ from cloudtrain.source.ignore import matches
 from cloudtrain.source.stat_cache import FOLDER, StatCache
 
 __all__ = ["Bundle", "File", "list_files", "why"]
-_RUNTIME = f"{RESERVED}/runtime.py"
+_ON_PATH = {f"{RESERVED}/{name}.py": f"{RESERVED}/path/cloudtrain_{name}.py" for name in ("runtime", "media")}
 LEVEL = 2  # of ISA-L's 0 to 3: the CPU time of 0 and 1, a little smaller
 
 
@@ -188,7 +188,7 @@ def runtime_files() -> list[tuple[str, Path]]:
         prefix = f"{RESERVED}/" if inner == "." else f"{RESERVED}/{inner}/"
         files += [(prefix + name, Path(at, name)) for name in names if name.endswith(".py")]
     # once more in a folder that holds nothing else, which may stand on PYTHONPATH without shadowing the user's modules
-    return files + [(f"{RESERVED}/path/cloudtrain_runtime.py", at) for path, at in files if path == _RUNTIME]
+    return files + [(_ON_PATH[path], at) for path, at in files if path in _ON_PATH]
 
 
 def _members(source: Source) -> list[Member]:

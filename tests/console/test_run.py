@@ -36,6 +36,13 @@ out.mkdir(parents=True, exist_ok=True)
 os.mkfifo(out / "pipe")
 print("::cloudtrain::" + json.dumps({"kind": "metric", "step": 1, PAYLOAD: 1.5, "loss": 2.5}), flush=True)
 print("::cloudtrain::" + json.dumps({"kind": "checkpoint", "step": 7, "path": PAYLOAD, "size_bytes": 12345}), flush=True)
+for what, shown in [
+    ("image", "PHN2ZyBvbmxvYWQ9IndpbmRvdy5wd25lZD0xIi8+"), ("image", PAYLOAD), ("text", {"text": PAYLOAD}), ("text", [PAYLOAD]),
+    ("table", {"columns": [PAYLOAD, "b"], "rows": [[PAYLOAD, {"a": PAYLOAD}], []]}), ("table", {"columns": PAYLOAD}),
+    ("histogram", {"counts": [PAYLOAD], "edges": [0, 1]}), (PAYLOAD, PAYLOAD),
+]:
+    told = {"kind": "media", "what": what, "name": PAYLOAD, "step": 1, "file": PAYLOAD, "_rank": 0, "part": 0, "parts": 1}
+    print("::cloudtrain::" + json.dumps({**told, "shown": shown, "name": PAYLOAD + str(len(str(shown)))}), flush=True)
 print(PAYLOAD)
 print("\\x1b[31mred\\x1b[0m \\x1b]0;title\\x07 \\x1b]8;;http://evil.example\\x07link \\u202egnp.exe \\x9b2J \\x00 end of escapes")
 print("first\\rsecond\\rthird")
@@ -86,8 +93,69 @@ def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
     assert page.evaluate("window.pwned") is None
     assert page.locator("main img, main script, main iframe").count() == 0
     expect(page.get_by_role("region", name="Checkpoints", exact=True)).to_contain_text("12 kB")
+    expect(page.get_by_role("region", name="Logged", exact=True)).to_contain_text("<script>window.pwned=1</script>")
     seemly(page)
     assert page.evaluate("window.pwned") is None
+
+
+LOGS = """
+import os
+import cloudtrain_runtime as runtime
+
+rank = int(os.environ["RANK"])
+again = int(os.environ["CLOUDTRAIN_ATTEMPT"]) > 1
+for step in range(6 if again else 0, 10):
+    runtime.log_metrics(step=step, epoch=step / 5, loss=10 / (step + 1) - again + rank)
+if rank == 0:
+    for step in (5, 9):
+        runtime.log_image("digits", [[(x * y * step) % 256 for x in range(64)] for y in range(48)], step=step)
+        runtime.log_text("sample", f"Once upon a time, at step {step}", step=step)
+    runtime.log_table("scores", [{"class": "cat", "f1": 0.75}, {"class": "dog", "f1": 0.5}], step=9)
+    runtime.log_histogram("weights", [n % 7 for n in range(100)], step=9)
+raise SystemExit(0 if again else 3)
+"""
+
+
+def test_curves_of_ranks_and_attempts_and_what_a_script_has_logged(console, page, seemly, picture, tmp_path):
+    run = submit(console, tmp_path / "project", LOGS, processes_per_node=2)
+    run.wait(120)
+    run.resume()
+    run.wait(120)
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    curves = "[...document.querySelectorAll('.ct-plots .js-plotly-plot')].map(plot => plot.data || [])[0]"
+    drawn = f"{curves}.map(line => [line.name, [...line.x], line.opacity || 1])"
+    wait_for(lambda: page.evaluate(f"({drawn}).length") == 2)
+    lost, kept = page.evaluate(drawn)
+    assert (lost[1], lost[2], kept[1], kept[2]) == ([5, 6, 7, 8, 9], 0.3, list(range(10)), 1)
+    page.get_by_label("rank", exact=True).click()
+    page.get_by_role("option", name="all").click()
+    wait_for(
+        lambda: {name for name, *_ in page.evaluate(drawn)} == {"rank 0", "rank 1", "rank 0, lost", "rank 1, lost"}
+    )
+    page.get_by_label("axis").click()
+    page.get_by_role("option", name="over epochs").click()
+    wait_for(lambda: page.evaluate(drawn)[-1][1][-1] == 1.8)
+    card = page.get_by_role("region", name="Logged", exact=True)
+    expect(card.get_by_role("img", name="digits")).to_have_js_property("naturalWidth", 64)
+    expect(card).to_contain_text("Once upon a time, at step 9")
+    expect(card.get_by_role("region", name="scores")).to_contain_text("dog")
+    card.get_by_label("step").nth(1).click()
+    page.get_by_role("option", name="5", exact=True).click()
+    expect(card).to_contain_text("Once upon a time, at step 5")
+    seemly(page)
+    picture(page, "logged", whole=True)
+    run.fetch(tmp_path / "home")
+    assert len(list((tmp_path / "home" / "outputs" / "logged").glob("digits-*.png"))) == 4, "of both attempts"
+
+
+def test_an_ended_run_without_metrics_shows_what_to_write(console, page, seemly, tmp_path):
+    run = submit(console, tmp_path / "project", "print('Goodness of fit -> chi2 = 0.5, ndf 3 <b>')")
+    page.goto(f"{console.root}/runs/{run.run_id}")
+    card = page.get_by_role("region", name="Curves", exact=True)
+    expect(card).to_contain_text("no metrics were found; the nearest lines")
+    expect(card).to_contain_text("ndf 3 <b>")
+    expect(card).to_contain_text("metrics: {chi2:")
+    seemly(page)
 
 
 def test_a_run_that_waits_shows_why_and_since_when(console, page, seemly, tmp_path):

@@ -65,15 +65,17 @@ def test_the_launcher_needs_the_standard_library_only(path: Path):
     assert foreign <= (CLIENTS if name_of(path, ENTRYPOINTS) == "launcher.output.store" else set())
 
 
-@pytest.mark.parametrize("path", [*LAUNCHER, ENTRYPOINTS / "runtime.py"], ids=lambda path: path.stem)
+RUNTIME = (ENTRYPOINTS / "runtime.py", ENTRYPOINTS / "media.py")  # both on a script's path
+
+
+@pytest.mark.parametrize("path", [*LAUNCHER, *RUNTIME], ids=lambda path: path.stem)
 def test_the_launcher_and_the_runtime_are_python_3_9(path: Path):
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
 def test_the_runtime_stands_alone():
-    assert {
-        name.partition(".")[0] for name, _ in imported(ENTRYPOINTS / "runtime.py", ENTRYPOINTS)
-    } <= sys.stdlib_module_names
+    for path in RUNTIME:
+        assert {name.partition(".")[0] for name, _ in imported(path, ENTRYPOINTS)} <= sys.stdlib_module_names
 
 
 def test_no_strategy_or_checkpoint_knows_the_script():

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.console import charts, history, shell, text, widgets
+from cloudtrain.console import charts, history, logged, shell, text, widgets
 from cloudtrain.console.pages import origin
 from cloudtrain.console.pages.overview import Overview, RunDetails
 from cloudtrain.console.pages.results import Results
@@ -48,6 +48,9 @@ async def show(run_id: str) -> None:
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
     await charts.draw_run_charts(run_id, live)
+    objects = logged.LoggedObjects(run_id)
+    await objects.show()
+    live.append(objects.refresh)
     log = RunLog(run_id)
     log.show()
     results = Results(run_id)
