@@ -17,6 +17,7 @@ SLOW = (
     "backends/sagemaker/test_backend.py",
     "backends/sagemaker/test_faults.py",
     "backends/sagemaker/test_followed.py",
+    "backends/sagemaker/test_heads.py",
     "backends/sagemaker/test_images.py",
     "backends/sagemaker/test_local.py",
     "backends/sagemaker/test_local_docker.py",

@@ -55,6 +55,8 @@ class Manifest:
     compat: str = ""
     keep: tuple[str, ...] = ()
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR
+    hyperparameters: Mapping[str, Any] | None = None  # of a job whose script gets SageMaker's variables; else None
+    aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # for `attach` (provenance.about); only in the encoded pieces
@@ -82,6 +84,8 @@ class Manifest:
             compat=job.compat or "",
             keep=tuple(job.keep),
             rank_env=job.has_rank_env,
+            hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
+            aip_env=bool(job.aip_env),
             version=EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
@@ -116,8 +120,9 @@ class Manifest:
         for name in ("stall_s", "form", "setup", "resume_args", "compat", "keep"):
             if data[name] in (None, "", [], "script"):
                 del data[name]
-        if self.rank_env:
-            del data["rank_env"]
+        for name, default in (("rank_env", True), ("hyperparameters", None), ("aip_env", False)):
+            if data[name] == default:
+                del data[name]
         return data
 
     @classmethod

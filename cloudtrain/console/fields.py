@@ -53,7 +53,7 @@ class Field:
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
-        "Script": "entrypoint args | trainer run setup arg_style distributed_env resume_args keep compat metrics",
+        "Script": "entrypoint args | trainer run setup arg_style distributed_env sm_env aip_env resume_args keep compat metrics",
         "Hyperparameters": "hyperparameters",
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
@@ -90,6 +90,7 @@ _LABELS = {
     "checkpoint.every": "Every",
     "checkpoint.keep": "Kept", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank",
+    "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",
     "allow_secrets": "May hold credentials",
     "allow_large": "May be of any size", "allow_pointers": "May be Git-LFS pointers",
 }  # fmt: skip

@@ -18,6 +18,7 @@ from cloudtrain.job.document import Document
 from cloudtrain.job.fields import (
     Count,
     Files,
+    Flag,
     Hyperparameters,
     Inside,
     Name,
@@ -96,6 +97,14 @@ class JobModel(Spec):
     distributed_env: Literal["auto", "always"] = Field(
         default="auto",
         description="always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them.",
+    )
+    sm_env: Flag | None = Field(
+        default=None,
+        description="true: SageMaker's SM_ variables on every backend; left out: where the source reads them.",
+    )
+    aip_env: Flag | None = Field(
+        default=None,
+        description="true: Vertex AI's AIP_ variables on every backend; left out: where the source reads them.",
     )
     resources: Resources = Field(default=Resources(), description="What each node has.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")

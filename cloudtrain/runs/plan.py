@@ -99,7 +99,7 @@ class Planner:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
         names = [file.path for file in bundle.files]
         texts = Texts(Path(bundle.source), names, resolved.job.entrypoint)
-        bound, expected = script_notes.fit(resolved.job.bind(names), texts)
+        bound, expected = script_notes.fit(resolved.job.bind(names), texts, resolved.backend)
         if key is not None:
             labels |= keys.labels(bound.to_dict(), bundle.source_sha256, resolved.backend, resolved.target)
         changes: dict[str, Any] = {"labels": labels}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.source import left_out, world
 
@@ -11,13 +12,40 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.texts import Texts
 
+SAGEMAKER = ("sagemaker", "sagemaker-local")  # they always have SageMaker's variables
 
-def fit(job: Job, texts: Texts) -> tuple[Job, list[str]]:
+# In quotes, or as a shell's variable; not the SM_80 of a compiler's option.
+_SM = re.compile(r"""["'${]SM_(?:[A-Z]\w*|(?=["']))""")
+_AIP = re.compile(r"""["'${]AIP_(?:[A-Z]\w*|(?=["']))""")
+_OPT_ML = re.compile(r"(?m)^(?![^\n]*SM_[A-Z])(?!\s*#)[^\n]*/opt/ml/\w")
+
+
+def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
     """Return the job with what its script needs though nothing in the job says so, and notes on that."""
-    if job.has_rank_env or not (why := world.why_needed(texts)):
-        return job, []
-    note = f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set all the same, because {why} (distributed_env)"
-    return job.model_copy(update={"distributed_env": "always"}), [note]
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    if job.trainer:
+        return job, notes
+    if not job.has_rank_env and (why := world.why_needed(texts)):
+        changes["distributed_env"] = "always"
+        notes.append(
+            f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set all the same, because {why} (distributed_env)"
+        )
+    on_sagemaker = backend in SAGEMAKER
+    if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
+        changes["sm_env"] = True
+        notes.append(
+            f"{found.place} reads {found.text[1:]}: SageMaker's variables are set, for the run's folders (sm_env)"
+        )
+    if job.aip_env is None and not backend.startswith("vertex") and (found := texts.find(_AIP)):
+        changes["aip_env"] = True
+        notes.append(
+            f"{found.place} reads {found.text[1:]}: Vertex AI's variables are set, for the run's folders (aip_env)"
+        )
+    if not on_sagemaker and (found := texts.find(_OPT_ML)):
+        hint = "read SM_MODEL_DIR and the like, or pass {model_dir}"
+        notes.append(f"{found.place} names a path below /opt/ml, which only SageMaker has: {hint}")
+    return job.model_copy(update=changes), notes
 
 
 def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:

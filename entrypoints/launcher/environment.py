@@ -37,7 +37,9 @@ WORLD = (
 )
 
 
-class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders keeper")):
+class Prepared(
+    namedtuple("Prepared", "python secrets inputs folders accelerate interface sync placeholders keeper sagemaker")
+):
     """What was found before training.
 
     python        interpreter of the ranks
@@ -49,6 +51,7 @@ class Prepared(namedtuple("Prepared", "python secrets inputs folders accelerate 
     sync          what brings the folders to an object store, or None
     placeholders  placeholder -> value
     keeper        what brings the script's own files into the outputs
+    sagemaker     makes SageMaker's variables, or None where the script does not get them
     """
 
     def fill(self, text: str) -> str:
@@ -69,13 +72,16 @@ def node_environment(
     defaults: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return what all processes of a node have. Weakest first: the node's, `defaults`, the job's, secrets, the run's."""
-    env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
+    hidden = (*HIDDEN_PREFIXES, "SM_") if prepared.sagemaker is not None else HIDDEN_PREFIXES
+    env = {name: value for name, value in base.items() if name not in HIDDEN and not name.startswith(hidden)}
     env["PYTHONUNBUFFERED"] = "1"
     env.update(defaults or {})
     if cluster.gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = cluster.gpus
     if not manifest.gpus_per_node:
         env["CUDA_VISIBLE_DEVICES"] = ""
+    if manifest.aip_env and cluster.platform != "vertex":
+        env.update(vertex_variables(prepared.folders))
     env.update(prepared.accelerate)
     env.update({name: prepared.fill(value) for name, value in manifest.env.items()})
     env.update(prepared.secrets)
@@ -120,6 +126,8 @@ def rank_environment(
         defaults["GLOO_SOCKET_IFNAME"] = prepared.interface
         if world.nodes > 1 and world.master_host != LOOPBACK:
             defaults["NCCL_SOCKET_IFNAME"] = prepared.interface
+    if prepared.sagemaker is not None:
+        defaults.update(prepared.sagemaker.variables(world))
     env = node_environment(base, manifest, cluster, prepared, source, defaults)
     env["CLOUDTRAIN_NUM_NODES"] = str(world.nodes)
     if not manifest.rank_env:
@@ -142,10 +150,15 @@ def rank_environment(
 
 
 def setup_environment(
-    base: Mapping[str, str], manifest: Manifest, cluster: Cluster, prepared: Prepared, source: str
+    base: Mapping[str, str],
+    manifest: Manifest,
+    cluster: Cluster,
+    prepared: Prepared,
+    source: str,
+    defaults: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment of what runs once per node: no rank's variables, for it may start ranks of its own."""
-    env = node_environment(base, manifest, cluster, prepared, source)
+    env = node_environment(base, manifest, cluster, prepared, source, defaults)
     for name in WORLD:
         env.pop(name, None)
     env["PATH"] = os.path.dirname(prepared.python) + os.pathsep + env.get("PATH", os.defpath)
@@ -157,7 +170,8 @@ def command_environment(
     base: Mapping[str, str], manifest: Manifest, cluster: Cluster, world: World, prepared: Prepared, source: str
 ) -> dict[str, str]:
     """Return the environment of what runs once per node when the world is known."""
-    env = setup_environment(base, manifest, cluster, prepared, source)
+    defaults = prepared.sagemaker.variables(world) if prepared.sagemaker is not None else {}
+    env = setup_environment(base, manifest, cluster, prepared, source, defaults)
     env.update(
         NODE_RANK=str(world.node_rank),
         MASTER_ADDR=world.master_host,
@@ -177,6 +191,18 @@ def command_environment(
 def input_variable(name: str) -> str:
     """Return the variable that holds the path of an input: my-data is CLOUDTRAIN_INPUT_MY_DATA."""
     return "CLOUDTRAIN_INPUT_" + "".join(letter if letter.isalnum() else "_" for letter in name).upper()
+
+
+def vertex_variables(folders: Mapping[str, str]) -> dict[str, str]:
+    """Return Vertex AI's variables for folders of this node; each ends with a slash, as there.
+
+    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements (2026-11-23).
+    """
+    return {
+        "AIP_MODEL_DIR": os.path.join(folders["model"], ""),
+        "AIP_CHECKPOINT_DIR": os.path.join(folders["checkpoints"], ""),
+        "AIP_TENSORBOARD_LOG_DIR": os.path.join(folders["outputs"], "logs", ""),
+    }
 
 
 def command(prepared: Prepared, manifest: Manifest, more: Sequence[str] = ()) -> list[str]:

@@ -39,6 +39,8 @@ class Manifest:
     resume_args: Sequence[str] = ()  # added to argv on later attempts, where there is a checkpoint
     keep: Sequence[str] = ()  # files of the working directory that are brought into the outputs
     rank_env: bool = True  # False: one process that gets no RANK, WORLD_SIZE or MASTER_ADDR, as under plain python
+    hyperparameters: dict[str, object] | None = None  # of a job whose script gets SageMaker's variables; else None
+    aip_env: bool = False  # whether the script gets Vertex AI's AIP_MODEL_DIR and the like
     about: dict[str, object] | None = None  # for those who attach to the run; the launcher itself needs nothing of it
 
     def __init__(self, fields: Mapping[str, object]) -> None:

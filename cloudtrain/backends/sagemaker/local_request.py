@@ -58,7 +58,7 @@ def build_request(
     manifest = Manifest.of(job, run_id, attempt, about)
     channels, inputs, found_problems = _build_channels(job, options)
     problems += found_problems
-    manifest = replace(manifest, output=None, inputs=inputs)
+    manifest = replace(manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters))
     gpus = manifest.gpus_per_node
     if gpus and job.num_nodes > 1:
         message = "local mode has one host where GPUs are used: all of them are this machine's"

@@ -93,7 +93,9 @@ def build_request(
     manifest = Manifest.of(job, run_id, attempt, about)
     channels, inputs, found_problems = build_channels(job, options)
     problems += found_problems
-    manifest = replace(manifest, output=None, inputs=inputs)  # SageMaker itself copies output and inputs
+    manifest = replace(
+        manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters)
+    )  # SageMaker itself copies output and inputs
     image, found_problems = _choose_image(job, machine, options)
     problems += found_problems + _check_options(job, options)
     code = s3_channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")

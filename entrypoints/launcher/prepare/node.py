@@ -92,7 +92,12 @@ def prepare_node(
             path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
             accelerate = accelerate_config.environment(python, path, manifest)
         values = placeholders.values_of(manifest, folders, inputs)
-        prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper)
+        prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper, None)
+        if manifest.hyperparameters is not None or cluster.platform == "sagemaker":
+            from .sagemaker_env import SageMakerEnv
+
+            made = SageMakerEnv(manifest, cluster, environ, folders, inputs, interface, source, prepared.fill)
+            prepared = prepared._replace(sagemaker=made)
         if manifest.setup:
             from . import setup
 
