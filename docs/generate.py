@@ -27,20 +27,20 @@ and the newest run is meant. Every command that reads takes `--json`, whose shap
 | exit code | meaning |
 | --- | --- |
 | 0 | done; of `submit --wait`, `submit --follow` and `wait`: the run SUCCEEDED |
-| the script's own | the run FAILED with that code (1 when nobody knows it) |
+| the script's own | the run FAILED with that code (1 when it is not known) |
 | 1 | unexpected: the traceback is kept in a file below the home, and its name is said |
 | 2 | the request cannot be done as it is: usage, job, source, target, run id, history, a full disk |
 | 5 | the platform refused, or could not be reached |
 | 69, 75, 124 | the run was LOST, PREEMPTED, TIMED_OUT |
 | 78 | the run was refused on its node before a script began: wrong world, missing input, bad secret, requirements |
-| 130 | the run was CANCELLED; or Ctrl-C: a run that was being followed goes on |
+| 130 | the run was CANCELLED; or Ctrl-C: a run that was being followed continues |
 | 141 | whoever read the output has left |
 
 An error is one sentence and a hint on standard error; a traceback is shown with `--debug` (or `CLOUDTRAIN_DEBUG=1`) only.
 With `--json` standard output holds `{"error", "hint", "phase", "exit_code"}` as well. `phase` tells a script that exits
 with 2 from a mistyped option: it is `client` when the command could not be done, and `run` when a run did not succeed.
 
-Ctrl-C while following or waiting detaches: the run goes on, and the command exits with 130 so that a chain of commands
+Ctrl-C while following or waiting detaches: the run continues, and the command exits with 130 so that a chain of commands
 stops. `--on-interrupt cancel` cancels the run instead, on SIGTERM too, which is what a CI system wants.
 
 `CLOUDTRAIN_HOME` moves the history and the runs' folders. `NO_COLOR` switches colours off; a pipe never sees any.
@@ -50,7 +50,7 @@ Completion for bash: `eval "$(_CLOUDTRAIN_COMPLETE=bash_source cloudtrain)"` (`z
 SPEC_HEAD = """\
 # The job file
 
-YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are told at once, each with its line. `cloudtrain schema` prints
+YAML 1.2 or JSON. Unknown keys are errors, and all problems of the file are reported at once, each with its line. `cloudtrain schema` prints
 the JSON schema, and `cloudtrain init` writes a job file whose first line points an editor at it. Any value can be set on
 the command line: `--set resources.use_spot=true`. Hyperparameters, arguments and environment values arrive as the text
 that was written.

@@ -98,7 +98,7 @@ LAWS = (
     ),
     Law(
         "A failure says why",
-        "The script's exit code is the run's, a signal is 128 and its number, and the rank that failed first is told first.",
+        "The script's exit code is the run's, a signal is 128 and its number, and the rank that failed first is reported first.",
         (
             "tests/laws/test_law6_failures.py",
             "tests/entrypoints/test_launch_nodes.py::test_of_two_failures_the_earlier_one_counts",

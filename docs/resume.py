@@ -1,4 +1,4 @@
-"""The matrix of docs/checkpoints.md: which layout goes on from which, from what the tests found.
+"""The matrix of docs/checkpoints.md: which layout resumes from which, from what the tests found.
 
 python docs/resume.py --run              run the tests of resuming (the long cases too; minutes), then docs/generate.py
 python docs/resume.py --run -k "pp 2"    only some of them; the others keep what they had
@@ -34,7 +34,7 @@ def table() -> list[str]:
     """Return the matrix's lines."""
     found: dict[str, Any] = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     rows = [
-        "| saved as | goes on as | losses against the unbroken run | dropout | on |",
+        "| saved as | resumes as | losses against the unbroken run | dropout | on |",
         "| --- | --- | --- | --- | --- |",
     ]
     for case in sorted(found.values(), key=lambda case: ("loss" in case, case["written"], case.get("read", ""))):

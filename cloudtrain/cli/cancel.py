@@ -14,7 +14,7 @@ from cloudtrain.errors import CloudtrainError
 def command(run_ids: tuple[str, ...], as_json: bool) -> int:
     """End runs and everything that they started.
 
-    The wish is stored before it is acted on. Waits up to 10 seconds for the platform's word, and says so when it has
+    The request is stored before it is acted on. Waits up to 10 seconds for the platform's answer, and says so when it has
     not come yet: the run ends nevertheless. A run that has ended already is left as it is.
     """
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled

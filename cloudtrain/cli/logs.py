@@ -11,11 +11,11 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 
 @options.command()
 @options.run_or_newest
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run has ended.")
 @click.option("--node", type=click.IntRange(0), help="Only this node.")
 @click.option("--rank", type=click.IntRange(-1), help="Only this rank; -1 is the launcher.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
-@click.option("--after", metavar="CURSOR", help="Go on behind a line: its cursor is in --json.")
+@click.option("--after", metavar="CURSOR", help="Continue after a line: its cursor is in --json.")
 @click.option("--raw", is_flag=True, help="Exactly what the job wrote: no prefixes, marked lines too.")
 @options.json_option
 def command(

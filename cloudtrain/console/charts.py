@@ -198,7 +198,7 @@ class Use:
         """Draw the chart."""
         from nicegui import ui
 
-        self._empty_label = ui.label("nothing was told of it").classes("ct-dim")
+        self._empty_label = ui.label("nothing was reported").classes("ct-dim")
         self._around = (
             ui.element("div").classes("ct-plot").props('role="group" aria-label="use of each node over time"')
         )

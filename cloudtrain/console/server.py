@@ -61,7 +61,7 @@ def _listen(port: int) -> socket.socket:
         listener.bind((ADDRESS, port))
     except OSError as error:
         listener.close()
-        raise BadRequest(f"port {port} cannot be had: {error.strerror}", "--port 0 takes a free one") from None
+        raise BadRequest(f"port {port} cannot be used: {error.strerror}", "--port 0 takes a free one") from None
     listener.listen(128)
     return listener
 

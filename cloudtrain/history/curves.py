@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.events import is_evaluation
-from cloudtrain.history.database import Database
+from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.migrations import BLOCK
 from cloudtrain.history.sampling import Block, Point, downsample, to_float
 
@@ -151,10 +151,9 @@ class Curves:
 
     def last(self, run_ids: Sequence[str], names: Sequence[str] = LOSSES) -> dict[str, Summary]:
         """Return run id -> last point of the first of `names` that the run has; fast for long curves too."""
-        placeholders = ", ".join("?" for _ in names)
         runs_query = (  # one query for the runs that have such a metric: in a long history most have none
             "SELECT DISTINCT a.run_id FROM json_each(?) AS wanted JOIN attempts a ON a.run_id = wanted.value WHERE EXISTS"
-            f" (SELECT 1 FROM curves c WHERE c.attempt_id = a.attempt_id AND c.name IN ({placeholders}))"
+            f" (SELECT 1 FROM curves c WHERE c.attempt_id = a.attempt_id AND c.name IN ({placeholders(names)}))"
         )
         query = (
             "SELECT c.name, c.last_value, c.last_step, c.last_at, c.rank FROM attempts a JOIN curves c USING (attempt_id)"

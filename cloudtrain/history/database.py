@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -189,6 +189,11 @@ def migrate(db: sqlite3.Connection) -> None:
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {number}")
         db.execute("COMMIT")
+
+
+def placeholders(items: Sequence[object]) -> str:
+    """Return SQL placeholders for as many values: `?, ?, ?`."""
+    return ", ".join("?" for _ in items)
 
 
 def on_network(folder: Path) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from cloudtrain.backends.api import ATTACHED
 from cloudtrain.events import FINAL
+from cloudtrain.history.database import placeholders
 from cloudtrain.history.queries import History
-from cloudtrain.history.records import placeholders
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
@@ -73,7 +73,7 @@ class Leases(History):
     # -- of many runs -------------------------------------------------------------------------------------------------
 
     def offer(self, run_id: str) -> None:
-        """Make a run that nobody watches an orphan: the next watcher of this host takes it."""
+        """Give up a run, so that it has no watcher: the next watcher of this host takes it."""
         with self.database.write() as db:
             row = db.execute("SELECT owner, expires_at FROM leases WHERE run_id = ?", (run_id,)).fetchone()
             if not row or not _is_valid(row[0], row[1], time.time()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
-from cloudtrain.history.database import Database
+from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.records import (
     ATTEMPTS,
     RUNS,
@@ -19,7 +19,6 @@ from cloudtrain.history.records import (
     MetricRow,
     RunRecord,
     attempt_from_row,
-    placeholders,
     run_from_row,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,11 +111,6 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
         tried_at=row["tried_at"],
         unanswered_since=row["unanswered_since"],
     )
-
-
-def placeholders(items: Sequence[object]) -> str:
-    """Return SQL placeholders for as many values: `?, ?, ?`."""
-    return ", ".join("?" for _ in items)
 
 
 class _LazyMapping(Mapping[str, Any]):

@@ -19,7 +19,7 @@ SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "res
 _ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
 _PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
 _ABSENT = object()
-_UNKNOWN = ("requirements",)  # sections of which a run may have nothing, because nothing was told
+_UNKNOWN = ("requirements",)  # sections of which a run may have nothing, because nothing was reported
 
 
 @dataclass(frozen=True)

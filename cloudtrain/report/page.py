@@ -91,7 +91,7 @@ def render(
         f'<h1>{_text(run_id)}</h1><p><span class="state {_text(status.state.value)}">{_text(status.state.value)}</span></p>',
         _pairs(facts),
         "<h2>Curves</h2>" + (figures[0] or _no_metrics(no_metrics)),
-        "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was told of it</p>'),
+        "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was reported</p>'),
         "<h2>Attempts</h2>" + _attempts(attempts),
         _folded("timeline", _timeline(store, run_id)),
         "<h2>Provenance</h2>" + _pairs(provenance),

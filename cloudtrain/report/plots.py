@@ -142,7 +142,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def use(store: Store, run_id: str) -> Any:
-    """Return a plotly figure of what the nodes used over time, None where nothing was told; raises BadRequest without
+    """Return a plotly figure of what the nodes used over time, None where nothing was reported; raises BadRequest without
     plotly."""
     events = [(event.node, event.at, run_events.read_usage(event.data)) for event in store.events(run_id, "usage")]
     events = [(node, at, usage) for node, at, usage in events if usage]

@@ -40,5 +40,5 @@ class BestEvaluation:
         return {"value": self.value, "checkpoint": self.checkpoint, "in_vain": self.in_vain}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from there."""
         self.value, self.checkpoint, self.in_vain = state["value"], state["checkpoint"], state["in_vain"]

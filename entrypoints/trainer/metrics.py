@@ -46,7 +46,7 @@ class Meter:
         return {"sums": self.sums.cpu(), "steps": self.steps}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from there."""
         self.sums[0] = state["sums"][0]  # tokens of an attempt before took time that this one does not know
         self.steps = state["steps"]
 

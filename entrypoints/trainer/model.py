@@ -17,7 +17,7 @@ GATED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"}  # three matrice
 
 
 def build(arguments: Arguments, tokenizer: Any, labels: list[str]) -> torch.nn.Module:
-    """Return the model in float32 on the CPU; raises Unsupported when it cannot be had or made."""
+    """Return the model in float32 on the CPU; raises Unsupported when it cannot be loaded or built."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     auto: Any = AutoModelForCausalLM if arguments.writes else AutoModelForSequenceClassification

@@ -222,7 +222,7 @@ def test_use_of_which_nothing_fits_is_none(run, home):
     assert run.store.intend(replace(plan, run_id="odd-1"), identity="j", owner=Process.here())
     run.store.record("odd-1-a1", events=[Event("odd-1-a1", 0, 1, "t", "usage", {"gpus": 5})])
     odd = Run("odd-1", run.store, watch=False)
-    assert plots.use(odd.store, odd.run_id) is None and "nothing was told of it" in render(odd)
+    assert plots.use(odd.store, odd.run_id) is None and "nothing was reported" in render(odd)
     assert _use(odd, -1) == (1, None)
 
 

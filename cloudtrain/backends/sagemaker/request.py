@@ -284,9 +284,9 @@ def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:
     """Return the metric definitions for SageMaker's charts, and notes on metrics that they cannot show."""
     definitions = [{"Name": name, "Regex": pattern} for name, pattern in job.metrics.items() if "(?P" not in pattern]
     skipped = [name for name, pattern in job.metrics.items() if "(?P" in pattern]
-    notes = [f"metrics with named groups are heard here, not in SageMaker's charts: {', '.join(skipped)}"] * bool(
-        skipped
-    )
+    notes = [
+        f"metrics with named groups are collected here, and not in SageMaker's charts: {', '.join(skipped)}"
+    ] * bool(skipped)
     for name in EMITTED:
         if name not in job.metrics:
             definitions.append({"Name": name, "Regex": f'::cloudtrain::.*"{name}":([0-9.eE+-]+)'})

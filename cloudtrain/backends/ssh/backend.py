@@ -250,7 +250,7 @@ class SshBackend:
         cut_off = [
             node for node in attempt if node.rank in unread and node.agent.remote.unreachable_s < status.CUT_OFF_S
         ]
-        # Of an attempt that was lost with its node nothing more can be had; of any other the reader should know.
+        # An attempt that was lost with its node has no more lines; of any other the reader should know.
         if cut_off and status.merge_reports(attempt, self._reports(attempt), []).state is not State.LOST:
             raise Unreachable(f"the lines of node {cut_off[0].rank} are missing: {cut_off[0].label} cannot be reached")
 

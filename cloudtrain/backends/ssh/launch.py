@@ -54,7 +54,7 @@ def choose_machines(
             if len(available) < min_nodes
             else "no node that may hold the checkpoints"
         )
-        raise Unreachable(f"{shortage} can be had: {errors}", "the attempt begins when they answer")
+        raise Unreachable(f"{shortage} can be reached: {errors}", "the attempt begins when they answer")
     if unshared:
         available.sort(key=lambda machine: machine not in holders)
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]

@@ -180,7 +180,7 @@ class CheckpointManager:
         path = self.folder / name
         problem = collectives.from_rank_0(lambda: files.damage(path) if name else "none was written")
         if problem is not None:
-            self.say(f"the best checkpoint cannot be had: {problem}")
+            self.say(f"the best checkpoint cannot be loaded: {problem}")
             return False
         state.read(path, training)
         return True

@@ -270,7 +270,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on with random numbers where `random_state` stood."""
+    """Resume random numbers where `random_state` stood."""
     version, words, gauss_next = state["python"]
     random.setstate((version, tuple(words), gauss_next))
     name, keys, position, has_gauss, gauss = state["numpy"]
