@@ -34,10 +34,13 @@ class MetricLines:
         first_epoch = store.curves.first_epoch(attempt.run_id) if earlier else None
         patterns = dict(attempt.plan.job.get("metrics") or {})
         self._parser = MetricParser(patterns, seen, earlier, first_epoch, per_epoch)
+        self._patterns = patterns
+        self._shared_trainer = bool(attempt.plan.job.get("trainer"))  # it logs every number that it prints
+        self._logged = set[tuple[int, str]]()  # rank and name of what the script logs by metric events
         self._last: dict[int, LogLine] = {}  # of each rank
 
     def rows(self, line: LogLine) -> list[Row]:
-        """Return the points that an ordinary line holds or completes."""
+        """Return the points that an ordinary line holds or completes, without what the script logs by metric events."""
         rank = max(line.rank, 0)
         self._last[rank] = line
         points = list(self._parser.metrics(line.text, rank))
@@ -48,13 +51,22 @@ class MetricLines:
         return [row for rank, points in self._parser.flush() for row in self._rows(self._last[rank], points)]
 
     def _rows(self, line: LogLine, points: list[Point]) -> list[Row]:
+        rank = max(line.rank, 0)
+        points = [point for point in points if self._is_wanted(rank, point.name)]
         return events.rows(Event(self._attempt_id, line.node, line.seq, line.at, "metric"), points, line.rank)
 
-    @staticmethod
-    def event_rows(event: Event, rank: int) -> list[Row]:
+    def _is_wanted(self, rank: int, name: str) -> bool:
+        if name in self._patterns:
+            return True
+        return not self._shared_trainer and (rank, name) not in self._logged
+
+    def event_rows(self, event: Event, rank: int) -> list[Row]:
         """Return the points of a metric event of a rank: every number but step and epoch is a point of a curve."""
         told = event.data.get(RANK)
-        return events.rows(event, _event_points(event), told if isinstance(told, int) and 0 <= told < 1 << 31 else rank)
+        rank = told if isinstance(told, int) and 0 <= told < 1 << 31 else rank
+        points = list(_event_points(event))
+        self._logged.update((rank, point.name) for point in points)
+        return events.rows(event, points, rank)
 
 
 def _event_points(event: Event) -> Iterable[Point]:

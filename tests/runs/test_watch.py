@@ -290,3 +290,21 @@ def test_two_watchers_do_not_watch_at_once(submitter, job):
     parent = replace(Process.here(), pid=os.getppid(), started=start_time(os.getppid()))
     assert run.store.lease(run.run_id, parent, 60)
     assert Watcher(run.store, run.run_id).run() is None
+
+
+def test_what_a_script_logs_is_not_read_from_its_lines_too(submitter, job):
+    run = submitter.submit(job)
+    MemoryBackend.say(newest(run), events.format("metric", {"step": 1, "loss": 2.25}), "step 1: loss 2.3, acc 0.5")
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    assert [row.value for row in run.metrics("loss")] == [2.25]
+    assert [row.value for row in run.metrics("acc")] == [0.5]
+
+
+def test_lines_of_the_shared_trainer_are_for_people(submitter, job):
+    shared = {"name": "mine", "source": job.source, "trainer": True, "metrics": {"mine": r"said ([0-9.]+)"}}
+    run = submitter.submit(shared)
+    MemoryBackend.say(newest(run), "held-out loss 5.696 before training", "said 3.5")
+    MemoryBackend.finish(newest(run))
+    watch(run)
+    assert [(row.name, row.value) for row in run.metrics()] == [("mine", 3.5)]
