@@ -9,6 +9,7 @@ from __future__ import annotations
 
 SLOW = (
     "backends/attached/test_backend.py",
+    "backends/kubernetes/test_accounts.py",
     "backends/kubernetes/test_backend.py",
     "backends/kubernetes/test_faults.py",
     "backends/kubernetes/test_restarts.py",

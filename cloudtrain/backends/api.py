@@ -233,6 +233,15 @@ class HasRemoteLog(Protocol):
 
 
 @runtime_checkable
+class HasLogRate(Protocol):
+    """A backend whose platform allows another rate of log reads than 5 nodes a second."""
+
+    logs_per_s: (
+        float  # the logs of so many nodes of a group (`HasStatuses`) are read a second where nobody follows them
+    )
+
+
+@runtime_checkable
 class HasManifests(Protocol):
     """A backend whose request can be sent with the platform's own tool; printed by `cloudtrain plan --manifests`."""
 

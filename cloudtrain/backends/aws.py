@@ -7,6 +7,7 @@ the errors that arrive here are final.
 from __future__ import annotations
 
 import re
+import threading
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +75,7 @@ class Aws:
         self.backend, self.profile, self.endpoint = backend, profile, endpoint
         self._region = region
         self._clients: dict[str, Any] = {}
+        self._lock = threading.Lock()  # a session makes one client at a time (boto3's guide, "Multithreading")
 
     @cached_property
     def session(self) -> Any:
@@ -99,20 +101,22 @@ class Aws:
 
     def client(self, service: str) -> Any:
         """Return the client of a service, made once."""
-        if service not in self._clients:
-            with Quickly():  # loading an API's model creates a hundred thousand objects
-                session = self.session
-                from botocore.config import Config
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._make_client(service)
+            return self._clients[service]
 
-                style = {"addressing_style": "path"} if self.endpoint else {}
-                tries, connect_s, read_s = OPTIONAL_SERVICES.get(service, (TRIES, CONNECT_S, READ_S))
-                retries = {"mode": "standard", "total_max_attempts": tries}
-                config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
-                                user_agent_extra="cloudtrain")  # fmt: skip
-                self._clients[service] = session.client(
-                    service, region_name=self.region, endpoint_url=self.endpoint, config=config
-                )
-        return self._clients[service]
+    def _make_client(self, service: str) -> Any:
+        with Quickly():  # loading an API's model creates a hundred thousand objects
+            session = self.session
+            from botocore.config import Config
+
+            style = {"addressing_style": "path"} if self.endpoint else {}
+            tries, connect_s, read_s = OPTIONAL_SERVICES.get(service, (TRIES, CONNECT_S, READ_S))
+            retries = {"mode": "standard", "total_max_attempts": tries}
+            config = Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s, s3=style or None,
+                            user_agent_extra="cloudtrain")  # fmt: skip
+            return session.client(service, region_name=self.region, endpoint_url=self.endpoint, config=config)
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""

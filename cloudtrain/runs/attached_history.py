@@ -14,7 +14,8 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Event, Point, Row
 from cloudtrain.history import event_files
 from cloudtrain.history.event_records import MOST_BYTES as MOST_FILE_BYTES
-from cloudtrain.runs import watch
+from cloudtrain.runs import watch_log
+from cloudtrain.runs.collect import Collector
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import AttachedAttempt, ReadsOutputs
@@ -41,12 +42,19 @@ def copy(store: Store, backend: ReadsOutputs, attempts: list[AttachedAttempt]) -
     uri, run_id = attempts[0].uri, attempts[0].plan.run_id
     for attempt in attempts:
         store.attach(attempt.plan, attempt.handle, attempt.created_at, uri, attempts[0].provenance)
-    watcher = watch.Watcher(store, run_id)
-    try:
-        statuses = {attempt.plan.attempt_id: attempt.status for attempt in attempts}
-        watcher.catch_up(statuses, lambda: _copy_event_files(store, backend, uri, run_id))
-    finally:
-        store.release(run_id, watcher.me)
+    collector = Collector(lambda: None, lambda text: watch_log.write(f"{run_id}: {text}"))
+    statuses = {attempt.plan.attempt_id: attempt.status for attempt in attempts}
+    # Attempts that are gone from the output stay as they are stored.
+    stored = [attempt for attempt in store.attempts(run_id) if attempt.attempt_id in statuses]
+    for record in stored:
+        collector.read_log(store, record, backend, ended=statuses[record.attempt_id].state.final)
+    _copy_event_files(store, backend, uri, run_id)
+    for record in stored:
+        status = statuses[record.attempt_id]
+        if status.state.final:
+            collector.diagnose(store, record, status, backend)
+        if status != record.status:
+            store.overwrite_status(record.attempt_id, status)
 
 
 def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import HasLabels, Plan
+from cloudtrain.backends.api import Backend, HasLabels, Plan
 from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State, Status
@@ -15,10 +16,11 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, keys, send, watcher
+from cloudtrain.runs import attempts, environment, keys, send, watcher
+from cloudtrain.runs.clients import Clients
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
-from cloudtrain.runs.send import Outcome, Refused
+from cloudtrain.runs.send import Accepted, Outcome, Refused
 from cloudtrain.source import provenance
 from cloudtrain.source.bundle import Bundle
 
@@ -40,6 +42,7 @@ class ExactlyOnce(Planner):
         self.store = Store(self.home)
         self.watch = watch
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
+        self._clients, self._shell = Clients(self.home), dict[str, str]()
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
@@ -51,11 +54,19 @@ class ExactlyOnce(Planner):
                 plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
             )
 
-        backend = registry.create_for(plan, self.home)
-        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
+        outcome = send.send_attempt(self.store, plan, self._client(plan), bundle, intent)
+        if not isinstance(outcome, Accepted):
+            self._shell = {}  # the next submit may find other credentials in their files
         if outcome is None:
             return self.existing(plan)
         return self._finish_submit(plan.run_id, outcome)
+
+    def _client(self, plan: Plan) -> Backend:
+        """Return the plan's backend, one for all submits of this shell: making an SDK's client costs more than its calls."""
+        shell = environment.select(os.environ, environment.CREDENTIALS) | {"HOME": os.environ.get("HOME", "")}
+        if shell != self._shell:
+            self._clients, self._shell = Clients(self.home), shell
+        return self._clients.get(plan)
 
     def _finish_submit(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Submitted:
         """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""

@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from cloudtrain.backends.api import Backend, HasStatuses
+from cloudtrain.backends.api import Backend, HasLogRate, HasStatuses
 from cloudtrain.events import State, Status
 from cloudtrain.runs import rates
 from cloudtrain.runs.pace import Pace
 from cloudtrain.runs.watch import Watcher
 
 THREADS = 4  # of one group, beside the one that asks for states
+ENDS = 16  # more, for attempts that have ended: where a launcher was killed, late lines of its log are waited for
 SOON_S = 0.5  # before a look at a run of which nothing is known yet
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
+STRETCHED_S = 20.0  # the longest that a pause is made because this process takes its share of a processor
 _LOGS = frozenset({State.RUNNING, State.STOPPING})
 _NUMBERS = itertools.count()
 
@@ -34,6 +36,7 @@ class Entry:
         self.wanted = time.monotonic()  # since when its lease is wanted
         self.leased = False
         self.busy = False  # a thread looks at it
+        self.ending = False  # and has seen that its attempt has ended
         self.queued = False  # it waits for a thread
         self.again = False  # look at it once more at once
         self.log_only = False  # somebody follows its log, and its state is not due
@@ -43,7 +46,8 @@ class Entry:
         self.arrived: Status | None = None  # the same, while a thread looked at the run
         self.pace: Pace | None = None  # known after the first look
         self.looked = -UNREAD_S
-        self.due = 0.0
+        self.pause_s = self.due = 0.0
+        self.nodes = 1
         self.failures = 0
 
     def needs_look(self) -> bool:
@@ -58,19 +62,18 @@ class Entry:
 class Group:
     """Runs of one account, cluster or host: their threads, their limit of calls, and when each is due."""
 
-    def __init__(self, name: str, backend: Backend) -> None:
-        self.name, self.poll_s = name, backend.poll_s
+    def __init__(self, name: str, backend: Backend, share: rates.ProcessorShare) -> None:
+        self.name, self._share = name, share
         self.asks: HasStatuses | None = None
         self.renew(backend)
         self.budget = rates.Budget(self.asks.calls_per_s if self.asks else rates.CALLS_PER_S)
-        self.pool = ThreadPoolExecutor(THREADS, name)
+        self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
-        self.log_budget = rates.Budget(max(self.budget.calls_per_s, rates.LOGS_PER_S))
-        self.urgent: deque[Entry] = (
-            deque()
-        )  # wait for a thread and the budget: something has changed, or somebody follows
-        self.waiting: deque[Entry] = deque()  # for new lines of the log
-        self.running = 0
+        self._logs_per_s = backend.logs_per_s if isinstance(backend, HasLogRate) else rates.LOGS_PER_S
+        self._log_budget = rates.Budget(self._logs_per_s)
+        self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows
+        self._waiting: deque[Entry] = deque()  # for new lines of the log
+        self.running = self.ending = 0  # looks that are under way
         self.asking = False
         self.failures = 0
         self.not_before = 0.0
@@ -80,60 +83,133 @@ class Group:
         """Ask through another object from now on."""
         self.asks = backend if isinstance(backend, HasStatuses) else None
 
+    # -- when -----------------------------------------------------------------------------------------------------------
+
     def schedule(self, entry: Entry, wait_s: float) -> None:
         """Look at a run again after a while; one that is busy is scheduled when it no longer is."""
-        entry.due = time.monotonic() + wait_s
+        entry.pause_s, entry.due = wait_s, time.monotonic() + wait_s
         if not entry.busy:
             heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry))
 
+    def pause_s(self, entry: Entry) -> float:
+        """Return how long to wait before the next look at a run."""
+        if entry.failures:
+            return rates.outage_pause_s(entry.failures)
+        pause_s = entry.pace.wait_s() if entry.pace else SOON_S
+        return min(pause_s * self._share.stretch, max(pause_s, STRETCHED_S))
+
     def queue(self, entry: Entry, *, first: bool = False) -> None:
         """Let a run wait for a thread; `first` before those of which only the log is read, as a matter of routine."""
-        if entry.queued and first and entry in self.waiting:
-            self.waiting.remove(entry)
+        if entry.queued and first and entry in self._waiting:
+            self._waiting.remove(entry)
         elif entry.queued:
             return
         entry.queued = True
-        (self.urgent if first else self.waiting).append(entry)
+        (self._urgent if first else self._waiting).append(entry)
 
     def next_at(self) -> float | None:
         """Return when something is to be started, in seconds of the monotonic clock; None before anything else ends."""
-        times = []
+        times, moment = [], time.monotonic()
         if self.running < THREADS:
-            moment = time.monotonic()
-            if self.urgent:
-                times.append(
-                    moment + (0.0 if self.urgent[0].log_only or self.urgent[0].given else self.budget.wait_s())
-                )
-            times += [moment + self.log_budget.wait_s()] if self.waiting else []
+            if self._urgent:
+                times.append(moment + (0.0 if _is_free(self._urgent[0]) else self.budget.wait_s()))
+            times += [moment + self._log_wait_s()] if self._waiting else []
         if self._heap and not self.asking:
-            times.append(max(self._heap[0][0], time.monotonic() + (self.budget.wait_s() if self.asks else 0.0)))
+            times.append(max(self._heap[0][0], moment + (self.budget.wait_s() if self.asks else 0.0)))
         return max(min(times), self.not_before) if times else None
 
-    def take_due(self) -> list[Entry]:
-        """Take the runs that are due; where one call asks for many, those that soon are as well."""
+    def _log_wait_s(self) -> float:
+        self._log_budget.calls_per_s = self._logs_per_s / self._share.stretch
+        return self._log_budget.wait_s()
+
+    def note_end(self, entry: Entry) -> None:
+        """Let another run have the thread of one whose attempt has ended: the rest of its log may take long."""
+        if entry.busy and not entry.ending and self.ending < ENDS:
+            entry.ending = True
+            self.running, self.ending = self.running - 1, self.ending + 1
+
+    def note_looked(self, entry: Entry) -> None:
+        """Note that a thread has looked at a run."""
+        if entry.ending:
+            self.ending -= 1
+        else:
+            self.running -= 1
+        entry.busy = entry.ending = entry.log_only = False
+
+    # -- who ------------------------------------------------------------------------------------------------------------
+
+    def take_known(self) -> list[Entry]:
+        """Take the runs that are due. Those that a thread is to look at are queued, and the others are returned: the group
+        asks for them in one call."""
+        if self.asking or (self.asks and self.budget.wait_s() > 0):
+            return []
+        known: list[Entry] = []
+        soon: list[Entry] = []
+        for entry in self._take_due():
+            pace = entry.pace
+            if pace is None or entry.again or not entry.handle or not entry.seen or not self.asks:
+                entry.given = None
+                entry.log_only = pace is not None and not entry.again and not pace.status_is_due
+                self.queue(entry, first=True)
+            elif pace.status_is_due:
+                known.append(entry)
+            elif pace.log_is_due:
+                entry.log_only = entry.log_only or not entry.queued  # one that waits for a whole look gets that
+                self.queue(entry, first=True)
+            else:
+                soon.append(entry)
+        if known:
+            known += soon
+        else:
+            for entry in soon:  # as before, or where somebody has just stopped to follow its log
+                wait_s = entry.due - time.monotonic()
+                heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry)) if wait_s > 0 else self.schedule(
+                    entry, self.pause_s(entry)
+                )
+        if len(known) == 1:  # a listing may take several calls
+            known[0].given = None
+            self.queue(known.pop(), first=True)
+        for entry in known:
+            if entry.pace:
+                entry.pace.asked()
+        return known
+
+    def _take_due(self) -> list[Entry]:
+        """Take the runs that are due; where one call asks for many, those that have waited for half of their pause as well."""
         moment = time.monotonic()
         if not self._heap or self._heap[0][0] > moment:
             return []
-        until = moment + (self.poll_s / 2 if self.asks else 0.0)
         due: dict[str, Entry] = {}
-        while self._heap and self._heap[0][0] <= until:
-            at, _, entry = heapq.heappop(self._heap)
-            if entry.due == at and entry.leased and not entry.busy and entry.group is self:
+        later = []
+        for row in self._heap:
+            at, _, entry = row
+            if entry.due != at or not entry.leased or entry.busy or entry.group is not self:
+                continue  # it was scheduled anew
+            if at <= moment or (self.asks and at - moment <= entry.pause_s / 2):
                 due[entry.run_id] = entry
+            else:
+                later.append(row)
+        self._heap = later
+        heapq.heapify(later)
         return list(due.values())
 
     def take_waiting(self) -> Entry | None:
         """Take the next run that a thread may look at now."""
         if self.running >= THREADS:
             return None
-        if self.urgent and (self.urgent[0].log_only or self.urgent[0].given or self.budget.wait_s() == 0):
-            entry = self.urgent.popleft()
-        elif self.waiting and self.log_budget.wait_s() == 0:
-            entry = self.waiting.popleft()
+        if self._urgent and (_is_free(self._urgent[0]) or self.budget.wait_s() == 0):
+            entry = self._urgent.popleft()
+        elif self._waiting and self._log_wait_s() == 0:
+            entry = self._waiting.popleft()
         else:
             return None
         entry.queued = False
-        if not entry.log_only:  # a followed log is read at its own pace
-            self.log_budget.take(1)
-            self.budget.take(0 if entry.given else 1)
+        self._log_budget.take(entry.nodes)  # a followed log waits for nothing, and the others give way
+        if not entry.log_only and not entry.given:
+            self.budget.take(1)
         return entry
+
+
+def _is_free(entry: Entry) -> bool:
+    """Return whether a look at a run asks for no state."""
+    return entry.log_only or entry.given is not None

@@ -28,20 +28,20 @@ class MetricFiles:
     A metric that the log has is not taken from a file, and of those that several tools wrote one tool's is taken.
     """
 
-    def __init__(self, store: Store, attempt: AttemptRecord) -> None:
-        self._store, self._attempt_id = store, attempt.attempt_id
+    def __init__(self, home: Path, attempt: AttemptRecord) -> None:
+        self._attempt_id = attempt.attempt_id
         self._since = unix_time(attempt.created_at)
         output = str(attempt.plan.job.get("output") or "")
-        homes = [store.home / "runs", *([Path(output)] if output.startswith("/") else [])]
+        folders = [home / "runs", *([Path(output)] if output.startswith("/") else [])]
         # The source last: of a file that `keep` mirrors in the outputs the script's own is read.
-        self._roots = [home / attempt.run_id / part for home in homes for part in ("outputs", "checkpoints")]
-        self._source = store.home / "runs" / attempt.run_id / f"a{attempt.number}" / "node-0" / "source"
+        self._roots = [folder / attempt.run_id / part for folder in folders for part in ("outputs", "checkpoints")]
+        self._source = home / "runs" / attempt.run_id / f"a{attempt.number}" / "node-0" / "source"
         self._slots = event_files.SlotTable()  # a curve keeps its name
         self._readers: dict[str, event_files.Reader] = {}
         self._owners: dict[str, event_files.Kind] = {}  # of each metric, who wrote it first
         self._due = 0.0
 
-    def read(self, beat: Callable[[], object], *, at_once: bool) -> None:
+    def read(self, store: Store, beat: Callable[[], object], *, at_once: bool) -> None:
         """Store new points, where it is time or at once; `beat` is called in between. Blocking."""
         if not at_once and time.monotonic() < self._due:
             return
@@ -57,16 +57,16 @@ class MetricFiles:
         self._due = time.monotonic() + max(EVERY_S, (time.thread_time() - began) / SHARE)
 
         def prefix_before(name: str, seq: int) -> str | None:
-            kept = self._store.curves.first(self._attempt_id, seq, seq + event_files.MOST_RECORDS)
+            kept = store.curves.first(self._attempt_id, seq, seq + event_files.MOST_RECORDS)
             return event_files.former_prefix(paths[name][0], seq, kept) if kept else None
 
         slots = self._slots.assign(paths, prefix_before)
         for name in sorted(slots, key=event_files.Kind.of):
             reader = self._reader(name, *paths[name], slots[name])
             while points := reader.read():
-                logged_names = self._store.curves.metric_names(self._attempt_id, event_files.FIRST_SEQ)
+                logged_names = store.curves.metric_names(self._attempt_id, event_files.FIRST_SEQ)
                 rows = [row for point in points if self._is_owner(name, point.name) for row in self._rows(point)]
-                self._store.record(self._attempt_id, metrics=[row for row in rows if row.name not in logged_names])
+                store.record(self._attempt_id, metrics=[row for row in rows if row.name not in logged_names])
                 beat()
 
     def _reader(self, name: str, path: Path, since: float, slot: event_files.Slot) -> event_files.Reader:

@@ -6,17 +6,11 @@ host. A call that hangs delays only its own run, or its own group's where the gr
 
 from __future__ import annotations
 
-import json
 import queue
-import random
-import subprocess
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasStatuses
@@ -24,21 +18,18 @@ from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
-from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, rates
-from cloudtrain.runs.attempts import backend_of
-from cloudtrain.runs.groups import SOON_S, Entry, Group
-from cloudtrain.runs.pace import NOTICE_S, OLD_S
-from cloudtrain.runs.watch import LEASE_S, Look, Watcher
+from cloudtrain.runs import asked, rates, watch_log
+from cloudtrain.runs.groups import Entry, Group
+from cloudtrain.runs.looks import Looks, Result
+from cloudtrain.runs.pace import NOTICE_S
+from cloudtrain.runs.sender import run_sender
+from cloudtrain.runs.watch import LEASE_S, Look
 
 SENDERS = 4  # processes that send an attempt, at once
-LONG_S = 1.0  # a pause that is spread
-FEW = 100  # runs; of more of them it is noticed later that somebody has begun to follow a log
+FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
 GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain watch`
-SHARE, CAPACITY = 0.10, 20.0  # of a processor that looks may take together; above it pauses grow, this much at the most
-BACKENDS = 64  # that are kept: a client of an SDK takes megabytes
 
 
 class Multiplexer:
@@ -53,20 +44,17 @@ class Multiplexer:
         self.store = Store(home)
         self.runs: dict[str, Entry] = {}
         self._groups: dict[tuple[str, str], Group] = {}
-        self._backends: dict[tuple[str, str], Backend] = {}
-        self._renewed_clients: dict[tuple[str, str], float] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._looks = Looks(home, me)
+        self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._senders = ThreadPoolExecutor(SENDERS, "send")
-        self._threads = threading.local()
         self._leased_at = self._lease_tried_at = self._notice_at = 0.0
-        self._measured = (time.monotonic(), time.process_time())
-        self._stretch = 1.0
+        self._share = rates.ProcessorShare()
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
     def post(self, action: Callable[[], None]) -> None:
         """Have an action done on the thread that decides."""
-        self._inbox.put(action)
+        self._inbox.put((time.monotonic(), action))
 
     # -- the thread that decides --------------------------------------------------------------------------------------
 
@@ -95,14 +83,15 @@ class Multiplexer:
         """Do what is due; blocking until something happens, for `longest_s` seconds at the most."""
         wait_s = min(self._next_s(), longest_s)
         try:
-            action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            posted_at, action = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
+                self._share.note_lag(time.monotonic() - posted_at)
                 action()
-                action = self._inbox.get_nowait()
+                posted_at, action = self._inbox.get_nowait()
         except queue.Empty:
             pass
         self._renew_leases()
-        self._measure()
+        self._share.measure()
         self._notice_followers()
         for group in self._groups.values():
             self._dispatch(group)
@@ -162,36 +151,28 @@ class Multiplexer:
         try:
             self._find_group(entry, self.store.attempts(entry.run_id)[-1])
         except (CloudtrainError, ImportError) as error:  # a backend that is not installed here
-            self._write(f"{entry.run_id}: {error}")
+            watch_log.write(f"{entry.run_id}: {error}")
             self._drop(entry)
-            return
 
     def _find_group(self, entry: Entry, attempt: AttemptRecord) -> None:
-        backend = self._backend(attempt)
+        backend = self._looks.clients.get(attempt.plan)
         asks = backend if isinstance(backend, HasStatuses) else None
         key = (attempt.plan.backend, asks.group if asks else attempt.plan.target)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(" ".join(key), backend)
+            group = self._groups[key] = Group(" ".join(key), backend, self._share)
         if attempt.attempt_id != entry.attempt_id:
             entry.seen, entry.given = attempt.status, None
-            entry.pace = self._watch(entry).pace(attempt, backend)
+            entry.pace = self._looks.watcher_of(entry).pace(attempt, backend)
         entry.attempt_id, entry.handle, entry.group = attempt.attempt_id, attempt.handle, group
+        entry.nodes = int(attempt.plan.manifest.get("nodes") or 1)
         group.schedule(entry, 0.0)
-
-    def _measure(self) -> None:
-        """Let pauses grow where looks take more than their share of a processor."""
-        moment, used = time.monotonic(), time.process_time()
-        if moment - self._measured[0] >= 1:
-            share = (used - self._measured[1]) / (moment - self._measured[0])
-            self._stretch = min(max(1.0, self._stretch * min(max(share / SHARE, 0.5), 2.0)), CAPACITY)
-            self._measured = (moment, used)
 
     def _notice_followers(self) -> None:
         """Let a log be read soon that somebody has begun to follow."""
         moment = time.monotonic()
         if moment >= self._notice_at:
-            self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LONG_S)
+            self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LATER_S)
             for entry in self.runs.values():
                 if entry.pace and entry.group and entry.due > moment and entry.pace.log_is_due:
                     entry.group.schedule(entry, 0.0)
@@ -209,41 +190,15 @@ class Multiplexer:
         """Start what is due in a group, as far as it has threads and calls left."""
         if time.monotonic() < group.not_before:
             return
-        if not group.asking and not (group.asks and group.budget.wait_s() > 0) and (due := group.take_due()):
-            known, soon = [], []
-            for entry in due:
-                pace = entry.pace
-                if pace is None or entry.again or not entry.handle or not entry.seen or not group.asks:
-                    entry.given = None
-                    entry.log_only = pace is not None and not entry.again and not pace.status_is_due
-                    group.queue(entry, first=True)
-                elif pace.status_is_due:
-                    pace.asked()
-                    known.append(entry)
-                elif pace.log_is_due:
-                    entry.log_only = entry.log_only or not entry.queued  # one that waits for a whole look gets that
-                    group.queue(entry, first=True)
-                else:
-                    soon.append(entry)
-            for entry in soon:
-                if known and entry.pace:
-                    entry.pace.asked()
-                    known.append(entry)
-                else:
-                    group.schedule(entry, self._pause_s(entry))
-            if len(known) == 1:  # a listing may take several calls
-                known[0].given = None
-                group.queue(known.pop(), first=True)
-            if known and group.asks:
-                group.asking = True
-                group.budget.take(1 + len(known) // 100)
-                group.lane.submit(self._ask, group, group.asks, known)
-        while entry_waiting := group.take_waiting():
-            if self.runs.get(entry_waiting.run_id) is not entry_waiting or not entry_waiting.leased:
-                continue
-            entry_waiting.busy, entry_waiting.again = True, False
-            group.running += 1
-            group.pool.submit(self._look, group, entry_waiting, entry_waiting.given)
+        if (known := group.take_known()) and group.asks:
+            group.asking = True
+            group.budget.take(1 + len(known) // 100)
+            group.lane.submit(self._ask, group, group.asks, known)
+        while entry := group.take_waiting():
+            if self.runs.get(entry.run_id) is entry and entry.leased:
+                entry.busy, entry.again = True, False
+                group.running += 1
+                group.pool.submit(self._look, group, entry, entry.given)
 
     def _ask(self, group: Group, asks: HasStatuses, entries: list[Entry]) -> None:
         """Ask for the states of many runs, in the group's own thread."""
@@ -253,17 +208,11 @@ class Multiplexer:
             found = asks.statuses([entry.handle for entry in entries if entry.handle])
         except Exception as problem:
             error = problem
-        if error is None and group.failures:
-            self._note(asks, entries, None)
-        elif isinstance(error, BackendError):
-            self._note(asks, entries, error)
-        self.post(lambda: self._asked(group, entries, found, error))
-
-    def _note(self, asks: HasStatuses, entries: list[Entry], error: BackendError | None) -> None:
-        """Note for readers since when a platform does not answer, or that it does again."""
-        if isinstance(asks, Backend):
+        if isinstance(asks, Backend) and (error is None or isinstance(error, BackendError)):
             for entry in entries:
-                asked.note(self.home, entry.run_id, asks, error)
+                if error or entry.handle in found:
+                    asked.note(self.home, entry.run_id, asks, error)
+        self.post(lambda: self._asked(group, entries, found, error))
 
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
         group.asking = False
@@ -278,49 +227,21 @@ class Multiplexer:
                 entry.arrived = found.get(entry.handle or "")
                 continue
             entry.given, entry.log_only = found.get(entry.handle or ""), False
-            group.schedule(entry, self._pause_s(entry))
+            group.schedule(entry, group.pause_s(entry))
             if error is None and entry.needs_look():
                 given, seen = entry.given, entry.seen
                 changed = given is None or seen is None or given.state is not seen.state
                 group.queue(entry, first=changed)
 
-    def _pause_s(self, entry: Entry) -> float:
-        if entry.failures:
-            return rates.outage_pause_s(entry.failures)
-        pause_s = entry.pace.wait_s() if entry.pace else SOON_S
-        if pause_s > LONG_S:  # runs that were submitted together are not asked for together for ever
-            pause_s *= random.uniform(0.9, 1.1)
-        return min(pause_s * self._stretch, max(pause_s, OLD_S))
-
     # -- one run ------------------------------------------------------------------------------------------------------
 
     def _look(self, group: Group, entry: Entry, given: Status | None) -> None:
-        """Look at one run, in a thread of its group."""
-        found, error, attempt = Look.SAME, None, None
-        try:
-            store = self._thread_store()
-            watch = self._watch(entry)
-            watch.store = store
-            found = watch.look(given, log_only=entry.log_only)
-            attempt = store.attempts(entry.run_id)[-1]
-            entry.pace = watch.pace(attempt, self._backend(attempt))
-        except Exception as problem:
-            error = problem
-        self.post(lambda: self._looked(group, entry, found, attempt, error))
+        found = self._looks.look(entry, given, lambda: self.post(lambda: group.note_end(entry)))
+        self.post(lambda: self._looked(group, entry, found))
 
-    def _watch(self, entry: Entry) -> Watcher:
-        if entry.watch is None:
-            entry.watch = Watcher(
-                self.store, entry.run_id, self.me, may_send=False, backend=self._backend, environ=entry.environ,
-                lease=lambda: True,
-            )  # fmt: skip
-        return entry.watch
-
-    def _looked(
-        self, group: Group, entry: Entry, found: Look, attempt: AttemptRecord | None, error: Exception | None
-    ) -> None:
-        group.running -= 1
-        entry.busy = entry.log_only = False
+    def _looked(self, group: Group, entry: Entry, result: Result) -> None:
+        found, attempt, error = result
+        group.note_looked(entry)
         entry.given, entry.arrived, entry.looked = entry.arrived, None, time.monotonic()
         if self.runs.get(entry.run_id) is not entry:
             return
@@ -342,7 +263,7 @@ class Multiplexer:
         else:
             entry.again = entry.again or found is Look.MOVED
             group = entry.group or group
-            group.schedule(entry, 0.0 if entry.again and error is None else self._pause_s(entry))
+            group.schedule(entry, 0.0 if entry.again and error is None else group.pause_s(entry))
             if entry.given and error is None and entry.needs_look():
                 group.queue(entry, first=entry.given.state.final)
 
@@ -358,7 +279,7 @@ class Multiplexer:
             end = entry.watch.end if entry.watch else None
             code = run_sender(self.home, entry.run_id, self.me, entry.environ or {}, end)
         except OSError as error:
-            self._write(f"{entry.run_id}: no process can be started: {error}")
+            watch_log.write(f"{entry.run_id}: no process can be started: {error}")
         self.post(lambda: self._sent(entry, code))
 
     def _sent(self, entry: Entry, code: int) -> None:
@@ -366,67 +287,14 @@ class Multiplexer:
         entry.failures = entry.failures + 1 if code else 0
         entry.seen = None
         if entry.group:
-            entry.group.schedule(entry, self._pause_s(entry) if code else 0.0)
-
-    # -- what threads share -------------------------------------------------------------------------------------------
-
-    def _thread_store(self) -> Store:
-        store: Store | None = getattr(self._threads, "store", None)
-        if store is None:
-            store = self._threads.store = Store(self.home)
-        return store
-
-    def _backend(self, attempt: AttemptRecord) -> Backend:
-        """Return the backend of an attempt; attempts with the same options share one."""
-        key = _backend_key(attempt)
-        backend = self._backends.get(key)
-        if backend is None:
-            backend = backend_of(attempt.plan, self.home)
-            while len(self._backends) >= BACKENDS:
-                self._backends.pop(next(iter(self._backends)), None)
-            backend = self._backends.setdefault(key, backend)
-        return backend
+            entry.group.schedule(entry, entry.group.pause_s(entry) if code else 0.0)
 
     def _renew_client(self, entry: Entry) -> None:
-        """Make a new client after a refusal, once a minute: credentials may have been renewed since the last one."""
-        attempt = self.store.attempts(entry.run_id)[-1]
-        key = _backend_key(attempt)
-        if time.monotonic() - self._renewed_clients.get(key, -rates.OUTAGE_MAX_S) >= rates.OUTAGE_MAX_S:
-            self._renewed_clients[key] = time.monotonic()
-            self._backends.pop(key, None)
-            if entry.group and entry.group.asks:
-                entry.group.renew(self._backend(attempt))
+        backend = self._looks.clients.renew(self.store.attempts(entry.run_id)[-1].plan)
+        if backend and entry.group and entry.group.asks:
+            entry.group.renew(backend)
 
     def _complain(self, whom: str, error: Exception | None) -> None:
-        if isinstance(error, CloudtrainError):
-            self._write(f"{whom}: {error}")
-        elif error is not None:
-            self._write(f"{whom}: {''.join(traceback.format_exception(error))}")
-
-    def _write(self, text: str) -> None:
-        print(f"{now()} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the watcher's own log
-
-
-def run_sender(
-    home: Path, run_id: str, me: Process, environ: Mapping[str, str], end: tuple[str, Status] | None = None
-) -> int:
-    """Look at a run in a process of its own that may send its next attempt; blocking. Raises OSError.
-
-    `end` is the id of the newest attempt and how it was seen to end.
-    """
-    from cloudtrain.runs import environment
-
-    command = [sys.executable, "-m", "cloudtrain.runs.watch", run_id, str(home), str(me)]
-    done = subprocess.run(
-        command,
-        input=f"{json.dumps(dict(environ))}\n{json.dumps([end[0], asdict(end[1])] if end else None)}".encode(),
-        env=environment.select(environ, environment.BASE),
-        cwd="/",
-        check=False,
-    )
-    return done.returncode
-
-
-def _backend_key(attempt: AttemptRecord) -> tuple[str, str]:
-    options = (attempt.plan.job.get("options") or {}).get(attempt.plan.backend) or {}
-    return attempt.plan.backend, json.dumps(options, sort_keys=True, default=str)
+        if error is not None:
+            text = error if isinstance(error, CloudtrainError) else "".join(traceback.format_exception(error))
+            watch_log.write(f"{whom}: {text}")

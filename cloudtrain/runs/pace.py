@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -58,7 +59,8 @@ class Pace:
         """Note that the status is asked for now."""
         moment = time.monotonic()
         old = self._poll_s > SIMULATED_S and moment - self._began > OLD_AFTER_S
-        self._due = moment + min(self._pause_s, max(self._poll_s, OLD_S) if old else self._poll_s)
+        pause_s = min(self._pause_s, max(self._poll_s, OLD_S) if old else self._poll_s)
+        self._due = moment + pause_s * random.uniform(0.95, 1.0)  # homes that began together are spread in time
         self._pause_s = min(self._pause_s * 2, OLD_S)
 
     def read(self) -> None:

@@ -6,8 +6,13 @@ import random
 import time
 
 OUTAGE_S, OUTAGE_MAX_S = 1.0, 60.0  # before a platform that did not answer is asked again; doubled each time
-LOGS_PER_S = 5.0  # logs that are read of one platform, at least; those of services have limits of their own
+LOGS_PER_S = 5.0  # logs of nodes that are read of a platform whose backend names no limit
 CALLS_PER_S = 50.0  # of a backend that names no limit
+SHARE, STRETCH_MAX = (
+    0.10,
+    20.0,
+)  # of a processor that looks may take together; above it pauses grow, this much at the most
+LAG_S = 0.5  # that an answer may wait for the thread that decides: on a machine that is busy, looks have to be fewer
 
 
 def outage_pause_s(failures: int) -> float:
@@ -34,3 +39,28 @@ class Budget:
     def take(self, calls: int) -> None:
         """Count calls; more than are left are paid by a longer wait."""
         self._left -= calls
+
+
+class ProcessorShare:
+    """How much longer pauses are, so that looks take at most SHARE of a processor, and less where others leave less."""
+
+    def __init__(self) -> None:
+        self.stretch = 1.0
+        self._measured = (time.monotonic(), time.process_time())
+        self._lag_s = 0.0
+
+    def note_lag(self, lag_s: float) -> None:
+        """Note how long something waited for the thread that decides."""
+        self._lag_s = max(self._lag_s, lag_s)
+
+    def measure(self) -> None:
+        """Adapt the pauses once a second."""
+        moment, used = time.monotonic(), time.process_time()
+        if moment - self._measured[0] >= 1:
+            self.adapt((used - self._measured[1]) / (moment - self._measured[0]), self._lag_s)
+            self._measured, self._lag_s = (moment, used), 0.0
+
+    def adapt(self, share: float, lag_s: float) -> None:
+        """Adapt the pauses to the share of a processor that was used, and to the longest lag meanwhile."""
+        change = min(max(share / SHARE, lag_s / LAG_S, 0.5), 2.0)
+        self.stretch = min(max(1.0, self.stretch * change), STRETCH_MAX)

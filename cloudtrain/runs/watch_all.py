@@ -16,15 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.errors import CloudtrainError, StoreError
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
-from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import environment, mailbox, watcher
+from cloudtrain.runs import environment, mailbox, watch_log, watcher
 from cloudtrain.runs.mailbox import Mailbox, Message
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.watch import LEASE_S
@@ -34,7 +32,6 @@ LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
 RESTART_S = 1.0  # before the runs of a worker that died are given to another one
-LOG_BYTES = 4 << 20  # of the log; what is older is kept once
 Environ = dict[str, str]
 
 
@@ -98,7 +95,7 @@ class HomeWatcher:
                 if not messages:
                     return False
             time.sleep(0.1)
-        print(f"{now()} no watcher answers, and none could be elected", file=sys.stderr)  # noqa: T201 - its own log
+        watch_log.write("no watcher answers, and none could be elected")
         return False
 
     def _is_elected(self) -> bool:
@@ -108,7 +105,7 @@ class HomeWatcher:
             if self.store.elect(self.me, version, address, LEASE_S).owner != str(self.me):
                 return False
             self._elected_at = time.monotonic()
-            _bound_log()
+            watch_log.bound()
         return True
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -124,7 +121,7 @@ class HomeWatcher:
                 self._take_orphans()
                 self._care_for_workers()
             except StoreError as error:  # a full disk, another process that locks it for long
-                print(f"{now()} {error}", file=sys.stderr, flush=True)  # noqa: T201 - its own log
+                watch_log.write(error)
             if self._environs:
                 live_at = time.monotonic()
 
@@ -268,15 +265,6 @@ def _identity(path: Path) -> int | None:
         return path.stat().st_ino
     except OSError:
         return None
-
-
-def _bound_log() -> None:
-    """Move what the log has to watch.log.1 where it has become long; other processes go on appending to the same file."""
-    with suppress(OSError):
-        path = Path("/proc/self/fd/2").readlink()
-        if path.name == watcher.LOG and path.stat().st_size > LOG_BYTES:
-            path.with_name(f"{watcher.LOG}.1").write_bytes(path.read_bytes())
-            os.truncate(path, 0)
 
 
 def main() -> int:

@@ -19,11 +19,10 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import secret_sources
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import detach
-from cloudtrain.runs import environment, mailbox
+from cloudtrain.runs import environment, mailbox, watch_log
 from cloudtrain.runs.mailbox import Message
 
 STARTING = "watch.starting"  # in the home: a watcher was started and is not elected yet
-LOG = "watch.log"  # in the home: what went wrong
 BIRTH_S = 30.0  # how long that may take; then it is taken for dead
 PATIENCE_S = 2.0  # how long a submit waits for a watcher that another one has just started
 CONFIRM_S = 5.0  # how long for its answer
@@ -112,4 +111,4 @@ def _start_process(home: Path, message: Message) -> None:
     begins_with = {
         name: value for name, value in environment.select(os.environ, environment.BASE).items() if name not in hidden
     }
-    detach(command, given=json.dumps([message]).encode(), log=home / LOG, env=begins_with, cwd=Path("/"))
+    detach(command, given=json.dumps([message]).encode(), log=home / watch_log.NAME, env=begins_with, cwd=Path("/"))

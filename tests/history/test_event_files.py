@@ -180,7 +180,7 @@ def test_a_writer_that_is_opened_again_has_its_points_in_order_and_once(tmp_path
             "epoch_loss": (6, 10, 5, 5),
             "validation/epoch_loss": (6, -10, -5, 5),
         }
-        watch.Watcher(run.store, run.run_id)._read_files(run.attempts[-1], at_once=True)
+        watch.Watcher(run.store, run.run_id).collector.read_files(run.store, run.attempts[-1], at_once=True)
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_folder_that_appears_later_has_no_part_in_a_curve_that_is_there_whenev
         if node == "n2" and anew:  # another watcher takes over, and sees all three at once
             watcher = watch.Watcher(remembered.store, remembered.run_id)
         eventfiles.board(outputs / node / eventfiles.NAME.format(1700000000 + second), (second, "loss", second))
-        watcher._read_files(remembered.attempts[0], at_once=True)
+        watcher.collector.read_files(remembered.store, remembered.attempts[0], at_once=True)
     curves = {row.name: (row.points, row.last) for row in remembered.store.curves.summary(remembered.run_id)}
     assert curves == {"loss": (1, 5), "n1/loss": (1, 3), "n2/loss": (1, 4)}
 

@@ -14,9 +14,10 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import rates
+from cloudtrain.runs import asked, rates
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import wait_for
@@ -43,6 +44,7 @@ class Listing(MemoryBackend):
     calls_per_s = 1000.0
     lists: ClassVar[list[int]] = []
     singles: ClassVar[list[str]] = []
+    logs_read: ClassVar[list[str]] = []
     made: ClassVar[list[MemoryBackend]] = []
     down: ClassVar[bool] = False
 
@@ -61,6 +63,21 @@ class Listing(MemoryBackend):
         return super().status(handle)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        self.logs_read.append(handle)
+        return iter(())
+
+
+class Draining(MemoryBackend):
+    """A platform where the log of an attempt that has ended is complete when the test says so."""
+
+    name = "draining"
+    drained: ClassVar[threading.Event] = threading.Event()
+    draining: ClassVar[list[str]] = []
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        if self.status(handle).state.final:
+            self.draining.append(handle)
+            self.drained.wait(60)
         return iter(())
 
 
@@ -68,16 +85,19 @@ class Listing(MemoryBackend):
 def submit(home, tmp_path, monkeypatch) -> Callable[[str], Run]:
     monkeypatch.setattr(registry, "BUILT_IN", dict(registry.BUILT_IN))
     MemoryBackend.install()
-    for kind in (Hanging, Listing):
+    for kind in (Hanging, Listing, Draining):
         registry.BUILT_IN[kind.name] = (f"{kind.__module__}:{kind.__name__}", None)
-    for calls in (Listing.lists, Listing.singles, Listing.made):
+    for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made):
         calls.clear()
     Hanging.answers.clear()
+    Draining.drained.clear()
+    Draining.draining.clear()
     Listing.down = False
     (tmp_path / "train.py").write_text("print(1)\n")
     job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py"}
     yield lambda backend: Submitter(backend, watch=False).submit(job, new=True)
     Hanging.answers.set()
+    Draining.drained.set()
 
 
 def turn_until(runs: Multiplexer, condition: Callable[[], object], what: str) -> None:
@@ -101,6 +121,22 @@ def test_a_platform_that_hangs_delays_no_other(submit, home):
     assert {run.record.status.state for run in hanging} == {State.QUEUED}, "these wait"
     Hanging.answers.set()
     turn_until(runs, lambda: {run.record.status.state for run in hanging} == {State.RUNNING}, "the others")
+
+
+def test_the_last_lines_of_many_ended_runs_delay_no_other(submit, home):
+    ended, other = [submit("draining") for _ in range(8)], submit("draining")
+    runs = Multiplexer(home, Process.here())
+    for run in (*ended, other):
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: {run.record.status.state for run in (*ended, other)} == {State.RUNNING}, "their states")
+    for run in ended:
+        MemoryBackend.finish(run.attempts[-1].handle, State.FAILED, 1)
+    turn_until(runs, lambda: len(set(Draining.draining)) == len(ended), "their ends")
+    MemoryBackend.attempts[other.attempts[-1].handle].status = Status(State.STOPPING)
+    turn_until(runs, lambda: other.record.status.state is State.STOPPING, "the state of another one")
+    assert {run.record.status.state for run in ended} == {State.RUNNING}, "the log first"
+    Draining.drained.set()
+    turn_until(runs, lambda: {run.record.status.state for run in ended} == {State.FAILED}, "their ends")
 
 
 def test_many_are_asked_for_in_one_call(submit, home):
@@ -136,3 +172,53 @@ def test_a_platform_that_is_not_reached_keeps_its_client_and_is_asked_rarely(sub
         MemoryBackend.finish(run.attempts[-1].handle, State.SUCCEEDED, 0)
     turn_until(runs, lambda: not runs.runs, "their ends")
     assert Store(home).find(submitted[0].run_id).status.state is State.SUCCEEDED
+
+
+def test_an_answer_for_many_is_noted_for_the_readers_of_each(submit, home):
+    submitted = [submit("listing") for _ in range(3)]
+    for run in submitted:
+        MemoryBackend.attempts[run.attempts[-1].handle].status = Status(State.STARTING)
+    runs = Multiplexer(home, Process.here())
+    for run in submitted:
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.STARTING}, "their states")
+    for run in submitted:
+        asked.expire(home, run.run_id)  # so that the next reader would ask
+    Listing.lists.clear()
+    turn_until(runs, lambda: len(Listing.lists) > 2, "some lists")
+    assert all(asked.last(home, run.run_id).is_fresh(run.attempts[-1]) for run in submitted)
+
+
+def test_logs_that_nobody_follows_are_read_at_the_platforms_rate(submit, home, monkeypatch):
+    """A followed log does not wait for that, and the others give way to it."""
+    monkeypatch.setattr(Listing, "logs_per_s", 0.001, raising=False)
+    submitted = [submit("listing") for _ in range(6)]
+    runs = Multiplexer(home, Process.here())
+    for run in submitted:
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: {run.record.status.state for run in submitted} == {State.RUNNING}, "their states")
+    Listing.lists.clear()
+    turn_until(runs, lambda: len(Listing.lists) > 2, "some lists")
+    Listing.logs_read.clear()
+    Listing.lists.clear()
+    turn_until(runs, lambda: len(Listing.lists) > 4, "some lists")
+    assert Listing.logs_read == [], "what may be read was read"
+    followed = submitted[3]
+    turn_until(runs, lambda: Spool(home, followed.run_id, 1).follow() or Listing.logs_read, "its log")
+    assert set(Listing.logs_read) == {followed.attempts[-1].handle}
+
+
+def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
+    share = rates.ProcessorShare()
+    share.adapt(rates.SHARE / 2, 0.0)
+    assert share.stretch == 1.0
+    share.adapt(rates.SHARE * 1.5, 0.0)
+    assert share.stretch == pytest.approx(1.5)
+    share.adapt(0.0, rates.LAG_S * 10)
+    assert share.stretch == pytest.approx(3.0), "twice as long at once"
+    for _ in range(10):
+        share.adapt(1.0, 0.0)
+    assert share.stretch == rates.STRETCH_MAX
+    for _ in range(10):
+        share.adapt(0.0, 0.0)
+    assert share.stretch == 1.0

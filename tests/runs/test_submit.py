@@ -229,3 +229,26 @@ def test_an_attempt_that_a_thread_sends_is_not_sent_by_another_that_looks(home, 
     run = submitter.submit({"source": str(tmp_path), "entrypoint": "train.py"})
     assert sent == [f"{run.run_id}-a1"]
     assert len(seen) == 1 and not seen[0].state.final
+
+
+def test_submits_of_one_submitter_share_a_client_until_the_credentials_may_have_changed(submitter, job, monkeypatch):
+    used, errors, submit = [], [], MemoryBackend.submit
+
+    def noting(self, plan, bundle):
+        used.append(self)
+        if errors:
+            raise errors.pop()
+        return submit(self, plan, bundle)
+
+    monkeypatch.setattr(MemoryBackend, "submit", noting)
+    for _ in range(3):
+        submitter.submit(job, new=True)
+    assert used == [used[0]] * 3
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    submitter.submit(job, new=True)
+    assert used[3] is not used[0]
+    errors.append(BackendError("AWS does not accept the credentials"))
+    with pytest.raises(BackendError):
+        submitter.submit(job, new=True)
+    submitter.submit(job, new=True)
+    assert used[4] is used[3] and used[5] is not used[3], "they may have been renewed"

@@ -57,6 +57,11 @@ class KubernetesBackend:
     name = "kubernetes"
     poll_s = follow_s = POLL_S
     calls_per_s = CALLS_PER_S
+    # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.
+    variables = (
+        "KUBECONFIG", "KUBERNETES_*", "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "AZURE_*",
+        "STORAGE_EMULATOR_HOST", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME", "PATH",
+    )  # fmt: skip
     features = frozenset(
         {
             Feature.MULTI_NODE,
@@ -77,8 +82,8 @@ class KubernetesBackend:
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options)
         self._store = KubeStore()
-        self._jobs = KubeJobs(self._api)
-        self._list = KubeList(self._api)
+        self._jobs = KubeJobs(self._api, self.poll_s)
+        self._list = KubeList(self._api, self._jobs)
         self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
         self._logs = KubeLogs(self._api, self._jobs, self._store, self._volumes, self.poll_s)
 

@@ -7,7 +7,9 @@ is not reported as lost when the context points to another cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +35,10 @@ PATHS = {"Service": "services", "ConfigMap": "configmaps"}
 class KubeJobs:
     """The Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi) -> None:
-        self._api = api
+    def __init__(self, api: KubeApi, poll_s: float = 0.0) -> None:
+        self._api, self._fresh_s = api, 2.5 * poll_s
+        # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
+        self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -158,12 +162,27 @@ class KubeJobs:
         pod_list = self._api.get(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query) or {}
         return pods_of(uid, pod_list.get("items") or ())
 
+    def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
+        """Keep what a status was made of, for `known`."""
+        kept = [{"metadata": pod["metadata"], "status": pod["status"]} for pod in pods]
+        self._known[handle] = time.monotonic(), job, kept
+
+    def known(self, handle: str) -> tuple[Object, list[Object]] | None:
+        """Return an attempt's Job and pods as they were when its status was asked for not long ago; None else."""
+        asked_at, job, pods = self._known.get(handle, (-math.inf, {}, []))
+        return (job, pods) if time.monotonic() - asked_at < self._fresh_s else None
+
+    def forget_others(self, handles: Collection[str]) -> None:
+        """Keep only what is known of these attempts."""
+        self._known = {handle: known for handle, known in list(self._known.items()) if handle in handles}
+
     def status(self, handle: str) -> Status:
         """Return the attempt's state; while it waits, the reason is the cluster's message."""
         job = self.job(handle)
         if job is None:
             return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} is gone")
         pods = self.pods(handle)
+        self.remember(handle, job, pods)
         status = status_of(job, pods)
         if status.state is State.STARTING and not status.reason:
             uid = str(waiting_object(job, pods)["metadata"]["uid"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
-from cloudtrain.backends.kubernetes.jobs import newest_warning, parse_handle, pods_of, waiting_object
+from cloudtrain.backends.kubernetes.jobs import KubeJobs, newest_warning, parse_handle, pods_of, waiting_object
 from cloudtrain.backends.kubernetes.names import ATTEMPT
 from cloudtrain.backends.kubernetes.status import Object, status_of
 from cloudtrain.events import State, Status
@@ -21,11 +21,12 @@ PAGE = 500  # objects in one answer
 class KubeList:
     """The Jobs of one cluster. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi) -> None:
-        self._api = api
+    def __init__(self, api: KubeApi, jobs: KubeJobs) -> None:
+        self._api, self._jobs = api, jobs
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         """Return handle -> status of the Jobs that exist; {} where the account may not list Jobs."""
+        self._jobs.forget_others(set(handles))
         namespaces: dict[str, list[str]] = {}
         for handle in handles:
             namespaces.setdefault(parse_handle(handle)[1], []).append(handle)
@@ -50,6 +51,7 @@ class KubeList:
         for job in jobs:
             if handle := by_uid.get(str(job["metadata"]["uid"])):
                 own = pods_of(job["metadata"]["uid"], pods)
+                self._jobs.remember(handle, job, own)
                 status = found[handle] = status_of(job, own)
                 if status.state is State.STARTING and not status.reason:
                     silent[handle] = waiting_object(job, own)

@@ -35,12 +35,13 @@ class KubeLogs:
     def follow(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes after a cursor; with `follow` until the job ends."""
         merger: LogMerger | None = None
+        known = None if follow else self._jobs.known(handle)
         while True:
-            job = self._jobs.job(handle)
+            job = known[0] if known else self._jobs.job(handle)
             if job is None:
                 return
             merger = merger or LogMerger(int(job["spec"]["completions"]), after)
-            pods = self._jobs.pods(handle)
+            pods = known[1] if known else self._jobs.pods(handle)
             final = status_of(job, pods).state.final  # checked before reading: a final job prints nothing more
             for node in merger.nodes:
                 node_pods = [pod for pod in pods if node_rank(pod) == node.node]

@@ -51,11 +51,13 @@ class SagemakerBackend:
         self.aws = Aws(self.name, options.get("region"), options.get("profile"), options.get("endpoint"))
         # Job's name -> when it was last seen, and DescribeTrainingJob's answer without what is large.
         self._known: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
-        self._list = listing.JobList(self.aws, self._describe)
+        pause_s = 0.0 if options.get("endpoint") else 1 / listing.CALLS_PER_S
+        self._list = listing.JobList(self.aws, self._describe, lambda: time.sleep(pause_s))
         account = [str(options.get(name) or "") for name in ("endpoint", "region", "profile", "account")]
         self.group, self.calls_per_s = f"sagemaker {'/'.join(account)}", listing.CALLS_PER_S
+        self.logs_per_s = logs.NODES_PER_S
         if options.get("endpoint"):  # a simulator: fast and without quotas
-            self.poll_s, self.follow_s, self.calls_per_s = 5.0, 0.2, 100.0
+            self.poll_s, self.follow_s, self.calls_per_s, self.logs_per_s = 5.0, 0.2, 100.0, 100.0
 
     @classmethod
     def options(cls) -> type[BaseModel]:

@@ -23,7 +23,7 @@ from cloudtrain.events import State, Status
 
 CALLS_PER_S = 1.0  # half of what ListTrainingJobs allows
 PAGE = 100  # jobs; the API's maximum (MaxResults in botocore 1.44.5)
-PAGES = 10  # in one call: older jobs are left out
+PAGES = 10  # in one call, or twice as many as the jobs asked for fill: older jobs are left out
 DESCRIBES = 100  # in one call; what else has changed is left out
 # The message of a job that waits may change while its status and secondary status stay.
 RECHECK_S, RECHECKS = 30.0, 5  # how old it gets, and how many are read again in one call
@@ -42,10 +42,17 @@ class _Seen:
 
 
 class JobList:
-    """The jobs of one account and region. It remembers the jobs of its last call; `describe` returns a job by its name."""
+    """The jobs of one account and region. It remembers the jobs of its last call.
 
-    def __init__(self, aws: Aws, describe: Callable[[str], Mapping[str, Any] | None]) -> None:
-        self._aws, self._describe = aws, describe
+    Args:
+        describe: returns a job by its name.
+        wait: called between two pages, whose rate AWS limits.
+    """
+
+    def __init__(
+        self, aws: Aws, describe: Callable[[str], Mapping[str, Any] | None], wait: Callable[[], None] = lambda: None
+    ) -> None:
+        self._aws, self._describe, self._wait = aws, describe, wait
         self._seen: dict[str, _Seen] = {}
         self._denied_at: float | None = None  # monotonic
         self._absent: set[str] = set()  # ARNs that the list did not show: it is not searched to its end for them again
@@ -81,18 +88,21 @@ class JobList:
         """Return the summaries of jobs, from as few pages as show them all."""
         wanted = set(arns) - self._absent
         found: dict[str, Mapping[str, Any]] = {}
-        for page in self._pages([seen.created for seen in self._seen.values()] if wanted <= self._seen.keys() else []):
+        created = [seen.created for seen in self._seen.values()] if wanted <= self._seen.keys() else []
+        for page in self._pages(created, max(PAGES, 2 * len(wanted) // PAGE)):
             found |= {job["TrainingJobArn"]: job for job in page if job["TrainingJobArn"] in arns}
             if wanted <= found.keys():
                 break
         return found
 
-    def _pages(self, created: Collection[datetime]) -> Iterator[list[Mapping[str, Any]]]:
+    def _pages(self, created: Collection[datetime], most: int) -> Iterator[list[Mapping[str, Any]]]:
         """Yield pages of the list, the newest jobs first, back to the oldest of these times."""
         query: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": PAGE}
         if created:
             query["CreationTimeAfter"] = min(created) - timedelta(seconds=1)
-        for _ in range(PAGES):
+        for number in range(most):
+            if number:
+                self._wait()
             answer = self._aws.call("sagemaker", "list_training_jobs", **query)
             yield answer["TrainingJobSummaries"]
             if not answer.get("NextToken"):

@@ -20,6 +20,10 @@ from cloudtrain.events import LogLine, State
 from cloudtrain.job.units import format_time
 
 GROUP = "/aws/sagemaker/TrainingJobs"
+# A read of one node is a DescribeLogStreams and two GetLogEvents: the last page repeats its token. An account and region may
+# make 25 of each a second (https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html, 2026-11-23);
+# this is less than half of that.
+NODES_PER_S = 5.0
 GAP_MS = 60_000  # a missing line is given up once a line this much newer has come
 _NUMBERED_LINE = re.compile(r"(\d+) (-?\d+) (\d{4}-\d\d-\d\dT[\d:.]+Z) (.*)", re.DOTALL)
 _STREAM = re.compile(r".*/algo-(\d+)-(.+)")

@@ -54,6 +54,8 @@ class SlurmBackend:
     # A site that limits its users' calls refills 2 a second by default, after a burst of 30 (rl_refill_rate and
     # rl_bucket_size of SlurmctldParameters, https://slurm.schedmd.com/slurm.conf.html, 2026-11-23). Half of that.
     calls_per_s = 1.0
+    variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of sbatch
+    logs_per_s = 20.0  # files of the shared folder: Slurm is not asked
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.site_options = dict(options)

@@ -50,7 +50,9 @@ class SshBackend:
     name = "ssh"
     poll_s = 0.5
     calls_per_s = 2.0  # one call is one request to each machine
+    logs_per_s = 20.0  # requests over connections that are open
     follow_s = TAIL_S
+    variables = ("SSH_AUTH_SOCK", "HOME", "PATH")  # PATH: of a ProxyCommand
     features = frozenset(
         {
             Feature.MULTI_NODE,

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-POLL_S = 5.0  # Cloud Logging allows some 60 reads a minute for a whole project
+# Cloud Logging allows 60 requests a minute to read entries, for a whole project
+# (https://cloud.google.com/logging/quotas, 2026-11-23). Half of that where nobody follows.
+POLL_S, LOGS_PER_S = 5.0, 0.5
 SIMULATED_S = 0.1
 LOOK_S = 2.0  # between looks for a job whose create had no answer
 
@@ -38,6 +40,11 @@ class CustomJobsBackend:
     # Half of the 600 requests a minute to list and get resources, for a project and region
     # (https://cloud.google.com/vertex-ai/docs/quotas, 2026-11-23).
     calls_per_s = 5.0
+    # AWS_* are read by credentials that are federated with AWS.
+    variables = (
+        "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "GCE_*", "AWS_*", "STORAGE_EMULATOR_HOST", "*_PROXY", "*_proxy",
+        "*_CA_BUNDLE", "SSL_CERT_*", "HOME",
+    )  # fmt: skip
     features = frozenset(
         {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
     )
@@ -105,13 +112,14 @@ class VertexBackend(CustomJobsBackend):
 
     name = "vertex"
     poll_s = follow_s = POLL_S
+    logs_per_s = LOGS_PER_S
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         options = {"region": "us-central1", "prefix": "cloudtrain", **options}
         project, region, endpoint = str(options.get("project")), str(options["region"]), options.get("endpoint")
         if endpoint:
             self.poll_s = self.follow_s = SIMULATED_S
-            self.calls_per_s = 100.0
+            self.calls_per_s = self.logs_per_s = 100.0
         self._api = GoogleApi(region, (lambda: str(endpoint).rstrip("/")) if endpoint else None)
         settle_s, look_s = float(options.get("settle_s", 20.0)), SIMULATED_S if endpoint else LOOK_S
         jobs = CustomJobs(self._api, project, region, settle_s=settle_s, pause_s=self.poll_s, look_s=look_s)

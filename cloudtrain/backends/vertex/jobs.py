@@ -7,6 +7,7 @@ calls use the REST API with google-auth alone.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -45,9 +46,11 @@ class CustomJobs:
         self, api: GoogleApi, project: str, region: str, *, settle_s: float, pause_s: float, look_s: float
     ) -> None:
         self._api, self._project, self._region = api, project, region
-        self._settle_s, self._look_s = settle_s, look_s
+        self._settle_s, self._pause_s, self._look_s = settle_s, pause_s, look_s
         self._logs = JobLogs(api, project, settle_s=settle_s, pause_s=pause_s)
         self._parent = f"projects/{project}/locations/{region}"
+        # Handle -> when its status was asked for (monotonic), and the job as it was
+        self._known: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
     # -- submit --------------------------------------------------------------------------------------------------------
 
@@ -177,18 +180,24 @@ class CustomJobs:
         For `settle_s` after the end the status is STOPPING while that event has not arrived.
         """
         job = self.get(handle)
-        return Status(State.LOST, None, f"{handle} is gone") if job is None else self._status(handle, job)
+        if job is None:
+            return Status(State.LOST, None, f"{handle} is gone")
+        self._known[handle] = time.monotonic(), job
+        return self._status(handle, job)
 
     def live_statuses(self, handles: Collection[str]) -> dict[str, Status]:
         """Return handle -> status of the jobs that have not ended, from one list of our live jobs; blocking."""
         ended = [name for name, state in STATES.items() if state.final]
         query = {
             "filter": " AND ".join([f"labels.{ATTEMPT}:*", *(f'state!="{name}"' for name in ended)]),
-            "readMask": "name,state,startTime,error",
+            "readMask": "name,state,createTime,startTime,error",
             "pageSize": str(PAGE),
         }
         jobs = self._list(query) if handles else ()
-        return {job["name"]: self._status(job["name"], job) for job in jobs if job["name"] in handles}
+        live = {str(job["name"]): job for job in jobs if job["name"] in handles}
+        known = {handle: known for handle, known in list(self._known.items()) if handle in handles}
+        self._known = known | {handle: (time.monotonic(), job) for handle, job in live.items()}
+        return {handle: self._status(handle, job) for handle, job in live.items()}
 
     def _status(self, handle: str, job: Mapping[str, Any]) -> Status:
         return job_status(handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job))
@@ -234,7 +243,12 @@ class CustomJobs:
 
     def logs(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes after a cursor; with `follow` until the job has ended."""
-        return self._logs.lines(lambda: self.get(handle), follow=follow, after=after)
+
+        def job() -> Mapping[str, Any] | None:
+            asked_at, known = self._known.get(handle, (-math.inf, None))
+            return known if known and not follow and time.monotonic() - asked_at < self._pause_s else self.get(handle)
+
+        return self._logs.lines(job, follow=follow, after=after)
 
     # -- results -------------------------------------------------------------------------------------------------------
 

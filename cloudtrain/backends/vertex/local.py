@@ -33,7 +33,7 @@ class VertexLocalBackend(CustomJobsBackend):
 
     name = "vertex-local"
     poll_s = POLL_S
-    calls_per_s = 100.0
+    calls_per_s = logs_per_s = 100.0
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.folder = workdir.parent / "simulators" / "vertex"

@@ -59,12 +59,11 @@ class JobLogs:
                     message = f"{error.message}; grant roles/logging.viewer, or look at {url}"
                     yield LogLine(format_time(time.time()), 0, -1, 0, message, DENIED)
             now = time.time()
-            nodes = sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
             over = final and (
                 denied or "startTime" not in job or now - unix_time(str(job["endTime"])) >= self._settle_s
             )
             yield from merge.ready(format_time(now - self._settle_s), everything=over)
-            if over or (final and merge.complete(nodes)) or (not follow and not final):
+            if over or (final and merge.complete(_count_nodes(job))) or (not follow and not final):
                 return
             time.sleep(self._pause_s)
 
@@ -190,6 +189,10 @@ class LogMerge:
         if plus:
             self._last_unnumbered = (unnumbered.split(" ")[0], unnumbered.split(" ")[1])
             self._unnumbered_cursor = plus + unnumbered
+
+
+def _count_nodes(job: Mapping[str, Any]) -> int:
+    return sum(int(pool.get("replicaCount", 0)) for pool in job["jobSpec"]["workerPoolSpecs"])
 
 
 def final_result(entries: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -9,8 +9,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FIELDS = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime", "TrainingJobStatus",
-          "SecondaryStatus")  # fmt: skip
 MOST, DEFAULT = 100, 10  # jobs in a page
 ORDERS = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}
 
@@ -24,7 +22,7 @@ class AwsError(Exception):
 
 
 def list_training_jobs(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one page of summaries of jobs as DescribeTrainingJob returns them; raises AwsError.
+    """Return one page of the jobs' summaries; raises AwsError.
 
     As in the service, StatusEquals filters the jobs of a page after the page was cut: a page may be empty and have a
     NextToken.
@@ -42,9 +40,7 @@ def list_training_jobs(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, 
     first = _offset(request.get("NextToken"))
     status = request.get("StatusEquals")
     page = [job for job in found[first : first + size] if status in (None, job["TrainingJobStatus"])]
-    answer: dict[str, Any] = {
-        "TrainingJobSummaries": [{name: job[name] for name in FIELDS if name in job} for job in page]
-    }
+    answer: dict[str, Any] = {"TrainingJobSummaries": page}
     if first + size < len(found):
         answer["NextToken"] = base64.b64encode(str(first + size).encode()).decode()
     return answer

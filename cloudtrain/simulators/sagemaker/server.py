@@ -182,7 +182,7 @@ class Simulator:
         return {}
 
     def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return list_training_jobs([job.describe() for job in list(self.jobs.values())], request)
+        return list_training_jobs([job.summary() for job in list(self.jobs.values())], request)
 
     def _ListTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
         tags = (job.request.get("Tags", []) for job in self.jobs.values() if job.arn == request["ResourceArn"])

@@ -50,12 +50,9 @@ class TrainingJob:
         with self._lock:
             request = {name: value for name, value in self.request.items() if name != "Tags"}
             output = self.request["OutputDataConfig"]["S3OutputPath"]
-            description = request | {
-                "TrainingJobArn": self.arn,
-                "TrainingJobStatus": self.status,
-                "SecondaryStatus": self.secondary,
-                "CreationTime": self._created,
-                "LastModifiedTime": self._modified,
+            description = {
+                **request,
+                **self.summary(),
                 "SecondaryStatusTransitions": [dict(change) for change in self._transitions],
                 "ModelArtifacts": {"S3ModelArtifacts": f"{output}/{self.name}/output/model.tar.gz"},
             }
@@ -65,9 +62,21 @@ class TrainingJob:
                 description["TrainingStartTime"] = self._started
                 seconds = int((self._ended or time.time()) - self._started) + 1
                 description |= {"TrainingTimeInSeconds": seconds, "BillableTimeInSeconds": seconds}
-            if self._ended is not None:
-                description["TrainingEndTime"] = self._ended
             return description
+
+    def summary(self) -> dict[str, Any]:
+        """Return what ListTrainingJobs shows of the job."""
+        with self._lock:
+            ended = {"TrainingEndTime": self._ended} if self._ended is not None else {}
+            return {
+                "TrainingJobName": self.name,
+                "TrainingJobArn": self.arn,
+                "TrainingJobStatus": self.status,
+                "SecondaryStatus": self.secondary,
+                "CreationTime": self._created,
+                "LastModifiedTime": self._modified,
+                **ended,
+            }
 
     def stop(self) -> bool:
         """Stop the job; False when it has ended already."""
@@ -88,9 +97,7 @@ class TrainingJob:
 
     def _run(self) -> None:
         try:
-            deadline = time.monotonic() + self.behavior.pending_s
-            while time.monotonic() < deadline and not self._stop.is_set():
-                time.sleep(0.02)
+            self._stop.wait(self.behavior.pending_s)
             if self.behavior.capacity_errors > 0:
                 self.behavior.capacity_errors -= 1
                 message = "CapacityError: Unable to provision requested ML compute capacity"

@@ -88,6 +88,13 @@ def test_many_attempts_are_two_lists(place: Ground, submit: Submit):
     assert "ImagePullBackOff" in found[handles[-3]].reason and "research" in found[handles[-4]].reason
 
 
+def test_a_log_is_read_with_the_pods_that_were_just_listed(place: Ground, submit: Submit):
+    backend, handle = place.backend(poll_s=60.0), submit("prints", args=["wait"])
+    wait_for(lambda: backend.statuses([handle])[handle].state is State.RUNNING)
+    assert asked(place, lambda: list(backend.logs(handle))) == ["log"]
+    assert asked(place, lambda: list(place.backend().logs(handle))) == ["prints-a1", "pods", "log"], "nobody had asked"
+
+
 def test_warnings_are_one_list_for_all_that_say_nothing_else(place: Ground, submit: Submit):
     backend = place.backend()
     handles = [submit(f"mount-{n}", {"volumes": [{"claim": "none", "path": "/data"}]}) for n in range(5)]

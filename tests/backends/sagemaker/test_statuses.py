@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,34 @@ def test_the_list_is_read_as_far_as_it_has_to_be(simulator: Simulator, backend: 
     assert ask(gone) == 4, "it is searched for once"
     assert ask(gone) == 3
     assert set(backend.statuses([*ours, *others[:1]])) == set(ours), "further back than it is read"
+
+
+def test_pages_are_read_at_the_rate_that_aws_allows(simulator: Simulator, backend: SagemakerBackend, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(listing, "PAGE", 3)
+    waits: list[int] = []
+    jobs = listing.JobList(backend.aws, backend._describe, lambda: waits.append(len(waits)))
+    handles = create(simulator, *(f"many-{n}" for n in range(12)))
+    assert calls_of(simulator, lambda: jobs.statuses(handles)).count("ListTrainingJobs") == 4 and len(waits) == 3
+    monkeypatch.setattr(listing, "PAGES", 1)
+    assert set(jobs.statuses(handles)) == set(handles), "as many pages as they fill"
+
+
+def test_a_client_is_made_once_for_all_threads(simulator: Simulator, backend: SagemakerBackend):  # noqa: F811
+    """The thread that asks for states and those that read logs begin together."""
+    session, made = backend.aws.session, []
+
+    class Slow:
+        region_name = session.region_name
+
+        def client(self, service: str, **values: object) -> object:
+            made.append(service)
+            time.sleep(0.2)
+            return session.client(service, **values)
+
+    backend.aws.__dict__["session"] = Slow()
+    with ThreadPoolExecutor(4) as pool:
+        clients = list(pool.map(backend.aws.client, ["logs"] * 4))
+    assert made == ["logs"] and clients == [clients[0]] * 4
 
 
 def test_a_message_that_changes_alone_is_read_again(simulator: Simulator, backend: SagemakerBackend, monkeypatch):  # noqa: F811

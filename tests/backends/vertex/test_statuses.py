@@ -107,3 +107,16 @@ def test_what_vertex_says_of_a_job_that_waits_is_an_event(paper: Bench, home: Pa
         ("STARTING", "Vertex AI: PENDING: Resources are insufficient in region: us-central1"),
         ("RUNNING", ""),
     ]
+
+
+def test_a_log_is_read_with_the_job_that_was_just_listed(paper: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cloudtrain.backends.vertex.backend.SIMULATED_S", 60.0)
+    backend = paper.backend()
+    handles = create(paper, backend, 3, cloudtrain_attempt="some")
+    for handle in handles:
+        change(paper, handle, "RUNNING")
+    backend.statuses(handles)
+    before = len(paper.simulator.server.requests)
+    assert [line for handle in handles for line in backend.logs(handle)] == []
+    read = [(method, path.partition("?")[0]) for method, path in paper.simulator.server.requests[before:]]
+    assert read == [("POST", "/v2/entries:list")] * 3

@@ -1,0 +1,152 @@
+"""The end of an attempt: stored with its verdict and images, reported, and followed by the next attempt where one is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.api import Backend, HasImages, Plan
+from cloudtrain.backends.images import pinned_image
+from cloudtrain.backends.manifest import secret_names, unset_secrets
+from cloudtrain.errors import BackendError, CapReached, CloudtrainError
+from cloudtrain.events import State, Status
+from cloudtrain.history.records import AttemptRecord, RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.job.units import now
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import retry, send, watch_log
+from cloudtrain.runs.attempts import replan
+from cloudtrain.runs.collect import Collector
+
+if TYPE_CHECKING:
+    from cloudtrain.source.bundle import Bundle
+
+
+class AttemptEnds:
+    """The part of `Watcher` (runs/watch.py) that ends the attempts of a run and starts the next ones.
+
+    Args:
+        complain: what is done where a platform cannot be asked; None to log it.
+        may_send: False where it starts no attempt itself; `send_due` then says that one is due, and `end` after which end.
+        environ: the environment of the shell that submitted the run, for notifications; None for this process's.
+        lease: renews the run's lease and returns whether it is still held.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        complain: Callable[[CloudtrainError], None] | None,
+        *,
+        may_send: bool,
+        environ: Mapping[str, str] | None,
+        lease: Callable[[], bool],
+    ) -> None:
+        self.store, self.run_id, self.environ = store, run_id, environ
+        self._complain, self._may_send, self._lease = complain or self._log, may_send, lease
+        self.collector = Collector(lease, self._log)
+        self.send_due = False
+        self.end: tuple[str, Status] | None = None  # of the newest attempt
+
+    def follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
+                if (run.status.state, run.status.reason) != (State.QUEUED, reason):
+                    waiting = Status(State.QUEUED, None, reason, status.started_at, url=status.url)
+                    self.store.set_status(self.run_id, waiting)
+                return False
+            if not self._may_send:
+                self.send_due, self.end = True, (attempt.attempt_id, status)
+                return False
+        return self._end(run, attempt, status, backend)
+
+    def _end(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
+        """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
+        if run.cancel_requested and attempt.handle is None:
+            status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
+        if status.ended_at is None:
+            status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
+        if status.state is State.LOST and attempt.handle is not None:
+            self.cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
+        self.store.record(attempt.attempt_id, status=status)
+        if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
+            self.ask_images(attempt, backend)
+        if status.state is State.PREEMPTED:
+            self._notify(attempt, status, final=False)
+        if not run.cancel_requested and retry.allowed(attempt.plan, status):
+            number = attempt.number
+            reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
+            if unset := unset_secrets(attempt.plan):
+                reason = f"no new attempt: {unset} in the watcher's environment"
+            if not reason:
+                try:
+                    earlier = self.store.attempts(self.run_id)
+                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home, earlier=earlier)
+                except CapReached as error:
+                    status, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
+                except BackendError as error:  # asked again it would be the same: its bundle is gone
+                    reason = f"no new attempt: {error.message}"
+                else:
+                    self._retry(attempt, status, backend, plan, bundle)
+                    return True
+            status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
+        self.collector.diagnose(self.store, attempt, status, backend)
+        self.store.set_status(self.run_id, status)
+        self._notify(attempt, status, final=True)
+        return True
+
+    def ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
+        """Store which container images an attempt's nodes run, where its platform reports them; an error is only logged."""
+        if attempt.handle is None or not isinstance(backend, HasImages):
+            return
+        self._lease()  # it may take seconds
+        try:
+            if images := {
+                node: text for node, image in backend.images(attempt.handle).items() if (text := pinned_image(image))
+            }:
+                self.store.keep_images(attempt.attempt_id, images)
+        except BackendError as error:
+            self._log(error)
+        except Exception as error:
+            self._log(f"no images: {error!r}")
+
+    def _notify(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
+        """Send the notifications that cloudtrain.toml asks for; an error is only logged."""
+        from cloudtrain.runs import notify
+
+        try:
+            if event := notify.event_of(status, final=final):
+                hidden = secret_names(attempt.plan)
+                notify.start(self.store, self.run_id, attempt.attempt_id, event, hidden, self.environ)
+        except (CloudtrainError, OSError) as error:
+            self._log(str(error))
+
+    def _retry(self, attempt: AttemptRecord, status: Status, backend: Backend, plan: Plan, bundle: Bundle) -> None:
+        """Start the next attempt."""
+        if (
+            status.state is State.LOST and status.event != "capacity"
+        ):  # with it nothing was started, so nothing was lost
+            self._notify(attempt, status, final=False)
+        outcome = send.send_attempt(
+            self.store, plan, backend, bundle, lambda: self.store.next_attempt(plan, owner=Process.here())
+        )
+        if isinstance(outcome, send.Unknown):
+            self._complain(outcome.error)
+        if isinstance(outcome, send.Refused) and not outcome.waiting:
+            newest = self.store.attempts(self.run_id)[-1]
+            self.collector.diagnose(self.store, newest, newest.status, backend)
+            self._notify(newest, newest.status, final=True)
+
+    def cancel(self, backend: Backend, handle: str) -> bool:
+        """Ask a platform to end an attempt; False when it did not confirm, which must not keep us from looking at it."""
+        try:
+            backend.cancel(handle)
+        except BackendError as error:
+            self._log(error)
+            return False
+        return True
+
+    def _log(self, error: CloudtrainError | str) -> None:
+        watch_log.write(f"{self.run_id}: {error}")

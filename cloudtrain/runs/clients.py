@@ -1,0 +1,48 @@
+"""The backends of the plans that one process sends or watches: plans with the same options share one."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.runs.attempts import backend_of
+
+MOST = 64  # that are kept: a client of an SDK takes megabytes
+RENEW_S = 60.0  # between two renewals of one
+Key = tuple[str, str]
+
+
+class Clients:
+    """Backends by their options, for all threads; at most MOST."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._backends: dict[Key, Backend] = {}
+        self._renewed: dict[Key, float] = {}  # monotonic
+
+    def get(self, plan: Plan) -> Backend:
+        """Return the backend of a plan."""
+        key = _key(plan)
+        backend = self._backends.get(key)
+        if backend is None:
+            backend = backend_of(plan, self._home)
+            while len(self._backends) >= MOST:
+                self._backends.pop(next(iter(self._backends)), None)
+            backend = self._backends.setdefault(key, backend)
+        return backend
+
+    def renew(self, plan: Plan) -> Backend | None:
+        """Make a new backend after a refusal, since credentials may have been renewed; None within RENEW_S."""
+        key, moment = _key(plan), time.monotonic()
+        if moment - self._renewed.get(key, -RENEW_S) < RENEW_S:
+            return None
+        self._renewed[key] = moment
+        self._backends.pop(key, None)
+        return self.get(plan)
+
+
+def _key(plan: Plan) -> Key:
+    options = (plan.job.get("options") or {}).get(plan.backend) or {}
+    return plan.backend, json.dumps(options, sort_keys=True, default=str)

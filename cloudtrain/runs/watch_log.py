@@ -1,0 +1,27 @@
+"""The watcher's own log, `watch.log` in the home: its standard error, which it keeps short."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from cloudtrain.job.units import now
+
+NAME = "watch.log"
+MOST_BYTES = 4 << 20  # what is older is kept once, in watch.log.1
+
+
+def write(text: object) -> None:
+    """Write a line with the time."""
+    print(f"{now()} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+
+
+def bound() -> None:
+    """Move what the log has to watch.log.1 where it has become long; other processes go on appending to the same file."""
+    with suppress(OSError):
+        path = Path("/proc/self/fd/2").readlink()
+        if path.name == NAME and path.stat().st_size > MOST_BYTES:
+            path.with_name(f"{NAME}.1").write_bytes(path.read_bytes())
+            os.truncate(path, 0)
