@@ -15,14 +15,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan
-from cloudtrain.console import trainer
 from cloudtrain.console.fields import job_fields
 from cloudtrain.console.form import JOB_FILE, Form, lean
 from cloudtrain.console.jobtext import Table
 from cloudtrain.errors import BadJob, BadRequest, BadSource, CloudtrainError, MissingExtra, Problem, UnknownBackend
 from cloudtrain.job.document import Document
 from cloudtrain.job.problems import dotted
-from cloudtrain.runs import attempts
+from cloudtrain.runs import attempts, refusals
 from cloudtrain.source.bundle import Bundle, File, list_files
 
 if TYPE_CHECKING:
@@ -139,8 +138,9 @@ class Draft:
         problems = []
         try:
             resolved = self._submitter().resolve((document, self.form.folder))
-            if resolved.job.trainer:
-                problems = trainer.problems(resolved.job.argv()[1:])
+            job = resolved.job
+            layout = job.parallelism.model_dump(exclude_none=True)
+            problems = refusals.find_refusals(job, layout, job.world_size, job.num_nodes) if job.trainer else []
         except CloudtrainError as error:
             problems = _problems(error)
         return [_with_path(problem, document) for problem in problems]

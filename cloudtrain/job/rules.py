@@ -64,17 +64,6 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                     "leave one of them out",
                 ),
             )
-    if p.strategy == "none" and world > 1 and job.trainer and "strategy" in p.model_fields_set:
-        yield Conflict(
-            (*size, "trainer"),
-            Problem(
-                f"is none, but the shared trainer has {world} processes",
-                "parallelism.strategy",
-                "leave it out, or write ddp",
-            ),
-        )
-    if job.trainer:
-        yield from _shared_trainer(job)
     if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
             ("parallelism",),
@@ -134,30 +123,3 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
             hint = f"{{{{input:{name}}}}} is the literal text"
             message = f"asks for {{input:{name}}}, and the job has no such input"
             yield Conflict((field, "inputs"), Problem(message, path, hint))
-
-
-def _shared_trainer(job: JobModel) -> Iterator[Conflict]:
-    """Yield what the shared trainer would refuse on the node, whatever the model."""
-    p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "trainer")
-    if p.strategy.startswith("zero"):
-        for key in ("tp_size", "pp_size", "cp_size"):
-            if getattr(p, key) > 1:
-                yield Conflict(
-                    fields,
-                    Problem(
-                        f"is {getattr(p, key)}, but {p.strategy} goes without it", f"parallelism.{key}", "write fsdp"
-                    ),
-                )
-    if p.pp_size == 1:
-        for key in ("microbatches", "pp_schedule", "virtual_stages"):
-            if getattr(p, key) is not None:
-                yield Conflict(fields, Problem("belongs to a pipeline", f"parallelism.{key}", "set pp_size too"))
-    if p.cp_size > 1 and p.pp_size > 1:
-        yield Conflict(
-            fields,
-            Problem(f"is {p.cp_size}, which goes without pp_size", "parallelism.cp_size", "write fsdp, or tp_size"),
-        )
-    if p.offload and p.strategy in ("none", "ddp"):
-        yield Conflict(
-            fields, Problem(f"has nothing to move with {p.strategy}", "parallelism.offload", "write fsdp or zero3")
-        )

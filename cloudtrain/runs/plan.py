@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import cap, keys, script_notes
+from cloudtrain.runs import cap, keys, refusals, script_notes
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -109,6 +109,10 @@ class Planner:
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
         plan = cap.plan_attempt(self.backend(resolved), job, bundle, run_id(job.name, key))
+        made = plan.manifest  # the platform's machine may have given the number of ranks
+        world = made["nodes"] * made["processes_per_node"]
+        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
+            raise BadJob(job.located(refused))
         notes = [*plan.notes, *expected]
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")

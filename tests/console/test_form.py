@@ -15,6 +15,7 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.job import yaml
 from cloudtrain.job.document import Document
 from cloudtrain.job.job import Job, schema
+from cloudtrain.runs import refusals
 from cloudtrain.source import clone
 
 FIELDS = {field.name: field for field in fields.job_fields()}
@@ -233,8 +234,10 @@ def test_the_trainers_arguments_are_its_own():
     assert known["learning_rate"].default == "5e-05" and known["learning_rate"].kind == "number"
     assert known["task"].choices == ("causal-lm", "chat", "sequence-classification")
     assert set(trainer.MAIN_ARGUMENTS) < set(known)
-    assert trainer.problems(["--learning_rate", "1e-4", "--max_steps", "3"]) == []
-    found = trainer.problems(["--learning_rat", "1", "--max_steps", "many"])
+    fine, wrong = ({"learning_rate": "1e-4", "max_steps": 3}, {"learning_rat": 1, "max_steps": "many"})
+    jobs = [Job(name="x", trainer=True, hyperparameters=values) for values in (fine, wrong)]
+    nothing, found = (refusals.find_refusals(job, {}, 1, 1) for job in jobs)
+    assert nothing == []
     assert {problem.path for problem in found} == {"hyperparameters.learning_rat", "hyperparameters.max_steps"}
     assert any("did you mean --learning_rate?" in problem.message for problem in found)
 

@@ -75,43 +75,9 @@ def test_what_does_not(text, expected):
     assert said(text) == [expected]
 
 
-def test_the_shared_trainer_needs_a_strategy():
-    with pytest.raises(BadJob, match="the shared trainer has 2 processes"):
-        Job.load("name: x\ntrainer: true\nnum_nodes: 2\nparallelism: {strategy: none}")
-
-
 def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
     assert said("num_nodes: x\nmin_nodes: 2") == ['num_nodes: must be a whole number, not the text "x"']
     assert said("env: {A: 1, RANK: 1}\nsecrets: {A: 'env:A'}\nmin_nodes: 5") == [
         "env.RANK: is set by the launcher on every rank",
         "min_nodes: is 5, more than num_nodes, 1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "expected"),
-    [
-        ("{strategy: zero3, tp_size: 2}", "parallelism.tp_size: is 2, but zero3 goes without it"),
-        ("{strategy: zero1, pp_size: 4}", "parallelism.pp_size: is 4, but zero1 goes without it"),
-        ("{microbatches: 4}", "parallelism.microbatches: belongs to a pipeline"),
-        ("{pp_schedule: gpipe}", "parallelism.pp_schedule: belongs to a pipeline"),
-        ("{virtual_stages: 2}", "parallelism.virtual_stages: belongs to a pipeline"),
-        ("{strategy: zero2, cp_size: 2}", "parallelism.cp_size: is 2, but zero2 goes without it"),
-        ("{pp_size: 2, cp_size: 2}", "parallelism.cp_size: is 2, which goes without pp_size"),
-        ("{offload: true}", "parallelism.offload: has nothing to move with ddp"),
-    ],
-)
-def test_what_the_shared_trainer_would_refuse_is_told_at_once(parallelism, expected):
-    """A script of one's own may mean something else by the same words."""
-    job = f"num_nodes: 4\nparallelism: {parallelism}"
-    with pytest.raises(BadJob) as refused:
-        Job.load(f"name: x\ntrainer: true\n{job}")
-    assert [f"{problem.path}: {problem.message}" for problem in refused.value.problems] == [expected]
-    assert said(job) == []
-
-
-def test_what_the_shared_trainer_carries_is_no_conflict():
-    for parallelism in ("{strategy: fsdp, tp_size: 2}", "{cp_size: 2}", "{strategy: fsdp, cp_size: 2, tp_size: 2}",
-                        "{pp_size: 2, pp_schedule: gpipe, microbatches: 4}",
-                        "{strategy: zero3, offload: true}", "{strategy: hsdp, dp_replicate_size: 2}"):  # fmt: skip
-        Job.load(f"name: x\ntrainer: true\nnum_nodes: 4\nparallelism: {parallelism}")

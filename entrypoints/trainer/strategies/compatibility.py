@@ -5,19 +5,19 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..errors import Unsupported
 
 if TYPE_CHECKING:
+    import torch
+
     from ..arguments import Arguments
     from .mesh import ParallelismPlan
 
 
-def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.device) -> None:
-    """Raise Unsupported for what this device, or this layout, does not do."""
+def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.device | None) -> None:
+    """Raise Unsupported for what this device, or this layout, does not do. Without a device only the layout is checked."""
     attention = arguments.attn_implementation
-    if attention.startswith("flash"):
+    if device is not None and attention.startswith("flash"):
         if device.type != "cuda":
             raise Unsupported(f"--attn_implementation {attention} needs a GPU; on {device.type} there is sdpa")
         if attention == "flash_attention_2" and find_spec("flash_attn") is None:
@@ -32,7 +32,9 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
         raise Unsupported(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
     if plan.context > 1:
         _check_context(arguments, plan)
-    if arguments.torch_compile:
+    if arguments.torch_compile and device is not None:
+        import torch
+
         backends = torch._dynamo.list_backends(exclude_tags=())
         if arguments.torch_compile_backend not in backends:
             raise Unsupported(

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from .. import lora as adapters
 from ..errors import Unsupported
 from .ddp import Strategy
+from .mesh import check_division
 
 if TYPE_CHECKING:
     from .mesh import ParallelismPlan
@@ -137,9 +138,7 @@ def check_split(model: Any, size: int) -> None:
         "feed-forward columns": getattr(config, "intermediate_size", None) or size,
         "tokens of the vocabulary": config.vocab_size,
     }
-    for what, count in counts.items() if size > 1 else ():
-        if count % size:
-            raise Unsupported(f"tp_size {size} does not divide the model's {count} {what}")
+    check_division(size, counts)
 
 
 def split_layers(model: Any, mesh: DeviceMesh) -> None:

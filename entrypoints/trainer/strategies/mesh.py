@@ -150,6 +150,19 @@ def choose_plan(
     )  # fmt: skip
 
 
+def check_division(size: int, counts: Mapping[str, int]) -> None:
+    """Raise Unsupported unless a model with so many heads and the like can be split over the ranks of a tensor group."""
+    for what, count in counts.items() if size > 1 else ():
+        if count % size:
+            raise Unsupported(f"tp_size {size} does not divide the model's {count} {what}")
+
+
+def check_layers(layers: int, stages: int) -> None:
+    """Raise Unsupported unless the layers can be dealt out over the stages of a pipeline."""
+    if layers % stages:
+        raise Unsupported(f"{layers} layers cannot be dealt out equally over {stages} pipeline stages")
+
+
 def parallelism_from_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the `parallelism` that an Accelerate configuration file stands for, by the variables that `accelerate launch`
     would make of it; raises Unsupported for what it says beyond that."""

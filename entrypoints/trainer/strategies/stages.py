@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import Unsupported
+from .mesh import check_layers
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class Stage(nn.Module):
 
 def check_cut(model: Any, count: int) -> None:
     """Raise Unsupported unless the model can be cut into so many equal stages."""
-    layers = len(getattr(model.base_model, plan_of(model).layers))
-    if layers % count:
-        raise Unsupported(f"{layers} layers cannot be dealt out equally over {count} pipeline stages")
+    check_layers(len(getattr(model.base_model, plan_of(model).layers)), count)
 
 
 def cut(model: Any, indices: list[int], count: int) -> list[Stage]:

@@ -1,0 +1,26 @@
+"""Import light modules of the code that runs on a node: what a plan says and what a node says comes from one function.
+
+The files of every bundle are imported from this installation, as the package `cloudtrain_node`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from cloudtrain.source.bundle import runtime_files
+
+PACKAGE = "cloudtrain_node"
+
+
+@cache
+def module(name: str) -> ModuleType:
+    """Return a module of the node's code, such as trainer.arguments."""
+    if PACKAGE not in sys.modules:
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(Path(dict(runtime_files())[".cloudtrain/launch.py"]).parent)]
+        sys.modules[PACKAGE] = package
+    return import_module(f"{PACKAGE}.{name}")

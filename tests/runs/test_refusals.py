@@ -1,0 +1,116 @@
+"""What a node would refuse is refused when a job is planned, with the sentence that the node has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.errors import BadJob
+from cloudtrain.runs.plan import Planner
+
+
+@pytest.fixture(autouse=True)
+def something_to_package(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing to run")
+
+
+TRAINER = {"name": "x", "trainer": True, "processes_per_node": 4}
+
+
+def refused(folder: Path, **changes: object) -> list[str]:
+    with pytest.raises(BadJob) as caught:
+        Planner().plan({"source": str(folder), **changes})
+    assert not list(folder.rglob("request.json"))
+    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"hyperparameters": {"learnin_rate": 1}},
+         "hyperparameters.learnin_rate: --learnin_rate is no flag of the shared trainer; did you mean --learning_rate?"),
+        ({"processes_per_node": 3, "parallelism": {"tp_size": 3}},
+         "parallelism.tp_size: tp_size 3 does not divide the model's 4 attention heads"),
+        ({"hyperparameters": {"num_key_value_heads": 2}, "parallelism": {"tp_size": 4}},
+         "parallelism.tp_size: tp_size 4 does not divide the model's 2 key and value heads"),
+        ({"hyperparameters": {"num_hidden_layers": 3}, "parallelism": {"pp_size": 2}},
+         "parallelism.strategy: 3 layers cannot be dealt out equally over 2 pipeline stages"),
+        ({"parallelism": {"strategy": "none"}},
+         "parallelism.strategy: strategy none is for one process, the job has 4 (leave it out, or write ddp)"),
+        ({"parallelism": {"strategy": "hsdp", "dp_replicate_size": 4}},
+         "parallelism.dp_replicate_size: hsdp needs two replicas and two shards at least: with 4 data-parallel processes set "
+         "dp_replicate_size, or write ddp"),
+        ({"parallelism": {"strategy": "zero3", "tp_size": 2}},
+         "parallelism.tp_size: strategy zero3 goes without tp_size: write fsdp, which goes with it"),
+        ({"parallelism": {"strategy": "zero1", "pp_size": 4}},
+         "parallelism.pp_size: strategy zero1 goes without pp_size: write fsdp, which goes with it"),
+        ({"parallelism": {"microbatches": 4}},
+         "parallelism.microbatches: parallelism.microbatches belongs to a pipeline: set pp_size, or leave it out"),
+        ({"parallelism": {"pp_schedule": "gpipe"}},
+         "parallelism.pp_schedule: parallelism.pp_schedule belongs to a pipeline: set pp_size, or leave it out"),
+        ({"parallelism": {"virtual_stages": 2}},
+         "parallelism.virtual_stages: parallelism.virtual_stages belongs to a pipeline: set pp_size, or leave it out"),
+        ({"parallelism": {"strategy": "zero2", "cp_size": 2}},
+         "parallelism.cp_size: strategy zero2 goes without cp_size: write fsdp, which goes with it"),
+        ({"parallelism": {"pp_size": 2, "cp_size": 2}},
+         "parallelism.cp_size: cp_size 2 goes without pp_size: write fsdp or tp_size, which go with it"),
+        ({"parallelism": {"offload": True}},
+         "parallelism.offload: strategy ddp has nothing to offload; leave out parallelism.offload"),
+        ({"hyperparameters": {"use_peft": True, "model": "gpt2"}, "parallelism": {"tp_size": 2}},
+         "hyperparameters.use_peft: --use_peft goes"),
+    ],
+)  # fmt: skip
+def test_what_the_shared_trainer_would_refuse(tmp_path: Path, changes: dict, expected: str):
+    """A script of one's own may mean something else by the same words."""
+    [sentence] = refused(tmp_path, **{**TRAINER, **changes})
+    assert sentence.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"strategy": "fsdp", "tp_size": 2}, {"cp_size": 2}, {"strategy": "fsdp", "cp_size": 2, "tp_size": 2},
+        {"pp_size": 2, "pp_schedule": "gpipe", "microbatches": 4}, {"strategy": "zero3", "offload": True},
+        {"strategy": "hsdp", "dp_replicate_size": 2},
+    ],
+)  # fmt: skip
+def test_what_the_shared_trainer_carries(tmp_path: Path, parallelism: dict):
+    assert Planner().plan({**TRAINER, "source": str(tmp_path), "parallelism": parallelism})
+
+
+def test_all_of_its_arguments_problems_come_at_once(tmp_path: Path):
+    given = {"learnin_rate": 1, "max_steps": "many"}
+    assert [line.partition(":")[0] for line in refused(tmp_path, **TRAINER, hyperparameters=given)] == [
+        "hyperparameters.learnin_rate",
+        "hyperparameters.max_steps",
+    ]
+
+
+def test_a_script_that_splits_no_model_cannot_be_split(tmp_path: Path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job = {"name": "x", "entrypoint": "train.py", "processes_per_node": 4, "parallelism": {"tp_size": 4}}
+    [sentence] = refused(tmp_path, **job)
+    assert sentence.startswith(
+        "parallelism.tp_size: parallelism.tp_size is 4, but nothing splits the model of train.py"
+    )
+    (tmp_path / "train.py").write_text("# cloudtrain: tp_size\n")
+    assert Planner().plan({**job, "source": str(tmp_path)})
+
+
+def test_the_command_exits_with_2_and_names_the_line(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text("name: x\ntrainer: true\nhyperparameters:\n  learnin_rate: 1\n")
+    command = [sys.executable, "-m", "cloudtrain", "submit", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "did you mean --learning_rate?" in done.stderr and "job.yaml:4" in done.stderr
+
+
+def test_no_heavy_module_is_imported():
+    text = (
+        "import sys\nfrom cloudtrain.source import node_code\nnode_code.module('trainer.preview')\n"
+        "node_code.module('launcher.prepare.declared')\nprint({'torch', 'transformers', 'accelerate'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
