@@ -11,7 +11,11 @@ from typing import Any
 from cloudtrain.events import State
 
 LAYOUTS: dict[str, tuple[str, ...]] = {"one": (), "two": ("--nproc", "2"), "nodes": ("--num-nodes", "2")}
-SIZES = {"one": 1, "two": 2, "nodes": 2}
+LIGHTNING = {  # it wants to be told the world, as everywhere else
+    "one": (),
+    "two": ("--nproc", "2", "--set", "hyperparameters.devices=2"),
+    "nodes": ("--num-nodes", "2", "--set", "hyperparameters.num_nodes=2"),
+}
 RANK = r"rank (\d+) of (\d+) done"
 
 
@@ -25,7 +29,9 @@ class Case:
               anew: it starts at the first step again
     model     below the folder that fetch fills; `read` returns a number of it, which `printed` finds in the log
     layouts   name -> the words that submit gets
-    ranks     finds a rank's number and the size of its world in a line; None where the script knows of none
+    ranks     finds a rank's number and the size of its world in a line; None where the script prints none
+    files     a pattern of files below what was fetched, one of each rank; "" where ranks write none
+    starts    ranks that the command itself starts on each node; 0: the job's
     ending    LOST: all processes are killed at once; PREEMPTED: the nodes get the notice that their machines go
     """
 
@@ -38,6 +44,8 @@ class Case:
     needs: tuple[str, ...] = ("torch",)
     layouts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: LAYOUTS)
     ranks: str | None = RANK
+    files: str = ""
+    starts: int = 0
     ending: State = State.LOST
 
 
@@ -76,6 +84,18 @@ def pretrained(kind: str) -> Callable[[Path], float]:
     return read
 
 
+def adapter(path: Path) -> float:
+    """Return the norm of the adapters that PEFT saved."""
+    from safetensors.torch import load_file
+
+    return norm(load_file(path / "adapter_model.safetensors").values())
+
+
+def engine(path: Path) -> float:
+    """Return the norm of the model in the checkpoint that DeepSpeed's file `latest` names."""
+    return saved("module")(path / (path / "latest").read_text() / "mp_rank_00_model_states.pt")
+
+
 def accuracy(path: Path) -> float:
     """Return what a forest of scikit-learn gets right of the digits that it has not seen."""
     import joblib
@@ -96,13 +116,33 @@ CASES = {
     "ddp_tutorial": Case(
         r"\[GPU0\] Epoch (?P<step>\d+) .*Loss: (?P<loss>[\d.]+)", 3, "exact", "model/model.pt", saved()
     ),
+    "deepspeed": Case(
+        r"\[ (?P<step>\d+) \] loss: (?P<loss>[\d.]+)", 2, "exact", "checkpoints", engine, needs=("deepspeed",)
+    ),
+    "fsdp": Case(
+        r"Step (?P<step>\d+), Loss: (?P<loss>[\d.]+)", 30, "exact", "model/model.pt", saved(), starts=2,
+        layouts=only("one", "nodes"), ranks=r"rank (\d+) of (\d+) holds",
+    ),
     "hydra": Case(
         r"epoch=(?P<step>\d+) loss=(?P<loss>[\d.]+)", 1, "anew", "outputs/model.pt", saved(), needs=("hydra", "torch")
+    ),
+    "imagenet": Case(
+        r"Epoch: \[(?P<step>\d+)\]\[ 30/.*Loss (?P<loss>[\d.e+-]+)", 3, "exact", "outputs/checkpoint.pth.tar",
+        saved("state_dict"), ending=State.PREEMPTED,
+    ),
+    "lightning": Case(
+        r"epoch=\d+ step=(?P<step>\d+) train_loss=(?P<loss>[\d.]+)", 2, "exact", "checkpoints/checkpoints/last.ckpt",
+        saved("state_dict"), needs=("lightning",), layouts=LIGHTNING,
     ),
     "mnist": Case(
         r"Train Epoch: (?P<step>\d+) \[3840.*Loss: (?P<loss>[\d.]+)", 2, "anew", "outputs/mnist_cnn.pt", saved(),
         layouts=only("one"), ranks=None,
     ),
+    "nanogpt": Case(
+        r"iter (?P<step>\d+): loss (?P<loss>[\d.]+)", 210, "close", "checkpoints/ckpt.pt", saved("model"), None,
+        layouts=only("one"), ranks=None,
+    ),
+    "peft_lora": Case(TRAINER, 15, "exact", "checkpoints/adapter", adapter, needs=(*HF, "peft")),
     "run_clm": Case(
         TRAINER, 15, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "datasets"),
         ranks=r"Process rank: (\d+), world size: (\d+)",
@@ -110,5 +150,10 @@ CASES = {
     "sklearn": Case(
         r"round (?P<step>\d+): .*accuracy=(?P<loss>[\d.]+)", 3, "anew", "model/model.joblib", accuracy,
         r"accuracy=([\d.]+)", needs=("sklearn",), layouts=only("one"), ranks=None,
+    ),
+    "trainer_bare": Case(TRAINER, 3, "anew", "model", CLASSIFIER, needs=HF),
+    "trl_sft": Case(
+        TRAINER, 10, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "trl"), ranks=None,
+        files="checkpoints/checkpoint-40/rng_state*.pth",
     ),
 }  # fmt: skip

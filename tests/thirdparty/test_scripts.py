@@ -16,7 +16,7 @@ import pytest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S, processes_of, wait_for
-from tests.thirdparty.cases import CASES, SIZES, Case
+from tests.thirdparty.cases import CASES, LAYOUTS, Case
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -24,8 +24,12 @@ SAMPLE = {  # what `make test-all` runs; the rest is `long`
     ("accelerate_nlp", "two"),
     ("ddp_tutorial", "nodes"),
     ("hydra", "two"),
+    ("imagenet", "two"),
+    ("lightning", "nodes"),
     ("mnist", "one"),
-    ("run_clm", "two"),
+    ("run_clm", "one"),
+    ("nanogpt", "one"),
+    ("sklearn", "one"),
 }
 PAIRS = [
     pytest.param(name, layout, marks=() if (name, layout) in SAMPLE else pytest.mark.long)
@@ -58,15 +62,18 @@ def losses(case: Case, run: Run) -> list[tuple[float, float]]:
 
 def check_world(case: Case, layout: str, run: Run, attempt: int = 1) -> None:
     """Each rank says who it is; the launcher says from which node and rank each line came."""
-    size = SIZES[layout]
+    per_node, nodes = case.starts or 1 + (layout == "two"), 1 + (layout == "nodes")
+    lines = [line for line in run.logs() if line.cursor.startswith(f"{attempt}/")]
     if case.ranks is None:
         return
-    lines = [line for line in run.logs() if line.cursor.startswith(f"{attempt}/")]
-    said = {(line.node, line.rank, *found.groups()) for line in lines if (found := re.search(case.ranks, line.text))}
-    assert said == {(rank if layout == "nodes" else 0, rank, str(rank), str(size)) for rank in range(size)}
+    said = {(line.node, line.rank, *found.groups()) for line in lines for found in re.finditer(case.ranks, line.text)}
+    assert {(node, rank, size) for node, _, rank, size in said} == {
+        (rank // per_node, str(rank), str(per_node * nodes)) for rank in range(per_node * nodes)
+    }
+    assert case.starts or all(str(rank) == its_own for _, rank, its_own, _ in said)
 
 
-def fetched(case: Case, run: Run, project: Path) -> float:
+def fetched(case: Case, layout: str, run: Run, project: Path) -> float:
     """Fetch the model and return a number of it, which is the one that the script printed when it saved."""
     into = project.parent / f"fetched-{run.run_id}"
     cloudtrain(project, "fetch", run.run_id, "-o", str(into))
@@ -74,6 +81,7 @@ def fetched(case: Case, run: Run, project: Path) -> float:
     if case.printed:
         printed = [float(found[1]) for line in run.logs() if (found := re.search(case.printed, line.text))]
         assert value == pytest.approx(printed[-1], abs=1e-5)
+    assert not case.files or len(list(into.glob(case.files))) == (1 if layout == "one" else 2)
     return value
 
 
@@ -100,12 +108,14 @@ def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Pa
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     shutil.copytree(SCRIPTS / name, project)
+    if (project / "make_data.py").exists():
+        subprocess.run([sys.executable, "make_data.py", "../data"], cwd=project, check=True, timeout=WAIT_S)
     words = ["submit", "job.yaml", *case.layouts[layout]]
     cloudtrain(project, *words, "--wait")
     unbroken = Run.find()
     assert unbroken.state is State.SUCCEEDED
     check_world(case, layout, unbroken)
-    model = fetched(case, unbroken, project)
+    model = fetched(case, layout, unbroken, project)
     expected = losses(case, unbroken)
 
     cloudtrain(project, *words, "--new")
@@ -116,7 +126,7 @@ def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Pa
     cloudtrain(project, "resume", broken.run_id, "--wait")
     assert [attempt.status.state for attempt in broken.attempts] == [case.ending, State.SUCCEEDED]
     check_world(case, layout, broken, attempt=2)
-    resumed = fetched(case, broken, project)
+    resumed = fetched(case, layout, broken, project)
     after = losses(case, broken)[len(before) :]
     if case.resumes == "anew":
         assert after == expected
@@ -125,3 +135,22 @@ def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Pa
         assert [step for step, _ in after] == [step for step, _ in expected[-len(after) :]]
     if case.resumes != "close":
         assert after == expected[-len(after) :] and resumed == model
+
+
+@pytest.mark.parametrize(
+    ("module", "layout"),
+    [
+        pytest.param(module, layout, marks=() if (module, layout) == ("test_script", "two") else pytest.mark.long)
+        for module in ("test_script", "test_sync", "test_distributed_data_loop")
+        for layout in LAYOUTS
+    ],
+)
+def test_accelerates_own_tests_pass_in_a_job(module: str, layout: str, project: Path, home: Path):
+    project.mkdir()
+    (project / "README.md").write_text("A folder that holds no script.\n")
+    words = ["-m", f"accelerate.test_utils.scripts.{module}", *LAYOUTS[layout]]
+    cloudtrain(project, "submit", *words, "--wait")
+    run = Run.find()
+    assert run.state is State.SUCCEEDED
+    sizes = {int(found[1]) for line in run.logs() if (found := re.search(r"Num processes: (\d+)", line.text))}
+    assert sizes <= {1 if layout == "one" else 2}
