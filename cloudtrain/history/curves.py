@@ -3,7 +3,7 @@
 The table `curves` holds one block for a rank's points of one metric in 1,024 numbered log lines of a node: a million points
 are a thousand rows. Where blocks are too coarse, the points are read from the table `metrics`.
 
-`rank` is 0 by default. A metric that rank 0 of an attempt has not logged is then that of the lowest rank that has.
+`rank` is 0 by default. A metric that rank 0 of the run has not logged is then that of the lowest rank that has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ class Summary:
     rank: int = 0
 
 
-_LOWEST = "c.rank = (SELECT min(low.rank) FROM curves low WHERE low.attempt_id = c.attempt_id AND low.name = c.name)"
+_LOWEST = (  # one rank for all attempts of the run
+    "c.rank = (SELECT min((SELECT min(low.rank) FROM curves low WHERE low.attempt_id = every.attempt_id AND"
+    " low.name = c.name)) FROM attempts every"
+    " WHERE every.run_id = (SELECT own.run_id FROM attempts own WHERE own.attempt_id = c.attempt_id))"
+)
 _BLOCKS = (
     "SELECT c.attempt_id, a.number, c.rank, c.node, c.block, c.points, c.finite, c.total, c.lowest, c.highest,"
     " c.last_step, c.first_step, c.last_at, c.last_epoch FROM attempts a JOIN curves c USING (attempt_id)"
@@ -104,7 +108,7 @@ class Curves:
             ]
         return [
             Summary(name, points, to_float(first), to_float(last), to_float(low), to_float(high), step, at, rank)
-            for name, points, first, last, low, high, step, at, rank in rows
+            for name, points, first, last, low, high, step, at, rank in filter(None, rows)
         ]
 
     def metric_names(self, attempt_id: str, before: int) -> set[str]:

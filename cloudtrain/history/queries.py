@@ -143,7 +143,7 @@ class History:
     def metrics(self, run_id: str, name: str | None = None, rank: int | None = 0) -> list[MetricRow]:
         """Return the metric points of a run in the order in which they were logged; of all ranks for None.
 
-        For rank 0, a metric that it has not logged in an attempt is that of the lowest rank that has.
+        For rank 0, a metric that it has not logged is that of the lowest rank that has.
         """
         curves = set(self.curves.owners(run_id, rank))
         query = (

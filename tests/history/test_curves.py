@@ -174,6 +174,18 @@ def resumed(store: Store, attempt: int) -> None:
     assert store.next_attempt(plan(attempt=attempt), owner=Process.here())
 
 
+def test_a_rank_that_is_ahead_in_a_newer_attempt_does_not_continue_another_ones_curve(store):
+    write(store, [(n, n, 0.5) for n in range(5)])
+    resumed(store, 2)
+    write(store, [(n, n + 5, 9.0) for n in range(5)], attempt="r-a2", rank=1)
+    assert (
+        {point.value for point in store.curves.points("r", "loss")} == {0.5} == set(store.curves.tail("r", "loss", 9))
+    )
+    assert {row.value for row in store.metrics("r")} == {0.5} and store.curves.newest("r") == []
+    assert [(row.points, row.highest) for row in store.curves.summary("r")] == [(5, 0.5)]
+    assert store.curves.last(["r"])["r"].last == 0.5
+
+
 def test_what_a_newer_attempt_did_again_is_lost(store):
     write(store, [(n, n, 1.0) for n in range(10)])
     write(store, [(100, 4, 0.4), (101, 8, 0.8)], name="eval_loss")
