@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.nodes import agent, ssh
+from cloudtrain.nodes import agent, event_loop, ssh
 from cloudtrain.nodes.ssh import ANSWER_S, Host, Remote
 
 if TYPE_CHECKING:
@@ -134,14 +134,14 @@ class RemoteAgent:
     def ask(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Answer:
-        return ssh.wait_result(self.begin(operation, given, timeout_s=timeout_s, **arguments))
+        return event_loop.wait_result(self.begin(operation, given, timeout_s=timeout_s, **arguments))
 
     def begin(
         self, operation: str, given: bytes | None = None, *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> Future[Answer]:
         request = {"operation": operation, "arguments": arguments, "size": len(given) if given is not None else 0}
         data = json.dumps(request).encode() + b"\n" + (given or b"")
-        return ssh.begin(self.remote.translate_errors(self._ask(data), timeout_s))
+        return event_loop.begin(self.remote.translate_errors(self._ask(data), timeout_s))
 
     async def _ask(self, data: bytes) -> Answer:
         for again in (True, False):
@@ -184,7 +184,7 @@ def begin_each(agent: Agent, name: str, arguments: Sequence[Mapping[str, Any]]) 
 
 def read_each(agent: Agent, future: Future[Answer]) -> list[Any]:
     """Return the value of each, or the BackendError of one that failed; raises BackendError where the machine did not answer."""
-    answers = json.loads(ssh.wait_result(future).data)
+    answers = json.loads(event_loop.wait_result(future).data)
     return [BackendError(f"{agent.label}: {it['error']}") if "error" in it else it["value"] for it in answers]
 
 
@@ -206,7 +206,7 @@ def remote_log_reader(
             more = begin(node, offset) if len(piece) == CHUNK_BYTES else None  # requested while this one is parsed
             yield piece
             try:
-                piece = ssh.wait_result(more).data if more else b""
+                piece = event_loop.wait_result(more).data if more else b""
             except Unreachable:
                 return
 
@@ -215,7 +215,7 @@ def remote_log_reader(
         unreachable = set()
         for node, future in enumerate([begin(node, offset) for node, offset in enumerate(offsets)]):
             try:
-                piece = ssh.wait_result(future).data
+                piece = event_loop.wait_result(future).data
                 streams.append(pieces(node, offsets[node], piece) if piece else None)
             except Unreachable:
                 unreachable.add(node)

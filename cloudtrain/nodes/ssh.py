@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Unreachable
+from cloudtrain.nodes import event_loop
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from asyncssh import SSHClientConnection, SSHClientProcess
 
 CONNECT_S = 10.0  # timeout of the connection, and again of the login
@@ -101,7 +100,7 @@ class Remote:
                 code = process.returncode
                 return Completed(255 if code is None else 128 - code if code < 0 else code, out, err)
 
-        return run_blocking(self.translate_errors(work(), timeout_s))
+        return event_loop.run_blocking(self.translate_errors(work(), timeout_s))
 
     def stream(self, command: str | Sequence[str], *, given: bytes = b"") -> Iterator[bytes]:
         """Yield a command's standard output as it arrives; closing the generator closes the channel, not the connection."""
@@ -114,18 +113,18 @@ class Remote:
                 process.stdin.write_eof()
             return context, process
 
-        context, process = run_blocking(self.translate_errors(begin(), ANSWER_S))
+        context, process = event_loop.run_blocking(self.translate_errors(begin(), ANSWER_S))
         try:
-            while piece := run_blocking(self.translate_errors(process.stdout.read(CHUNK_BYTES), None)):
+            while piece := event_loop.run_blocking(self.translate_errors(process.stdout.read(CHUNK_BYTES), None)):
                 yield piece
         finally:
-            run_blocking(context.__aexit__(None, None, None))
+            event_loop.run_blocking(context.__aexit__(None, None, None))
 
     def close(self) -> None:
         """Close the connection; the next call opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            _loop().call_soon_threadsafe(connection.abort)
+            event_loop.running().call_soon_threadsafe(connection.abort)
 
     # -- on the loop's thread ------------------------------------------------------------------------------------------
 
@@ -245,7 +244,7 @@ class Remote:
 def connect(host: Host) -> Remote:
     """Connect to a host and return it; blocking. Raises Unreachable, BackendError, MissingExtra."""
     remote = connect_lazily(host)
-    run_blocking(remote.translate_errors(remote.connection(), CONNECT_S * 3))
+    event_loop.run_blocking(remote.translate_errors(remote.connection(), CONNECT_S * 3))
     return remote
 
 
@@ -273,35 +272,5 @@ def call_all(function: Callable[[_R], _T], items: Iterable[_R]) -> list[_T | Clo
         return list(pool.map(call, all_items))
 
 
-def begin(work: Coroutine[Any, Any, _T]) -> Future[_T]:
-    """Schedule a coroutine on the event loop's thread."""
-    return asyncio.run_coroutine_threadsafe(work, _loop())
-
-
-def wait_result(future: Future[_T]) -> _T:
-    """Wait for a scheduled coroutine; Ctrl-C cancels it."""
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
-
-
-def run_blocking(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the event loop's thread and wait for its result."""
-    return wait_result(begin(work))
-
-
 _LOCK = threading.Lock()
 _MACHINES: dict[Host, Remote] = {}
-_LOOPS: list[asyncio.AbstractEventLoop] = []
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process's connections; its thread ends with the process."""
-    with _LOCK:
-        if not _LOOPS:
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="cloudtrain-ssh", daemon=True).start()
-            _LOOPS.append(loop)
-        return _LOOPS[0]

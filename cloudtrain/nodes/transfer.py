@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import BackendError
-from cloudtrain.nodes import ssh
+from cloudtrain.nodes import event_loop
 from cloudtrain.nodes.rpc import Agent
 from cloudtrain.source.archive import leads_out
 
@@ -37,9 +37,9 @@ def send_bundle(agent: Agent, root: str, bundle: Bundle) -> None:
             )
             offset += len(piece)
             if len(waiting) >= WINDOW:
-                ssh.wait_result(waiting.popleft())
+                event_loop.wait_result(waiting.popleft())
     for future in waiting:
-        ssh.wait_result(future)
+        event_loop.wait_result(future)
 
 
 def download_folder(agent: Agent, folder: str, into: Path) -> None:
@@ -95,6 +95,6 @@ def _read_files(agent: Agent, folder: str, files: list[tuple[str, int]]) -> Iter
                 agent.begin("read", timeout_s=SEND_S, path=f"{folder}/{path}", offset=offset, limit=PIECE_BYTES)
             )
             if len(waiting) >= WINDOW:
-                yield ssh.wait_result(waiting.popleft()).data
+                yield event_loop.wait_result(waiting.popleft()).data
     while waiting:
-        yield ssh.wait_result(waiting.popleft()).data
+        yield event_loop.wait_result(waiting.popleft()).data

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BackendError, Unreachable
-from cloudtrain.nodes import ssh
+from cloudtrain.nodes import event_loop, ssh
 from cloudtrain.nodes.rpc import LocalAgent, RemoteAgent, remote_log_reader
 from cloudtrain.nodes.ssh import Host
 from cloudtrain.nodes.transfer import download_folder
@@ -184,7 +184,7 @@ def test_an_agent_that_ended_is_begun_again(lab, there):
     closed: list[bool] = []
     assert there.ask("read", path="/etc/hostname").data
     for _ in range(5):
-        asked = ssh.begin(ask_as_it_closes())
+        asked = event_loop.begin(ask_as_it_closes())
         for pid in lab.hosts[0].processes(containing="exec(sys.stdin.buffer"):
             os.kill(pid, signal.SIGKILL)
         assert asked.result(60)
