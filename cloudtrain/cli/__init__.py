@@ -47,7 +47,8 @@ SECTIONS: dict[str, dict[str, str]] = {
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 ELSEWHERE = {  # what other tools call it
     "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
-    "exec": "submit", "queue": "ls", "describe": "show", "download": "fetch",
+    "exec": "submit", "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",
+    "train": "submit", "jobs": "ls", "down": "cancel", "terminate": "cancel", "delete": "cancel", "tail": "logs",
 }  # fmt: skip
 
 

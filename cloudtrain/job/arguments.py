@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cloudtrain.job import placeholders
+
 STYLES = ("argparse", "hf", "hydra")
 
 # Patterns, not compiled ones: most jobs need none of them, and re keeps those that were used.
@@ -56,6 +58,8 @@ def text_of(value: Any) -> str | bool | None:
 
 def normalised(value: Any, style: str) -> Any:
     """Return a hyperparameter as the job keeps it; raises ValueError when the style has no form for it."""
+    if name := placeholders.unquoted(value):
+        raise ValueError(f'is a mapping where {name} has no quotes: write "{name}"')
     if isinstance(value, Mapping):
         if style == "hf":
             return _json(value)

@@ -6,7 +6,7 @@ entrypoints/launcher/placeholders.py, which does that, has the same pattern.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 PATTERN = (
     r"\{\{(?P<literal>model_dir|output_dir|checkpoint_dir|run_id|attempt|input:[A-Za-z][A-Za-z0-9_-]*)\}\}"
@@ -19,10 +19,27 @@ def used(text: str) -> bool:
     return "{" in text and re.search(PATTERN, text) is not None
 
 
+def unquoted(value: object) -> str:
+    """Return the placeholder that YAML read as a mapping, for it has no quotes: {model_dir} is {"model_dir": null}."""
+    if not isinstance(value, Mapping) or len(value) != 1 or None not in value.values():
+        return ""
+    text = f"{{{next(iter(value))}}}"
+    return text if used(text) or text == "{checkpoint}" else ""
+
+
+def names(text: str) -> Iterator[str]:
+    """Yield the placeholders of a text, without their braces."""
+    if "{" in text:
+        yield from (match["name"] for match in re.finditer(PATTERN, text) if match["name"])
+
+
 def inputs(text: str) -> Iterator[str]:
     """Yield the names of the inputs whose paths the text asks for."""
-    if "{input:" in text:
-        for match in re.finditer(PATTERN, text):
-            name = match["name"]
-            if name and name.startswith("input:"):
-                yield name[len("input:") :]
+    yield from (name[len("input:") :] for name in names(text) if name.startswith("input:"))
+
+
+def variable(name: str) -> str:
+    """Return the variable that holds in a shell what a placeholder stands for."""
+    if name.startswith("input:"):
+        name = "input_" + re.sub(r"\W", "_", name[len("input:") :])
+    return f"$CLOUDTRAIN_{name.upper()}"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from cloudtrain.errors import Problem
+from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -90,6 +91,8 @@ def quote(value: Any) -> str:
         return f'the text "{value if len(value) <= 40 else value[:37] + "..."}"'
     if isinstance(value, list | tuple):
         return "a list"
+    if name := placeholders.unquoted(value):
+        return f'a mapping: write "{name}" with its quotes'
     return "a mapping" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
 
 

@@ -113,8 +113,7 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
     """Yield placeholders of inputs that the job does not have."""
     texts = {f"env.{name}": [value] for name, value in job.env.items()}
     if job.run is None:
-        own = [*job.args, *job.resume_args]
-        texts |= {"args": own, "hyperparameters": job.argv()[1:]}
+        texts |= {"args": job.args, "resume_args": job.resume_args, "hyperparameters": job.argv()[1:]}
     asked: set[str] = set()
     for path, values in texts.items():
         for name in {name for value in values for name in placeholders.inputs(value)} - job.inputs.keys() - asked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.job import placeholders
 from cloudtrain.source import left_out, world
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         )
     if job.form != "script":
         found.append("it runs once per node and may start ranks of its own: only the number of nodes is checked")
+    for key in ("run", "setup"):
+        if name := next(placeholders.names(getattr(job, key) or ""), ""):
+            found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
     if not job.source.startswith("git+"):
         words = [*job.argv()[1:], *job.env.values()] if job.form != "shell" else []
         found += left_out.mentions(texts, words)

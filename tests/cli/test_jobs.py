@@ -155,7 +155,7 @@ def test_ways_to_write_gpus(project, gpus, meant):
     assert isinstance(found, JobInput) and found.sets == (f"resources.accelerators={meant}",)
 
 
-@pytest.mark.parametrize("gpus", ["1", "A100:many", "", "8", "A100:0"])
+@pytest.mark.parametrize("gpus", ["1", "A100:many", "", "8", "A100:0", "A100x0", "0xA100", "A100 8"])
 def test_gpus_that_mean_nothing_are_refused_by_the_flags_name(project, gpus):
     with pytest.raises(BadRequest, match="--gpus"):
         parse_job_words(JobWords("train.py", gpus=gpus))

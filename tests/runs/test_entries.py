@@ -168,6 +168,21 @@ def test_a_script_that_finds_its_checkpoint_itself_gets_resume_args_when_it_left
         ("entrypoint: [bash, x]\nprocesses_per_node: 2", "processes_per_node: is 2"),
         ("entrypoint: echo.py\ncompat: dstack", "compat: is for what runs once per node"),
         ("trainer: true\nresume_args: [x]", "resume_args: is not needed"),
+        ("entrypoint: echo.py\nresume_args: ['{input:x}']", "resume_args: asks for {input:x}"),
+        (
+            "entrypoint: echo.py\nhyperparameters: {out: {model_dir}}",
+            "hyperparameters.out: is a mapping where {model_dir} has no",
+        ),
+        ("entrypoint: echo.py\narg_style: hf\nhyperparameters: {out: {input:x}}", 'write "{input:x}"'),
+        (
+            "entrypoint: echo.py\nargs: [--out, {model_dir}]",
+            'args[1]: must be text, not a mapping: write "{model_dir}"',
+        ),
+        (
+            "entrypoint: echo.py\nresume_args: [{checkpoint}]",
+            'resume_args[0]: must be text, not a mapping: write "{checkpoint}"',
+        ),
+        ("entrypoint: echo.py\nenv: {X: {output_dir}}", 'env.X: must be text, not a mapping: write "{output_dir}"'),
     ],
 )
 def test_entries_that_are_refused(project: Path, job: str, sentence: str):
@@ -177,6 +192,22 @@ def test_entries_that_are_refused(project: Path, job: str, sentence: str):
     with pytest.raises(BadJob) as refused:
         Job.load(f"{job}\n")
     assert any(sentence in f"{problem.path}: {problem.message}" for problem in refused.value.problems)
+
+
+def test_a_mapping_that_no_placeholder_looks_like_stays_one():
+    from cloudtrain.job.job import Job
+
+    job = Job.load(
+        "entrypoint: x.py\nhyperparameters: {a: {data: null, b: 1}, c: {lr: null}, model_dir: null, d: {model_dir: x}}\n"
+    )
+    assert job.argv() == ["x.py", "--a.b", "1", "--d.model_dir", "x"]
+
+
+def test_the_plan_says_that_a_text_is_never_changed(project: Path):
+    (project / "job.yaml").write_text("run: python echo.py {model_dir}\nsetup: echo {input:my-data} {{attempt}}\n")
+    shown = run_cli(project, "plan").stdout
+    assert "run is never changed: {model_dir} arrives as it is; write $CLOUDTRAIN_MODEL_DIR" in shown
+    assert "setup is never changed: {input:my-data} arrives as it is; write $CLOUDTRAIN_INPUT_MY_DATA" in shown
 
 
 def test_a_stored_job_without_an_entry_is_the_shared_trainers():

@@ -90,7 +90,7 @@ def _accelerators(text: str) -> str:
         return f"{match['type'] or match['type2']}:{match['n'] or match['n2']}"
     if text.isdigit() and int(text):
         raise BadRequest(f"--gpus {text} names no type of GPU", f"write --gpus A100:{text}")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", text):
+    if not re.fullmatch(r"(?!.*x0+$)[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", text):
         raise BadRequest(f"--gpus {text} is no type and count of GPUs", "write --gpus A100:8")
     return text
 
