@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cloudtrain.backends.api import FETCHABLE, WORKDIR
-from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.cli.view import options, runs, summary, terminal
 from cloudtrain.errors import BadRequest
 from cloudtrain.job.units import format_size
 
@@ -61,6 +61,8 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     if nothing:
         terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
         terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
+        for text in summary.not_kept(run):
+            terminal.note(f"  {text}")
         terminal.note("  docs/scripts.md: `--output_dir {model_dir}` names one to a script, `keep: [out]` keeps others")
     elif not status.state.final:
         terminal.note(f"{run.run_id} is still {status.state}: this is what there was")

@@ -251,7 +251,8 @@ def test_what_the_script_wrote_in_its_folder_comes_home(project: Path, tmp_path:
     assert set(files) == {"out/deep/model.bin", "out/log.txt", "runs.bin", "out/a1.txt", "out/a2.txt"}
     assert files["out/log.txt"] == "1" * 1000 + "2" * 1000 and files["runs.bin"] == "1" * 1000 + "2" * 1000
     assert run_cli(project, "fetch", run_id, "-o", str(tmp_path / "all"), "--what", "workdir").returncode == 0
-    assert (tmp_path / "all" / "workdir" / "node-0" / "scratch.tmp").read_text() == "2" * 1000
+    workdir = tmp_path / "all" / "workdir" / "node-0"
+    assert (workdir / "scratch.tmp").read_text() == "2" * 1000 and not (workdir / ".cloudtrain").exists()
 
 
 def test_nodes_keep_files_of_the_same_name(project: Path, tmp_path: Path):
@@ -263,6 +264,8 @@ def test_nodes_keep_files_of_the_same_name(project: Path, tmp_path: Path):
 
 
 def test_a_run_that_left_nothing_is_said_so(project: Path, tmp_path: Path):
-    assert submit(project, "echo.py")[0] == 0
+    (project / "leaves.py").write_text("open('model.bin', 'w').write('x' * 700)\n")
+    assert submit(project, "leaves.py")[0] == 0
     fetched = run_cli(project, "fetch", "-o", str(tmp_path / "nothing"))
     assert fetched.returncode == 1 and "has left no model or outputs or checkpoints" in fetched.stderr
+    assert "700 bytes in model.bin are not kept: keep: [model.bin]" in fetched.stderr

@@ -236,7 +236,7 @@ class LocalBackend:
         into.mkdir(parents=True, exist_ok=True)
         if WORKDIR in what:
             for node in _node_folders(Path(handle)):
-                shutil.copytree(node / "source", into / WORKDIR / node.name, symlinks=True, dirs_exist_ok=True)
+                copy_tree(node / "source", into / WORKDIR / node.name, leave_out=[".cloudtrain"])
         for name in what:
             if (run_dir / name).is_dir():
                 copy_tree(run_dir / name, into / name)
