@@ -76,7 +76,10 @@ def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else "cloudtrain"
-        return _as_clause(error.format_message()), f"{command} --help", error.exit_code, {}
+        hint = f"{command} --help"
+        if isinstance(error, click.NoSuchOption) and command.endswith((" submit", " plan")):
+            hint += f"; the script's own options follow --: {command} train.py -- {error.option_name}"
+        return _as_clause(error.format_message()), hint, error.exit_code, {}
     if isinstance(error, OSError) and error.errno is not None:
         prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return f"{prefix}{_as_clause(error.strerror or str(error))}", SYSTEM_HINTS.get(error.errno, ""), 2, {}

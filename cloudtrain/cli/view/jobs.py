@@ -79,7 +79,19 @@ def _command_job(args: Sequence[str]) -> dict[str, Any]:
     cwd = Path.cwd()
     if cwd in (Path.home(), Path("/")):
         raise BadRequest(f"{cwd} would be packaged as the command's source", "go to the folder of its files")
-    return {"name": fit_name(Path(args[0]).name), "source": str(cwd), "entrypoint": list(args)}
+    program = args[0]
+    if which(program) is None and "/" not in program:
+        if re.match(r"[A-Za-z_]\w*=", program):
+            raise BadRequest(f"{program} is no program", f"--env {program} sets the variable")
+        if " " in program:
+            raise BadRequest(
+                f"the program has spaces in its name: {program!r}", "leave out the quotes around the command"
+            )
+        if program.endswith(SCRIPTS) and Path(program).is_file():
+            raise BadRequest(
+                f"{program} is a script, and no program of the node", f"write it before --: submit {program}"
+            )
+    return {"name": fit_name(Path(program).name), "source": str(cwd), "entrypoint": list(args)}
 
 
 def _accelerators(text: str) -> str:
