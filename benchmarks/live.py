@@ -16,6 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from measure import cpu_s, report, table
+
 MOST = 0.02  # of one core
 
 SCRIPT = """\
@@ -38,9 +40,9 @@ def follow(home: Path, run_id: str, seconds: float) -> float:
     os.close(worker)
     threading.Thread(target=drain, args=(main,), daemon=True).start()
     time.sleep(3)
-    began, before = time.monotonic(), cpu(process.pid)
+    began, before = time.monotonic(), cpu_s(process.pid)
     time.sleep(seconds)
-    used = (cpu(process.pid) - before) / (time.monotonic() - began)
+    used = (cpu_s(process.pid) - before) / (time.monotonic() - began)
     process.send_signal(signal.SIGINT)
     process.wait(60)
     return used
@@ -54,16 +56,8 @@ def drain(descriptor: int) -> None:
         pass
 
 
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process until now."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> int:
     """Measure and print; return 1 when it costs too much."""
-    from measure import report, table
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=20)
     arguments = parser.parse_args()

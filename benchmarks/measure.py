@@ -88,6 +88,20 @@ def peer(name: str, *requirements: str) -> Path:
     return python
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process until now, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process holds, 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def hardware() -> str:
     model = ""
     try:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from measure import report, table
+from measure import cpu_s, report, resident_bytes, table
 
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -98,14 +98,15 @@ def watch(folder: Path, runs: int, seconds: float) -> tuple[Rows, Gates]:
         wait_until(lambda: sum(r.status.state is State.RUNNING for r in store.runs(limit=runs)) == runs, "their states")
         time.sleep(min(seconds, 30))  # what is asked more often because something has just begun is over
         say(f"{runs} runs are watched")
-        pids, before, calls = watchers(home), cpu_s(watchers(home)), len(simulator.calls)
+        pids, before, calls = watchers(home), sum(map(cpu_s, watchers(home))), len(simulator.calls)
         began, memory, oldest = time.monotonic(), 0, 0.0
         while time.monotonic() - began < seconds:
             time.sleep(1)
             memory = max(memory, sum(map(resident_bytes, watchers(home))))
-            oldest = max(oldest, *(time.time() - asked_at(home, run_id) for run_id in ids))
+            states = [(home / "runs" / run_id / "asked").stat().st_mtime for run_id in ids]  # runs/asked.py
+            oldest = max(oldest, time.time() - min(states))
         wall = time.monotonic() - began
-        share, calls = (cpu_s(pids) - before) / wall, len(simulator.calls) - calls
+        share, calls = (sum(map(cpu_s, pids)) - before) / wall, len(simulator.calls) - calls
         metric_s = printer.oldest_unread_s(store)
         printer.close()
         ends = noticed_ends(simulator, printer, store, random.sample(ids, min(ENDED, runs)))
@@ -177,11 +178,6 @@ def start(job: TrainingJob) -> None:
     with job._lock:
         job._transition("Training", "Training image download completed. Training in progress.")
         job._started = time.time()
-
-
-def asked_at(home: Path, run_id: str) -> float:
-    """Return when the platform was asked for a run's state (runs/asked.py)."""
-    return (home / "runs" / run_id / "asked").stat().st_mtime
 
 
 def noticed_ends(simulator: Simulator, printer: Printer, store: Store, chosen: list[str]) -> list[float]:
@@ -296,22 +292,6 @@ def watchers(home: Path) -> list[int]:
         if b"cloudtrain.runs.watch_all" in words and str(home).encode() in words:
             found.append(int(entry.parent.name))
     return found
-
-
-def cpu_s(pids: list[int]) -> float:
-    """Return the processor time of processes, in seconds."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":
