@@ -2,7 +2,8 @@
 
     python benchmarks/logs.py [--lines 1000000] [--rounds 3]
 
-The lines are written into the folders of a finished run of 8 simulated nodes, in the form that the launcher writes.
+The lines are written into the folders of a finished run of 8 simulated nodes, in the form that the launcher writes. One line
+in 100 is a metric. `watching` is what the watcher does: it reads the log, finds the metrics and stores them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,22 @@ from pathlib import Path
 from measure import Sample, interleaved, median, process, report, spread, table
 
 NODES = 8
+WATCH = """
+import sys
+from cloudtrain.history.store import Store
+from cloudtrain.job import targets
+from cloudtrain.runs.attempts import backend_of
+from cloudtrain.runs.collect import Collector
+store = Store(targets.home())
+with store.database.write() as db:
+    for statement in ("UPDATE attempts SET cursor = NULL", "DELETE FROM metrics", "DELETE FROM curves"):
+        db.execute(statement)
+(attempt,) = store.attempts(sys.argv[1])
+backend = backend_of(attempt.plan, store.home, attempt.handle)
+Collector(lambda: None, print).read_log(store, attempt, backend, ended=True)
+found = sum(row.points for row in store.curves.summary(sys.argv[1], None))
+sys.exit(found != int(sys.argv[2]) and f"{found:,} points instead of {sys.argv[2]}")
+"""
 
 
 def main() -> int:
@@ -39,7 +56,12 @@ def main() -> int:
             with (attempt / f"node-{node}" / "log").open("w") as log:
                 for n in range(each):
                     at = f"2026-01-01T{n // 3_600_000:02d}:{n // 60_000 % 60:02d}:{n // 1000 % 60:02d}.{n % 1000:03d}000Z"
-                    log.write(f"{n} {node} {at} step {n} loss 3.14159 and some more words as scripts print them\n")
+                    text = (
+                        f"step {n} loss 3.14159"
+                        if n % 100 == 0
+                        else f"worker {n} has read its part and says more words"
+                    )
+                    log.write(f"{n} {node} {at} {text}, as scripts print them\n")
 
         def read(*extra: str) -> Sample:
             return process(
@@ -52,6 +74,7 @@ def main() -> int:
                 "logs": lambda: read(),
                 "logs -f": lambda: read("-f"),
                 "logs --json": lambda: read("--json"),
+                "watching": lambda: process([sys.executable, "-c", WATCH, run_id, str(NODES * -(-each // 100))], env),
             },
             arguments.rounds,
             warm=0,
@@ -74,7 +97,10 @@ def main() -> int:
         "logs",
         "Reading a log",
         body,
-        [("seconds for 200,000 lines, following", 200_000 / rates["logs -f"], 1.0)],
+        [
+            ("seconds for 200,000 lines, following", 200_000 / rates["logs -f"], 1.0),
+            ("CPU seconds for 200,000 lines, watching", median(found["watching"], "cpu") * 200_000 / lines, 1.0),
+        ],
     )
 
 

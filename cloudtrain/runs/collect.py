@@ -49,13 +49,14 @@ class Collector:
             others: list[Event] = []
             points: list[Row] = []
             for line in batch:
-                if parsed := events.parse(line.text):
+                marked = events.MARK in line.text  # a call for every line would cost as much as looking for metrics
+                if marked and (parsed := events.parse(line.text)):
                     event = Event(attempt.attempt_id, line.node, line.seq, line.at, *parsed)
                     if event.kind == "metric":
                         points += metrics.event_rows(event, line.rank)
                     else:
                         others.append(event)
-                if not line.text.startswith(events.MARK):
+                if not (marked and line.text.startswith(events.MARK)):
                     if tail:
                         tail.add(line)
                     points += metrics.rows(line)
