@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, Place, Size, Spec
+from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, Place, Size, Spec, Text
 from cloudtrain.job.problems import quote, wrong
 from cloudtrain.job.units import duration_s, size_bytes, usd
 
@@ -33,7 +33,9 @@ class Environment(Spec):
 class Resources(Spec):
     """What each node has."""
 
-    accelerators: str | None = Field(default=None, description='GPUs of a node: "A100-80GB:8", or "A100" for one.')
+    accelerators: Text | None = Field(
+        default=None, description='GPUs of a node: "A100-80GB:8", or "A100" for one. 0 hides those that are there.'
+    )
     use_spot: Flag = Field(
         default=False, description="Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."
     )
@@ -50,7 +52,7 @@ class Resources(Spec):
     @field_validator("accelerators")
     @classmethod
     def _accelerators(cls, value: str | None) -> str | None:
-        if value is None or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
+        if value in (None, "0") or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
             return value
         number = re.fullmatch(r"(\d+)\s*[x:* ]\s*([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*)\s*[x* ]\s*(\d+)", value)
         right = f"{number[2] or number[3]}:{number[1] or number[4]}" if number else "A100:8"
@@ -59,12 +61,12 @@ class Resources(Spec):
     @property
     def accelerator(self) -> str | None:
         """The accelerator's name, or None."""
-        return self.accelerators.partition(":")[0] if self.accelerators else None
+        return self.accelerators.partition(":")[0] if self.gpus and self.accelerators else None
 
     @property
     def gpus(self) -> int:
         """Accelerators of a node; 0 without."""
-        return int(self.accelerators.partition(":")[2] or 1) if self.accelerators else 0
+        return int(self.accelerators.partition(":")[2] or 1) if self.accelerators not in (None, "0") else 0
 
     @property
     def memory_bytes(self) -> int | None:

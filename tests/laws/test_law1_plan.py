@@ -52,7 +52,11 @@ def test_the_plan_is_made_with_sockets_blocked_and_no_sdk(home, tmp_path, figure
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("print('hello')\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "block")}
+    tool = tmp_path / "block" / "nvidia-smi"  # local refuses GPUs that this machine does not show
+    tool.write_text('#!/bin/sh\nfor n in 0 1 2 3 4 5 6 7; do echo "GPU $n: NVIDIA A100 (UUID: GPU-$n)"; done\n')
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "PATH": path}
     probe = subprocess.run(
         [sys.executable, "-c", "import socket; socket.socket()"],
         env=env,

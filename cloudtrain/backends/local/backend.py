@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.directory as directory
+from cloudtrain.backends import gpus as own_gpus
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.manifest import Manifest
@@ -87,7 +88,8 @@ class LocalBackend:
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
             "CLOUDTRAIN_STDIN": "1",
         }
-        gpus = manifest.gpus_per_node
+        if missing := own_gpus.missing(job):
+            raise BadJob(job.located([missing]))
         processes = [
             {
                 "folder": str(folder / f"node-{rank}"),
@@ -96,12 +98,12 @@ class LocalBackend:
                 | {
                     "CLOUDTRAIN_NODE_RANK": str(rank),
                     "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
-                    "CLOUDTRAIN_GPUS": ",".join(str(rank * gpus + gpu) for gpu in range(gpus)),
+                    "CLOUDTRAIN_GPUS": own_gpus.chosen(job, rank),
                 },
             }
             for rank in range(manifest.nodes)
         ]
-        notes = manifest.notes()
+        notes = own_gpus.notes(job, "this machine")
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes are simulated on this machine")
         return Plan(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import gpus as own_gpus
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.ssh import status
@@ -94,7 +95,7 @@ class SshBackend:
             problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
         if problems:
             raise BadJob(problems)
-        notes = manifest.notes()
+        notes = own_gpus.notes(job, "each machine")
         if len(self.machines) > manifest.nodes:
             notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")
         if manifest.nodes > 1 and job.output is None:
@@ -105,7 +106,9 @@ class SshBackend:
             attempt=attempt,
             request={
                 "hosts": [machine.to_dict() for machine in self.machines],
-                **build_request(manifest, run_id, attempt, self.root, bundle.sha256, output, self.lease_s),
+                **build_request(
+                    manifest, run_id, attempt, self.root, bundle.sha256, output, self.lease_s, own_gpus.chosen(job)
+                ),
             },
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),

@@ -43,7 +43,7 @@ def choose_machines(
     if earlier_choices:
         raise_first([unreachable[label] for label in earlier_choices[0] if label in unreachable])
         return [(m, prepared[label]) for label in earlier_choices[0] for m in machines if m.label == label]
-    available = [machine for machine in machines if machine.label in prepared]
+    available = with_gpus([machine for machine in machines if machine.label in prepared], plan)
     num_nodes, min_nodes = plan.request["nodes"], min_nodes_of(plan)
     holders = [machine for machine in available if prepared[machine.label]["first"]]
     unshared = plan.attempt > 1 and plan.manifest["output"] is None
@@ -58,6 +58,22 @@ def choose_machines(
     if unshared:
         available.sort(key=lambda machine: machine not in holders)
     return [(machine, prepared[machine.label]) for machine in available[:num_nodes]]
+
+
+def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
+    """Return the machines that show as many GPUs as the job asks for; raises BackendError where they are too few."""
+    asked = int(plan.manifest["gpus_per_node"])
+    if not asked:
+        return machines
+    answers = call_all(lambda machine: machine.agent.ask("command", argv=["nvidia-smi", "-L"]).value, machines)
+    raise_first(answers)
+    counts = [str(answer).count("GPU-") for answer in answers]
+    enough = [machine for machine, count in zip(machines, counts, strict=True) if count >= asked]
+    if machines and len(enough) < min_nodes_of(plan):
+        shown = ", ".join(f"{machine.label} {count}" for machine, count in zip(machines, counts, strict=True))
+        message = f"{asked} GPUs per node are asked for; the machines show (nvidia-smi): {shown}"
+        raise BackendError(message, "leave resources.accelerators out: the ranks see the GPUs that are there")
+    return enough
 
 
 def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:

@@ -8,7 +8,14 @@ from cloudtrain.backends.manifest import Manifest
 
 
 def build_request(
-    manifest: Manifest, run_id: str, attempt: int, root: str, sha256: str, output: str | None, lease_s: float | None
+    manifest: Manifest,
+    run_id: str,
+    attempt: int,
+    root: str,
+    sha256: str,
+    output: str | None,
+    lease_s: float | None,
+    gpus: str,
 ) -> dict[str, Any]:
     """Return the request of an attempt, without the machines.
 
@@ -16,6 +23,7 @@ def build_request(
         root: folder of cloudtrain on the machines.
         sha256: digest of the bundle.
         output: folder of the run's results, where the job names one.
+        gpus: the GPUs that a node may use, as CLOUDTRAIN_GPUS has them.
         lease_s: seconds without the client after which the attempt ends; None where it needs no client.
     """
     folder = f"{root}/runs/{run_id}/a{attempt}"
@@ -25,7 +33,7 @@ def build_request(
         "CLOUDTRAIN_NUM_NODES": "${nodes}",
         "CLOUDTRAIN_NODE_DIR": f"{folder}/node-${{node.rank}}",
         "CLOUDTRAIN_RUN_DIR": f"{output or root + '/runs'}/{run_id}",
-        "CLOUDTRAIN_GPUS": ",".join(map(str, range(manifest.gpus_per_node))),
+        "CLOUDTRAIN_GPUS": gpus,
         "CLOUDTRAIN_STDIN": "1",
     }
     if manifest.nodes > 1:

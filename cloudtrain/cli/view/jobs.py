@@ -100,6 +100,8 @@ def _accelerators(text: str) -> str:
         r"(?P<n>[1-9]\d*)x(?P<type>[A-Za-z][\w.-]*)|(?P<type2>[A-Za-z][\w.-]*?)x(?P<n2>[1-9]\d*)", text
     ):
         return f"{match['type'] or match['type2']}:{match['n'] or match['n2']}"
+    if text == "0":
+        return text
     if text.isdigit() and int(text):
         raise BadRequest(f"--gpus {text} names no type of GPU", f"write --gpus A100:{text}")
     if not re.fullmatch(r"(?!.*x0+$)[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", text):

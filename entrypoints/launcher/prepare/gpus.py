@@ -1,4 +1,4 @@
-"""Check the number of GPUs with nvidia-smi; imported only where a job asks for GPUs."""
+"""Check the number of GPUs with nvidia-smi, or count those that are there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 from ..errors import Refused
+from ..log import Log
 
 
 def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
@@ -27,6 +28,15 @@ def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
         raise Refused(
             f"{asked} GPUs per node were asked for; this node may use {chosen or 'none'}, the machine has {len(present)}"
         )
+
+
+def take(processes: int, environ: Mapping[str, str], log: Log) -> int:
+    """Return how many GPUs the ranks of a job that names none see: those that are there, none where they are too few."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(visible()) if chosen is None else len([name for name in chosen.split(",") if name.strip()])
+    if 0 < present < processes:
+        log.say(f"{processes} processes and {present} GPUs: the ranks see none of them (resources.accelerators)")
+    return present if present >= processes else 0
 
 
 def visible() -> list[str]:

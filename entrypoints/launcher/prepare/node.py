@@ -16,7 +16,7 @@ from ..errors import Refused
 from ..log import Log
 from ..manifest import Manifest
 from ..output.keep import Keeper
-from ..world.cluster import LOOPBACK, SAGEMAKER, SAGEMAKER_OURS, Cluster, sagemaker_base
+from ..world.cluster import ALL_GPUS, LOOPBACK, SAGEMAKER, SAGEMAKER_OURS, Cluster, sagemaker_base
 from . import declared
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -54,6 +54,11 @@ def prepare_node(
             from . import gpus
 
             gpus.check(manifest.gpus_per_node, cluster.gpus, environ)
+        elif environ.get("CLOUDTRAIN_GPUS") == ALL_GPUS:
+            from . import gpus
+
+            simulated = manifest.nodes if cluster.control_host == LOOPBACK else 1  # they share this machine
+            manifest.gpus_per_node = gpus.take(manifest.processes_per_node * simulated, environ, log)
         interface = find_interface(manifest, cluster, environ)
         if is_remote(manifest.output) or any(is_remote(item["uri"]) for item in manifest.inputs.values()):
             from ..output import store

@@ -15,6 +15,7 @@ from ..errors import Refused
 LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
+ALL_GPUS = "all"  # CLOUDTRAIN_GPUS of a job that names no accelerators: those that are there
 # Below /opt/ml. SageMaker copies `checkpoints` to S3 and back; ours lies beside the script's folder there, which is empty
 # at first. cloudtrain/backends/sagemaker/checkpoints.py reads both.
 SAGEMAKER = {"checkpoints": "checkpoints/checkpoint_dir", "outputs": "output/data", "model": "model"}
@@ -49,10 +50,15 @@ def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
         for detect in (_cloudtrain, _launched, _sagemaker, _vertex, _kubeflow, _kubernetes, _slurm, _generic):
             cluster = detect(environ, resourceconfig)
             if cluster is not None:
-                return cluster._replace(gpus=environ.get("CLOUDTRAIN_GPUS"))
+                return cluster._replace(gpus=_chosen_gpus(environ))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise Refused(f"the platform's environment cannot be read: {type(error).__name__}: {error}") from None
-    return Cluster(nodes=1, gpus=environ.get("CLOUDTRAIN_GPUS"))
+    return Cluster(nodes=1, gpus=_chosen_gpus(environ))
+
+
+def _chosen_gpus(environ: Mapping[str, str]) -> str | None:
+    chosen = environ.get("CLOUDTRAIN_GPUS")
+    return None if chosen == ALL_GPUS else chosen
 
 
 def _cloudtrain(environ: Mapping[str, str], _: str) -> Cluster | None:

@@ -89,7 +89,9 @@ class TestLocal(BackendContract):
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
-    def test_golden_plan(self, tmp_path: Path) -> None:
+    def test_golden_plan(self, tmp_path: Path, machine_with) -> None:
+        machine_with(4)
+        machine_with(4)
         source = tmp_path / "source"
         source.mkdir()
         (source / "train.py").write_text("print(1)\n")
@@ -121,7 +123,8 @@ class TestLocal(BackendContract):
             golden.write_text(text)
         assert text == golden.read_text()
 
-    def test_gpus_are_disjoint(self, prepare) -> None:
+    def test_gpus_are_disjoint(self, prepare, machine_with) -> None:
+        machine_with(4)
         plan, _ = prepare("print(1)", num_nodes=2, resources={"accelerators": "A100-80GB:2"})
         assert [node["env"]["CLOUDTRAIN_GPUS"] for node in plan.request["nodes"]] == ["0,1", "2,3"]
 

@@ -1,0 +1,94 @@
+"""GPUs on machines that no scheduler shares out: those that are there, unless a job names others or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.backends.ssh.launch import with_gpus
+from cloudtrain.errors import BackendError, BadJob
+from cloudtrain.runs.plan import Planner
+from tests.runs.test_entries import project, submit  # noqa: F401 - a fixture
+
+SHOW = """
+import json, os
+print("SEEN", json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("ACCELERATE_USE_CPU")]))
+"""
+
+
+def seen(log: str) -> list[str | None]:
+    return json.loads(next(line for line in log.splitlines() if "SEEN" in line).partition("SEEN ")[2])
+
+
+@pytest.mark.usefixtures("census")
+@pytest.mark.parametrize(
+    ("gpus", "more", "expected"),
+    [
+        (2, [], [None, None]),  # what is there is visible
+        (2, ["--gpus", "0"], ["", None]),
+        (2, ["--gpus", "A100"], ["0", None]),
+        (0, [], ["", None]),
+        (2, ["--set", "processes_per_node=2"], [None, None]),
+        (1, ["--set", "processes_per_node=2"], ["", "true"]),  # two ranks cannot share one
+    ],
+)
+def test_a_job_that_names_none_sees_those_that_are_there(project, machine_with, gpus: int, more: list[str], expected):  # noqa: F811
+    machine_with(gpus)
+    (project / "train.py").write_text(SHOW)
+    code, log, said = submit(project, "train.py", *more)
+    assert code == 0, said
+    assert seen(log) == expected
+    assert ("2 processes and 1 GPUs: the ranks see none of them" in log) is (gpus == 1)
+
+
+def notes(folder: Path, backend: str, **resources: object) -> str:
+    options = {"hosts": [{"address": "10.0.0.5"}]} if backend == "ssh" else {}
+    job = {"name": "x", "source": str(folder), "entrypoint": "train.py", "resources": resources}
+    return "\n".join(Planner(backend, **options).plan(job).notes)
+
+
+@pytest.mark.parametrize(("backend", "where"), [("local", "this machine"), ("ssh", "each machine")])
+def test_the_plan_says_which(project, backend: str, where: str):  # noqa: F811
+    (project / "train.py").write_text("")
+    assert f"no accelerators are named: the ranks see the GPUs of {where}" in notes(project, backend)
+    assert "accelerators: 0 hides the GPUs" in notes(project, backend, accelerators=0)
+
+
+def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, home: Path):  # noqa: F811
+    (project / "train.py").write_text("")
+    machine_with(0)
+    code, _, said = submit(project, "train.py", "--gpus", "A100:8")
+    assert code == 2 and "this machine shows no GPU (nvidia-smi)" in said and not list((home / "runs").glob("*"))
+    machine_with(4)
+    with pytest.raises(BadJob, match="is A100:8, 8 GPUs in all, and this machine shows 4 GPUs"):
+        notes(project, "local", accelerators="A100:8")
+    assert "accelerators" not in notes(project, "local", accelerators="A100:4")
+
+
+class Host:
+    """A machine behind SSH that lists so many GPUs."""
+
+    def __init__(self, label: str, count: int) -> None:
+        self.label, self.agent, self._count = label, self, count
+
+    def ask(self, operation: str, argv: list[str]):
+        assert (operation, argv) == ("command", ["nvidia-smi", "-L"])
+        return type("Answer", (), {"value": {"code": 0, "out": "GPU 0: x (UUID: GPU-y)\n" * self._count, "err": ""}})
+
+
+def asking(gpus: int, fewest: int) -> Plan:
+    manifest = {"gpus_per_node": gpus, "min_nodes": fewest}
+    return Plan("ssh", "run", 1, request={"nodes": 3}, bundle={}, manifest=manifest, job={})
+
+
+def test_machines_without_them_are_not_chosen():
+    hosts = [Host("a", 0), Host("b", 8), Host("c", 8)]
+    assert [host.label for host in with_gpus(hosts, asking(8, 2))] == ["b", "c"]
+    assert with_gpus(hosts, asking(0, 3)) == hosts
+    with pytest.raises(
+        BackendError, match="8 GPUs per node are asked for; the machines show .nvidia-smi.: a 0, b 8, c 8"
+    ):
+        with_gpus(hosts, asking(8, 3))
