@@ -96,6 +96,8 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
     from cloudtrain.job.job import fit_name
+    from cloudtrain.source.options import declared as options_of
+    from cloudtrain.source.texts import Texts
 
     lines = [f"# yaml-language-server: $schema={SCHEMA}", f"name: {fit_name(folder.name)}", "source: ."]
     if entrypoint:
@@ -103,6 +105,8 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
             f"entrypoint: {_quote_yaml(entrypoint)}",
             "hyperparameters: {}            # learning_rate: 3.0e-4 becomes --learning_rate 3.0e-4",
         ]
+        if options_of(Texts(folder, [entrypoint], entrypoint)).wants_boolean_values:
+            lines.append("arg_style: hf                  # true and false are given as values: --fp16 true")
         if RESUMES.search(_text_of(folder / entrypoint)):
             lines.append('resume_args: ["--resume_from_checkpoint", "{checkpoint}"]   # of later attempts')
     else:

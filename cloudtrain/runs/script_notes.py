@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.job import placeholders
-from cloudtrain.source import left_out, world
+from cloudtrain.source import left_out, options, world
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -58,6 +59,8 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         )
     if job.form != "script":
         found.append("it runs once per node and may start ranks of its own: only the number of nodes is checked")
+    elif not job.trainer:
+        found += _style_notes(job, options.declared(texts))
     for key in ("run", "setup"):
         if name := next(placeholders.names(getattr(job, key) or ""), ""):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
@@ -68,4 +71,33 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         from cloudtrain.runs import resume_check
 
         found += [warning] if (warning := resume_check.note(job, texts)) else []
+    return found
+
+
+def _style_notes(job: Job, declared: options.Options) -> list[str]:
+    """Return what the script would misread of the booleans that a job gives; nothing is changed by itself."""
+    hf = job.arg_style == "hf"
+    given = {name: value for name, value in job.hyperparameters.items() if isinstance(value, bool)}
+    words = [*job.args, "--"]
+    pairs = pairwise(words)
+    bare = [word[2:] for word, following in pairs if word.startswith("--") and following.startswith("--")]
+    found = []
+    if job.arg_style != "hydra":
+        bare += [name for name, value in given.items() if value and not hf]
+        for name in bare:
+            if (option := declared.by_name.get(name)) and option.takes_value:
+                found.append(
+                    f"--{name} is given bare, and {option.place} wants a value: arg_style: hf writes --{name} true"
+                )
+    for name, value in given.items():
+        option = declared.by_name.get(name)
+        if hf and option and not option.takes_value:
+            text = str(value).lower()
+            found.append(
+                f"--{name} {text} is given, and {option.place} takes no value: arg_style: argparse writes --{name}"
+            )
+        elif job.arg_style == "argparse" and not value and declared.hf_parser:
+            found.append(
+                f"--{name} false is left out, and {declared.hf_parser} may have another default: arg_style: hf writes it"
+            )
     return found
