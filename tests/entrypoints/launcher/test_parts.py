@@ -331,3 +331,19 @@ def test_the_launcher_tells_of_it_at_the_end_at_the_latest(tmp_path: Path):
     with Attempt(tmp_path, script) as attempt:
         assert attempt.run() == [3], attempt.texts(-1)
         assert [event.get("written") for event in attempt.events("checkpoint")] == ["mine.pt"]
+
+
+def test_a_script_that_writes_to_sagemakers_folder_of_checkpoints_itself(tmp_path: Path):
+    from launcher import resume
+
+    top = tmp_path / "checkpoints"
+    places = resume.checkpoint_folders({"checkpoints": str(top / "checkpoint_dir")})
+    assert places == [str(top / "checkpoint_dir"), str(top)]
+    assert resume.checkpoint_folders({"checkpoints": str(top)}) == [str(top)]
+    writes = NewCheckpoints(places)
+    (top / ".cloudtrain" / "kept").mkdir(parents=True)
+    (top / ".cloudtrain" / "kept" / "ours").touch()
+    assert writes.look() == "" and resume.newest_checkpoint(places) is None
+    (top / "checkpoint-5").mkdir()
+    (top / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    assert writes.look() == "checkpoint-5" and resume.newest_checkpoint(places) == str(top / "checkpoint-5")
