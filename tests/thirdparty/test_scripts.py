@@ -24,7 +24,7 @@ SAMPLE = {  # what `make test-all` runs; the rest is `long`
     ("accelerate_nlp", "two"),
     ("ddp_tutorial", "nodes"),
     ("hydra", "two"),
-    ("imagenet", "two"),
+    ("imagenet", "nodes"),
     ("lightning", "nodes"),
     ("mnist", "one"),
     ("run_clm", "one"),

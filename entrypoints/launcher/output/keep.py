@@ -38,10 +38,11 @@ class Keeper:
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._roots = sorted({_literal(pattern) for pattern in patterns})
         self._source, self._log = source, log
-        self._is_other = node_rank > 0
+        self._is_other, self._first_outputs = node_rank > 0, outputs
         self._outputs = os.path.join(outputs, f"node-{node_rank}") if node_rank else outputs
         self._mirrors = [self._outputs, *([os.path.join(safe, f"node-{node_rank}")] if safe else [])]
         self._mirrored: dict[str, tuple[int, int]] = {}
+        self._borrowed: dict[str, tuple[int, int]] = {}  # the first node's files, as they were given to this one
         self._absent: set[str] = set()  # mirrored files that the last look has not found
         self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or EVERY_S)
         self._mark = os.path.join(source, OURS, "began")
@@ -70,7 +71,8 @@ class Keeper:
     def restore(self) -> int:
         """Copy what earlier starts left into the working directory and return how many files; blocking.
 
-        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced.
+        Where no rank has run in this copy of the source yet, a file of the source that they changed is replaced. What only
+        the first node wrote comes to the others too, where they see its outputs: rank 0 alone saves in most scripts.
         """
         is_fresh = not os.path.exists(self._mark)
         for mirror in self._mirrors:
@@ -82,8 +84,13 @@ class Keeper:
                     _replace(os.path.join(mirror, name), self._source, name)
                     # Those that the outputs lack are brought there again; all of them go there when the script removes them.
                     self._mirrored[name] = _state(os.stat(path)) if mirror == self._outputs else (-1, -1)
-        self._is_first = is_fresh and not self._mirrored
-        return len(self._mirrored)
+        for name in _files(self._first_outputs, self._roots) if self._is_other else ():
+            absent = name not in self._mirrored and (is_fresh or not os.path.exists(os.path.join(self._source, name)))
+            if absent and self._is_kept(name) and not re.match(NODE, name):
+                _replace(os.path.join(self._first_outputs, name), self._source, name)
+                self._borrowed[name] = _state(os.stat(os.path.join(self._source, name)))
+        self._is_first = is_fresh and not self._mirrored and not self._borrowed
+        return len(self._mirrored) + len(self._borrowed)
 
     def begin(self) -> None:
         """The ranks start: what changes from now on is theirs. Mirrors in the background."""
@@ -125,8 +132,10 @@ class Keeper:
             path = os.path.join(self._source, name)
             try:
                 status = os.stat(path)
-                if status.st_ctime_ns < self._began_ns and name not in self._mirrored:
-                    continue  # it came with the source
+                if name not in self._mirrored and (
+                    status.st_ctime_ns < self._began_ns or self._borrowed.get(name) == _state(status)
+                ):
+                    continue  # it came with the source, or from the first node
                 seen.add(name)
                 state = _state(status)
                 if self._mirrored.get(name) != state:

@@ -193,3 +193,20 @@ def wait(true) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_what_only_the_first_node_wrote_comes_to_the_others_too(tmp_path: Path):
+    write(tmp_path / "outputs/out/checkpoint.pt", "first node")
+    write(tmp_path / "outputs/out/log.txt", "first node")
+    write(tmp_path / "outputs/node-1/out/log.txt", "second node")
+    write(tmp_path / "outputs/node-2/out/third.txt", "third node")
+    keeper, outputs = made(tmp_path, ["out"], rank=1)
+    assert keeper.restore() == 2 and keeper.folders
+    source = tmp_path / "source" / "out"
+    assert {path.name: path.read_text() for path in source.iterdir()} == {
+        "checkpoint.pt": "first node",
+        "log.txt": "second node",
+    }
+    keeper.begin()
+    assert keeper.finish() == ""
+    assert sorted(files(outputs / "node-1")) == ["out/log.txt"]  # what it got from the first node is not its own
