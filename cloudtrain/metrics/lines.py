@@ -10,9 +10,10 @@ from cloudtrain.metrics.names import Kind, clean_name, kind
 
 MAX_LINE = 4096  # characters of a line that are read
 
-_PREFIX = re.compile(  # `2026-05-18 16:04:46,338 - root - INFO - `, `[rank0]: `, `INFO:__main__:`
-    r"(?:\[?rank ?\d+\]?:? ?)?(?:\[[a-z]+\] ?)?"
-    r"(?:.{0,120}?\b(?:INFO|DEBUG|WARNING)\b[^\w{*#(]*|\[?\d{2,4}[-/]\d\d[-/\d]*[ T]\d\d:\d\d:\d\d[\d.,Z]*\]?[\s|:-]*)?"
+_LEVELS = ("INFO", "DEBUG", "WARNING")
+_LEVEL = re.compile(r".{0,120}?\b(?:INFO|DEBUG|WARNING)\b[^\w{*#(]*")
+_HEAD = re.compile(  # `2026-05-18 16:04:46,338 - `, `[rank0]: [titan] `
+    r"(?:\[?rank ?\d+\]?:? ?)?(?:\[[a-z]+\] ?)?(?:\[?\d{2,4}[-/]\d\d[-/\d]*[ T]\d\d:\d\d:\d\d[\d.,Z]*\]?[\s|:-]*)?"
 )
 _EVALUATION = re.compile(r"\W*(test|val|valid|validation|eval|evaluation|dev)\b(?! *[=:]? *\d)", re.IGNORECASE)
 _STEP = re.compile(
@@ -64,7 +65,7 @@ def parse_line(text: str) -> Fields:
     text = text[:MAX_LINE]
     if cell := _CELL.match(text):
         return _cell(cell[1], cell[2])
-    start = match.end() if (match := _PREFIX.match(text)) else 0
+    start = _head(text)
     position = parse_position(text, start)
     evaluation = _EVALUATION.match(text, start)
     prefix = evaluation[1].lower() + "_" if evaluation else ""
@@ -92,12 +93,19 @@ def parse_line(text: str) -> Fields:
     return Fields(Position(epoch=position.epoch) if own else position, values, own)
 
 
+def _head(text: str) -> int:
+    """Return where the head of a log line ends: time, level, rank."""
+    match = _LEVEL.match(text) if any(level in text for level in _LEVELS) else None
+    match = match or _HEAD.match(text)
+    return match.end() if match else 0
+
+
 def parse_position(text: str, start: int = 0) -> Position:
     """Return step, size and epoch that a line names."""
     epoch: float | None = None
     step: int | None = None
     size = 0
-    if match := _EPOCH.search(text, start):
+    if ("poch" in text or "POCH" in text or "rain: " in text) and (match := _EPOCH.search(text, start)):
         epoch = float(match[1] or match[4])
         if match[2] or match[5]:
             step, size = int(match[2] or match[5]), int(match[3] or match[6])

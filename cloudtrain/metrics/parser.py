@@ -12,7 +12,7 @@ from cloudtrain.metrics.dicts import parse_dict, to_number
 from cloudtrain.metrics.lines import parse_line, parse_position
 from cloudtrain.metrics.names import Kind, is_environment, kind
 from cloudtrain.metrics.steps import EPOCH_TITLE, Steps
-from cloudtrain.metrics.tables import Table
+from cloudtrain.metrics.tables import Table, is_row
 
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "num_updates", "train/global_step", "trainer/global_step")
 AXES = {*STEP_KEYS, "epoch", "total_flos"}
@@ -58,7 +58,7 @@ class MetricParser:
 
     def metrics(self, text: str, rank: int = 0) -> Iterator[Point]:
         """Return the metrics that one line of a rank's log holds or completes."""
-        if rank in self._waiting or rank in self._below or self._patterns or _is_candidate(text):
+        if rank in self._waiting or self._patterns or _is_candidate(text) or (rank in self._below and is_row(text)):
             return self._found(text, rank)
         return iter(())  # most lines: what they cost is what following a log costs
 

@@ -34,7 +34,7 @@ class Table:
 
     def read(self, text: str) -> tuple[dict[str, int], dict[str, float]] | None:
         """Take a heading, or return the axes (step, epoch) and the metrics of a row; None where the line is neither's."""
-        if not self._columns or not text[:14].strip()[:1].isdigit():
+        if not self._columns or not is_row(text):
             self._take_heading(text)
             return None
         cells = text.split()
@@ -64,6 +64,12 @@ class Table:
         names = [clean_name(name) if name != "#" else name for name in (columns if len(columns) > 2 else words)]
         if any(kind(name) is Kind.METRIC for name in names):
             self._columns = names
+
+
+def is_row(text: str) -> bool:
+    """Return whether a line may be a row: its first word is a number, or two as in 3/20."""
+    words = text[:40].split(None, 1)
+    return bool(words) and words[0].replace("/", "", 1).isdigit()
 
 
 def _is_number(text: str) -> bool:
