@@ -102,6 +102,7 @@ MARK = "::cloudtrain::"
 MAX_BYTES = 8192  # a longer marked line is ordinary text
 MAX_DEPTH = 64  # so is one whose values lie deeper in one another
 STEPS = 1 << 63  # what the history can hold: steps whose amount is below
+OFF = "off"  # in a job's metrics: this name is not looked for; of "*": only the job's own expressions are, in no file
 KINDS = frozenset({"metric", "checkpoint", "state", "usage", "world", "alarm", "result", "requirements", "media"})
 _BEHIND_BAR = "]" + MARK
 

@@ -162,6 +162,7 @@ def trainer_points(data: bytes, written_at: float) -> Iterator[list[Scalar]]:
         numbers = {name: value for name, value in row.items() if _is_number(value)} if isinstance(row, dict) else {}
         step, epoch = numbers.pop("step", 0), numbers.pop("epoch", None)
         whole = int(step) if abs(step) < 1 << 62 else 0  # not so for NaN
+        numbers.pop("total_flos", None)  # its lines do not have it
         yield [Scalar(iso_time(written_at), whole, name, float(value), epoch) for name, value in numbers.items()]
 
 

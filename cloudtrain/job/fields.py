@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from cloudtrain.errors import BadJob
+from cloudtrain.events import OFF
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
 from cloudtrain.job.problems import explain, quote, wrong
 from cloudtrain.job.units import duration_s, size_bytes, usd
@@ -130,6 +131,8 @@ def _files(value: list[str]) -> list[str]:
 
 
 def _metric(value: str) -> str:
+    if value == OFF:
+        return value
     try:
         groups = re.compile(value).groups
     except re.error as error:
@@ -172,6 +175,13 @@ Inside = Annotated[str, AfterValidator(inside)]
 Place = Annotated[str, AfterValidator(place)]
 Files = Annotated[list[str], AfterValidator(_files)]
 Pattern = Annotated[str, AfterValidator(_metric)]
+Metrics = Annotated[
+    dict[str, Pattern],
+    BeforeValidator(
+        lambda value: {"*": OFF} if value in (OFF, False) else value,
+        json_schema_input_type=dict[str, str] | Literal["off", False],
+    ),
+]
 Sources = Annotated[
     list[Annotated[str, AfterValidator(_source_of_secret)]],
     BeforeValidator(_sources, json_schema_input_type=str | list[str]),

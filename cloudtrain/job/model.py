@@ -21,8 +21,8 @@ from cloudtrain.job.fields import (
     Flag,
     Hyperparameters,
     Inside,
+    Metrics,
     Name,
-    Pattern,
     Place,
     Sources,
     Spec,
@@ -120,8 +120,9 @@ class JobModel(Spec):
         description="Environment variables from env:, file:, aws-secretsmanager:, gcp-secretmanager:, k8s:, in order.",
     )
     labels: dict[str, Text] = Field(default_factory=dict, description="Tags of the run.")
-    metrics: dict[str, Pattern] = Field(
-        default_factory=dict, description="Regular expressions that find a metric's value in the log."
+    metrics: Metrics = Field(
+        default_factory=dict,
+        description="Regular expressions that find a metric's value in the log; off: metrics are not looked for.",
     )
     retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
     image: str | None = Field(default=None, description="Container image; left out: the backend's default.")

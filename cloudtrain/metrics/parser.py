@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.events import ESCAPE, STEPS, Point
+from cloudtrain.events import ESCAPE, OFF, STEPS, Point
 from cloudtrain.metrics.bars import Bar, is_part_of_bar, parse_bar, parse_keras_bar
 from cloudtrain.metrics.dicts import parse_dict, to_number
 from cloudtrain.metrics.lines import parse_line, parse_position
@@ -33,7 +33,7 @@ class MetricParser:
     say it in words. A name that has an expression is found by that alone.
 
     Args:
-        patterns: Name -> the user's expression.
+        patterns: Name -> the user's expression, or `off`; where `*` is off, the expressions are all that is looked for.
         seen: Rank and name -> step of the attempt's last point, where another parser has read its log up to here.
         earlier: The same of the run's earlier attempts, where a count continues.
         first_epoch: The first epoch of the run that is stored.
@@ -48,7 +48,9 @@ class MetricParser:
         first_epoch: float | None = None,
         per_epoch: Mapping[tuple[int, str], float] | None = None,
     ) -> None:
-        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._reads_shapes = patterns.get("*") != OFF
+        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items() if pattern != OFF}
+        self._not_in_shapes = set(patterns)
         self._seen, self._earlier, self._per_epoch = dict(seen or {}), dict(earlier or {}), dict(per_epoch or {})
         self._first_epoch = first_epoch
         self._steps: dict[int, Steps] = {}
@@ -58,6 +60,8 @@ class MetricParser:
 
     def metrics(self, text: str, rank: int = 0) -> Iterator[Point]:
         """Return the metrics that one line of a rank's log holds or completes."""
+        if not (self._reads_shapes or self._patterns):
+            return iter(())
         if rank in self._waiting or self._patterns or _is_candidate(text) or (rank in self._below and is_row(text)):
             return self._found(text, rank)
         return iter(())  # most lines: what they cost is what following a log costs
@@ -71,7 +75,7 @@ class MetricParser:
             text = ESCAPE.sub("", text).replace("\x08", "")
         steps = self._of(rank)
         for piece in text.split("\r"):
-            if piece.strip():
+            if self._reads_shapes and piece.strip():
                 yield from self._in_piece(piece, rank, steps)
         for name, pattern in self._patterns.items():
             for match in pattern.finditer(text):
@@ -186,8 +190,8 @@ class MetricParser:
             yield Point(at, name, value, None if epoch is None else float(epoch))
 
     def _without_patterns(self, values: dict[str, float]) -> dict[str, float]:
-        if self._patterns:
-            return {name: value for name, value in values.items() if name not in self._patterns}
+        if self._not_in_shapes:
+            return {name: value for name, value in values.items() if name not in self._not_in_shapes}
         return values
 
     def _release(self, rank: int) -> Iterator[Point]:

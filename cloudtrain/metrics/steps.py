@@ -54,7 +54,7 @@ class Steps:
         evaluation = is_evaluation(name)
         step = self.beside
         if step is not None:
-            self._tied = self._bar is not None
+            self._tied = self._uses_bar
         elif evaluation and self._training is not None:
             step, same = self._training, True
         elif before is None and epoch is not None and (pace := self._per_epoch.get(name)):
@@ -75,14 +75,22 @@ class Steps:
     @property
     def beside(self) -> int | None:
         """The step of the progress bar or of the last line that named one."""
-        if self._bar is not None and (self._last is None or self._tied):
+        if self._bar is not None and self._uses_bar:
             return self._bar[0] + self._bar[2]
         return self._last
 
     @property
     def is_behind(self) -> bool:
         """Whether the bar beside may be behind: tqdm draws a fast one ten times a second, and again behind a line."""
-        return self._bar is not None and not self._is_slow and (self._last is None or self._tied)
+        return self._uses_bar and not self._is_slow
+
+    @property
+    def _uses_bar(self) -> bool:
+        """Whether there is a bar, and it is the training's: one with another title that is full has prepared something."""
+        if self._bar is None or self._tied:
+            return self._tied
+        prepared = self._bar[0] >= self._bar[1] and _WORD.search(self._title) and not _TRAINING.search(self._title)
+        return self._last is None and not prepared
 
     def name_step(self, step: int) -> None:
         """Remember a step that stands alone in its line."""
@@ -169,3 +177,5 @@ def _continued(current: tuple[int, int, int] | None, done: int, size: int, befor
 
 
 EPOCH_TITLE = re.compile(r"(?i)\bepoch\s*[:=#]?\s*\[?(\d{1,9})\b")
+_WORD = re.compile(r"[A-Za-z]{2}")
+_TRAINING = re.compile(r"(?i)epoch|steps?\b|iter|training")

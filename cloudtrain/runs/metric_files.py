@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain import events
-from cloudtrain.events import Event, Point, Row
+from cloudtrain.events import OFF, Event, Point, Row
 from cloudtrain.history import event_files
 from cloudtrain.history.event_search import find_files, resumed_step
 from cloudtrain.job.units import unix_time
@@ -36,6 +36,7 @@ class MetricFiles:
         # The source last: of a file that `keep` mirrors in the outputs the script's own is read.
         self._roots = [folder / attempt.run_id / part for folder in folders for part in ("outputs", "checkpoints")]
         self._source = home / "runs" / attempt.run_id / f"a{attempt.number}" / "node-0" / "source"
+        self._is_off = dict(attempt.plan.job.get("metrics") or {}).get("*") == OFF
         self._slots = event_files.SlotTable()  # a curve keeps its name
         self._readers: dict[str, event_files.Reader] = {}
         self._owners: dict[str, event_files.Kind] = {}  # of each metric, who wrote it first
@@ -43,7 +44,7 @@ class MetricFiles:
 
     def read(self, store: Store, beat: Callable[[], object], *, at_once: bool) -> None:
         """Store new points, where it is time or at once; `beat` is called in between. Blocking."""
-        if not at_once and time.monotonic() < self._due:
+        if self._is_off or (not at_once and time.monotonic() < self._due):
             return
         began = time.thread_time()
         found = [(root, self._since) for root in self._roots]

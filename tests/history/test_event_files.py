@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import events
 from cloudtrain.backends import registry
 from cloudtrain.events import State
 from cloudtrain.history import event_files, event_search
@@ -307,3 +308,20 @@ def test_files_in_the_working_directory_are_metrics_and_those_of_the_source_are_
         ("eval_loss", 4, 2.5, 0.5),
     }  # fmt: skip
     assert len(run.metrics()) == 5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [("off", {"told"}), ({"*": "off", "mine": r"lr (\S+)"}, {"told", "mine"}), ({}, {"told", "loss", "lr", "tb/loss"})],
+)
+def test_metrics_off_leaves_what_the_script_reports_and_your_own_expressions(metrics, found, remembered, tmp_path):
+    job = {"name": "x", "source": str(tmp_path / "source"), "entrypoint": "train.py", "metrics": metrics}
+    run = Submitter("memory", watch=False).submit(job)
+    eventfiles.board(
+        run.store.home / "runs" / run.run_id / "outputs" / eventfiles.NAME.format(1700000000), (1, "tb/loss", 1.0)
+    )
+    told = events.format("metric", {"step": 7, "told": 1.5})
+    MemoryBackend.say(run.attempts[0].handle, "step 3 loss 9.5 lr 0.5", told)
+    MemoryBackend.finish(run.attempts[0].handle, State.SUCCEEDED, 0)
+    watch.Watcher(run.store, run.run_id).run()
+    assert {row.name for row in run.metrics()} == found

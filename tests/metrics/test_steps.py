@@ -140,3 +140,10 @@ def test_every_line_that_tqdm_draws_has_its_step():
             if step % 2:
                 progress.write(f"{{'loss': {step}.5}}", file=out)
     assert steps(*out.getvalue().replace("\r", "\n").split("\n")) == [2, 4, 6]
+
+
+def test_a_bar_that_prepared_something_is_not_the_trainings():
+    rows = ["{'loss': 0.5, 'epoch': 0.1}", "{'loss': 0.4, 'epoch': 0.2}"]
+    maps = [bar(20, 60, title="Running tokenizer on dataset:"), bar(60, 60, title="Running tokenizer on dataset:")]
+    assert steps(*maps, *rows) == [1, 2]
+    assert steps(*maps, bar(0, 20), bar(5, 20), rows[0], bar(5, 20)) == [5]

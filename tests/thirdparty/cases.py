@@ -32,6 +32,7 @@ class Case:
     ranks     finds a rank's number and the size of its world in a line; None where the script prints none
     files     a pattern of files below what was fetched, one of each rank; "" where ranks write none
     starts    ranks that the command itself starts on each node; 0: the job's
+    metric    the name that the history has for what `loss` finds; None where its steps are not compared
     ending    LOST: all processes are killed at once; PREEMPTED: the nodes get the notice that their machines go
     """
 
@@ -47,6 +48,7 @@ class Case:
     files: str = ""
     starts: int = 0
     ending: State = State.LOST
+    metric: str | None = None
 
 
 def only(*names: str) -> dict[str, tuple[str, ...]]:
@@ -111,10 +113,10 @@ HF = ("transformers", "accelerate")
 CLASSIFIER, CAUSAL = pretrained("AutoModelForSequenceClassification"), pretrained("AutoModelForCausalLM")
 CASES = {
     "accelerate_nlp": Case(
-        r"step (?P<step>\d+): loss (?P<loss>[\d.]+)", 40, "exact", "model", CLASSIFIER, needs=HF
+        r"step (?P<step>\d+): loss (?P<loss>[\d.]+)", 40, "exact", "model", CLASSIFIER, needs=HF, metric="loss",
     ),
     "ddp_tutorial": Case(
-        r"\[GPU0\] Epoch (?P<step>\d+) .*Loss: (?P<loss>[\d.]+)", 3, "exact", "model/model.pt", saved()
+        r"\[GPU0\] Epoch (?P<step>\d+) .*Loss: (?P<loss>[\d.]+)", 3, "exact", "model/model.pt", saved(), metric="loss",
     ),
     "deepspeed": Case(
         r"\[ (?P<step>\d+) \] loss: (?P<loss>[\d.]+)", 2, "exact", "checkpoints", engine, needs=("deepspeed",)
@@ -124,7 +126,8 @@ CASES = {
         layouts=only("one", "nodes"), ranks=r"rank (\d+) of (\d+) holds",
     ),
     "hydra": Case(
-        r"epoch=(?P<step>\d+) loss=(?P<loss>[\d.]+)", 1, "anew", "outputs/model.pt", saved(), needs=("hydra", "torch")
+        r"epoch=(?P<step>\d+) loss=(?P<loss>[\d.]+)", 1, "anew", "outputs/model.pt", saved(), needs=("hydra", "torch"),
+        metric="loss",
     ),
     "imagenet": Case(
         r"Epoch: \[(?P<step>\d+)\]\[ 30/.*Loss (?P<loss>[\d.e+-]+)", 3, "exact", "outputs/checkpoint.pth.tar",
@@ -136,7 +139,7 @@ CASES = {
     ),
     "mnist": Case(
         r"Train Epoch: (?P<step>\d+) \[3840.*Loss: (?P<loss>[\d.]+)", 2, "anew", "outputs/mnist_cnn.pt", saved(),
-        layouts=only("one"), ranks=None,
+        layouts=only("one"), ranks=None, metric="loss",
     ),
     "nanogpt": Case(
         r"iter (?P<step>\d+): loss (?P<loss>[\d.]+)", 210, "close", "checkpoints/ckpt.pt", saved("model"), None,

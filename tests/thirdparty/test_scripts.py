@@ -60,6 +60,14 @@ def losses(case: Case, run: Run) -> list[tuple[float, float]]:
     return [(float(found["step"]), float(found["loss"])) for found in lines if found]
 
 
+def stored(case: Case, run: Run, attempt: int = 1) -> list[tuple[int, float]]:
+    """Return the steps and losses that the history has of an attempt's rank 0; each step is there once."""
+    points = [(row.step, row.value) for row in run.metrics(case.metric) if row.attempt == attempt]
+    steps = [step for step, _ in points]
+    assert steps == sorted(set(steps))
+    return points
+
+
 def check_world(case: Case, layout: str, run: Run, attempt: int = 1) -> None:
     """Each rank says who it is; the launcher says from which node and rank each line came."""
     per_node, nodes = case.starts or 1 + (layout == "two"), 1 + (layout == "nodes")
@@ -135,6 +143,11 @@ def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Pa
         assert [step for step, _ in after] == [step for step, _ in expected[-len(after) :]]
     if case.resumes != "close":
         assert after == expected[-len(after) :] and resumed == model
+    if case.metric:
+        curve, first, second = stored(case, unbroken), stored(case, broken), stored(case, broken, attempt=2)
+        assert len(first) >= case.kill_at and len(curve) >= len(expected)
+        if case.resumes != "close":
+            assert (first, second) == (curve[: len(first)], curve[-len(second) :]), "the same losses at the same steps"
 
 
 @pytest.mark.parametrize(

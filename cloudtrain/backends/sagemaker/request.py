@@ -22,6 +22,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import images, limits, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, build_channels, s3_channel
 from cloudtrain.errors import BadJob, Problem
+from cloudtrain.events import OFF
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
@@ -282,8 +283,9 @@ def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
 
 def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:
     """Return the metric definitions for SageMaker's charts, and notes on metrics that they cannot show."""
-    definitions = [{"Name": name, "Regex": pattern} for name, pattern in job.metrics.items() if "(?P" not in pattern]
-    skipped = [name for name, pattern in job.metrics.items() if "(?P" in pattern]
+    patterns = [entry for entry in job.metrics.items() if entry[1] != OFF]
+    definitions = [{"Name": name, "Regex": pattern} for name, pattern in patterns if "(?P" not in pattern]
+    skipped = [name for name, pattern in patterns if "(?P" in pattern]
     notes = [
         f"metrics with named groups are collected here, and not in SageMaker's charts: {', '.join(skipped)}"
     ] * bool(skipped)
