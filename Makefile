@@ -57,8 +57,9 @@ image-push: ## push an image to a registry that docker is logged in to: make ima
 promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run
 
-strategies: $(STAMP) ## every training strategy against one process; writes the table of docs/training.md
+strategies: $(STAMP) ## every training strategy; writes the tables of docs/training.md and docs/strategies.md
 	$(BIN)/python docs/strategies.py --run
+	$(BIN)/python docs/own_strategies.py --run
 	$(BIN)/python docs/generate.py
 
 lint: $(STAMP) ## ruff: rules and format

@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md and the matrix of docs/checkpoints.md from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md and docs/strategies.md from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import own_strategies
 import resume
 from trainer import trainer_page
 
@@ -64,6 +65,7 @@ def main() -> int:
         "spec.md": spec_page(),
         "training.md": trainer_page(WRITTEN),
         "checkpoints.md": resume.page(),
+        "strategies.md": own_strategies.page(),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text

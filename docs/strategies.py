@@ -37,25 +37,26 @@ def table() -> list[str]:
     return rows
 
 
-def run(words: list[str]) -> int:
-    """Run the matrix and keep what its cases noted, each of them after it passed; returns pytest's exit code."""
+def run(words: list[str], matrix: str, figures: Path, what: str) -> int:
+    """Run a matrix of tests and keep what its cases noted of `what`, each after it passed; returns pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         noted = Path(folder) / "figures"
         noted.touch()
-        command = [sys.executable, "-m", "pytest", "-q", MATRIX, *(words or ["-k", "one_process"])]
+        command = [sys.executable, "-m", "pytest", "-q", matrix, *words]
         env = {**os.environ, "CLOUDTRAIN_FIGURES": str(noted)}
         code = subprocess.run(command, cwd=DOCS.parent, env=env, check=False).returncode
         notes = [json.loads(line) for line in noted.read_text().splitlines()]
     day = f"{datetime.now(UTC):%Y-%m-%d}"
-    found = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
+    found = json.loads(figures.read_text("utf-8")) if figures.exists() else {}
     for note in notes:
-        if note["what"] == "strategy":
+        if note["what"] == what:
             found[note["value"].pop("name")] = {**note["value"], "date": day}
-    FIGURES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    figures.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return code
 
 
 if __name__ == "__main__":
     if "--run" not in sys.argv:
         sys.exit(__doc__)
-    sys.exit(run(sys.argv[sys.argv.index("--run") + 1 :]))
+    words = sys.argv[sys.argv.index("--run") + 1 :]
+    sys.exit(run(words or ["-k", "one_process"], MATRIX, FIGURES, "strategy"))

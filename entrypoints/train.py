@@ -34,7 +34,7 @@ import runtime
 from trainer import collectives, strategies
 from trainer.arguments import Arguments, parse_or_exit
 from trainer.errors import Unsupported, check_versions, exit_when_unsupported
-from trainer.strategies import mesh
+from trainer.strategies import accelerate_file, mesh
 
 
 def main() -> int:
@@ -44,7 +44,8 @@ def main() -> int:
     try:
         with exit_when_unsupported():
             check_versions()
-            plan = mesh.choose_plan(context.parallelism, context.world_size, context.num_nodes)
+            parallelism = accelerate_file.resolve(context.parallelism, arguments)
+            plan = mesh.choose_plan(parallelism, context.world_size, context.num_nodes)
             return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()

@@ -64,6 +64,8 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                     "leave one of them out",
                 ),
             )
+    if not job.trainer:
+        yield from _own_script(job)
     if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
             ("parallelism",),
@@ -75,6 +77,47 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
         )
+
+
+def _own_script(job: JobModel) -> Iterator[Conflict]:
+    """Yield what is wrong with the strategy of a script that is the user's own."""
+    p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint", "run")
+    sharded = p.strategy not in ("none", "ddp")
+    if sharded and job.form != "script":
+        message = f"is {p.strategy}, but what is no script starts its own ranks"
+        hint = "write entrypoint: train.py, or leave it out and let the command say it"
+        yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
+    elif sharded:
+        data = job.world_size // (p.tp_size * p.pp_size * p.cp_size) or 1
+        replicas = p.dp_replicate_size or (data // p.dp_shard_size if p.dp_shard_size else 0)
+        if p.strategy != "hsdp" and replicas > 1:
+            key = "dp_replicate_size" if p.dp_replicate_size else "dp_shard_size"
+            message = f"makes {replicas} replicas, which {p.strategy} does not have"
+            yield Conflict(fields, Problem(message, f"parallelism.{key}", "write hsdp, or leave it out"))
+        replicas = replicas or job.num_nodes
+        if p.strategy == "hsdp" and (replicas < 2 or data // replicas < 2 or data % replicas):
+            message = f"is hsdp, which needs two replicas of two shards at least: the job has {data} processes, "
+            hint = "set parallelism.dp_replicate_size, or write fsdp"
+            message += f"and {replicas} replicas"
+            yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
+    if p.accelerate_config or ("strategy" in p.model_fields_set and p.strategy != "none"):
+        said = "accelerate_config" if p.accelerate_config else "strategy"
+        for path, option in _own_strategies(job):
+            message = f"{option} stands beside parallelism.{said}, which says it too"
+            yield Conflict(("parallelism", path), Problem(message, path, "leave one of them out"))
+
+
+def _own_strategies(job: JobModel) -> Iterator[tuple[str, str]]:
+    """Yield the arguments by which the Trainer and DeepSpeed take a strategy: field, option."""
+    names = ("fsdp", "fsdp_config", "deepspeed", "deepspeed_config")
+    for name, value in job.hyperparameters.items():
+        if name.replace("-", "_") in names and value not in (None, False, "", [], {}):
+            yield "hyperparameters", name
+    for number, word in enumerate(job.args, 1):
+        option, equals, value = word.partition("=")
+        empty = not value if equals else job.args[number : number + 1] == [""]
+        if option.startswith("--") and option[2:].replace("-", "_") in names and not empty:
+            yield "args", option
 
 
 def _entry(job: JobModel) -> Iterator[Conflict]:

@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import cap, keys, refusals, script_notes
+from cloudtrain.runs import cap, keys, refusals, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -78,7 +78,8 @@ class Planner:
     def package(self, resolved: Resolved) -> Bundle:
         """Return the bundle of a job's source, made or found below the home."""
         job = resolved.job
-        needed = [name for name in (_script(job.entrypoint), job.environment.requirements) if name]
+        names = (_script(job.entrypoint), job.environment.requirements, job.parallelism.accelerate_config)
+        needed = [name for name in names if name]
         folder = Path(job.source)
         if _remote(job):
             from cloudtrain.source import clone
@@ -116,7 +117,7 @@ class Planner:
         notes = [*plan.notes, *expected]
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")
-        notes += script_notes.notes(job, plan, texts)
+        notes += [*strategy_check.check(job, plan, texts), *script_notes.notes(job, plan, texts)]
         return replace(plan, target=resolved.target, notes=tuple(notes))
 
     def backend(self, resolved: Resolved) -> Backend:

@@ -50,8 +50,10 @@ def test_no_package_imports_itself_by_way_of_others(top: str):
 
 
 LAUNCHER = [path for name, path in MODULES.items() if name == "launch" or name.split(".")[0] == "launcher"]
-CLIENTS = {  # of stores and secrets: imported where a job names one
-    "fsspec",
+FOREIGN = {
+    "launcher.output.store": {"fsspec"},  # imported where a job names a store
+    # a process of its own under the ranks' interpreter, which no module imports
+    "launcher.prepare.accelerate_launch": {"accelerate", "torch", "yaml"},
 }
 
 
@@ -62,7 +64,12 @@ def test_the_launcher_needs_the_standard_library_only(path: Path):
         - sys.stdlib_module_names
         - {"launcher", "runtime"}
     )
-    assert foreign <= (CLIENTS if name_of(path, ENTRYPOINTS) == "launcher.output.store" else set())
+    assert foreign <= FOREIGN.get(name_of(path, ENTRYPOINTS), set())
+
+
+def test_what_runs_under_the_interpreter_of_the_ranks_is_imported_by_none():
+    importing = {name for name, others in graph(ENTRYPOINTS, ENTRYPOINTS).items() if "accelerate_launch" in str(others)}
+    assert importing == set()
 
 
 RUNTIME = (ENTRYPOINTS / "runtime.py", ENTRYPOINTS / "media.py")  # both on a script's path

@@ -34,6 +34,7 @@ def test_outside_of_cloudtrain_everything_has_a_default(tmp_path: Path, monkeypa
 def test_under_a_launcher_it_knows_its_place(tmp_path: Path):
     (tmp_path / "data").mkdir()
     script = """
+# cloudtrain: fsdp
 import cloudtrain_runtime as runtime, json
 from dataclasses import asdict
 run = runtime.context()

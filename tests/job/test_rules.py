@@ -30,6 +30,12 @@ def said(text: str) -> list[str]:
         "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}",
         "num_nodes: 2\nparallelism: {strategy: none}",
         "env: {A: 1}\nsecrets: {B: 'env:A'}",
+        "parallelism: {strategy: fsdp}",
+        "num_nodes: 4\nparallelism: {strategy: hsdp, dp_shard_size: 2}",
+        "num_nodes: 2\nprocesses_per_node: 2\nparallelism: {strategy: hsdp}",
+        "num_nodes: 8\nparallelism: {strategy: fsdp, tp_size: 2, dp_shard_size: 4}",
+        "num_nodes: 2\nhyperparameters: {deepspeed: ds.json}\nargs: [--fsdp, full_shard]",
+        "num_nodes: 2\nparallelism: {strategy: fsdp}\nhyperparameters: {fsdp: '', deepspeed: null}\nargs: [--fsdp, '']",
     ],
 )
 def test_what_goes_together(text):
@@ -69,6 +75,32 @@ def test_what_goes_together(text):
             "parallelism.strategy: stands beside accelerate_config, which says it too",
         ),
         ("env: {A: 1}\nsecrets: {A: 'env:A'}", "secrets.A: is given in env and in secrets"),
+        (
+            "num_nodes: 4\nparallelism: {strategy: hsdp, dp_replicate_size: 4}",
+            "parallelism.strategy: is hsdp, which needs two replicas of two shards at least: "
+            "the job has 4 processes, and 4 replicas",
+        ),
+        (
+            "processes_per_node: 4\nparallelism: {strategy: hsdp}",
+            "parallelism.strategy: is hsdp, which needs two replicas of two shards at least: "
+            "the job has 4 processes, and 1 replicas",
+        ),
+        (
+            "num_nodes: 4\nparallelism: {strategy: zero2, dp_shard_size: 2}",
+            "parallelism.dp_shard_size: makes 2 replicas, which zero2 does not have",
+        ),
+        (
+            "num_nodes: 2\nparallelism: {strategy: ddp}\nhyperparameters: {fsdp: full_shard}",
+            "hyperparameters: fsdp stands beside parallelism.strategy, which says it too",
+        ),
+        (
+            "num_nodes: 2\nparallelism: {strategy: zero2}\nargs: [--lr, '1', --deepspeed=ds.json]",
+            "args: --deepspeed stands beside parallelism.strategy, which says it too",
+        ),
+        (
+            "num_nodes: 2\nparallelism: {accelerate_config: a.yaml}\nargs: [--deepspeed, ds.json]",
+            "args: --deepspeed stands beside parallelism.accelerate_config, which says it too",
+        ),
     ],
 )
 def test_what_does_not(text, expected):
@@ -80,4 +112,12 @@ def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
     assert said("env: {A: 1, RANK: 1}\nsecrets: {A: 'env:A'}\nmin_nodes: 5") == [
         "env.RANK: is set by the launcher on every rank",
         "min_nodes: is 5, more than num_nodes, 1",
+    ]
+
+
+def test_what_runs_once_per_node_has_no_strategy():
+    with pytest.raises(BadJob) as refused:
+        Job.load("name: x\nrun: torchrun t.py\nparallelism: {strategy: fsdp}")
+    assert [problem.message for problem in refused.value.problems] == [
+        "is fsdp, but what is no script starts its own ranks"
     ]

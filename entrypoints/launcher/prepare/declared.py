@@ -1,9 +1,11 @@
-"""Check that a user's script declares model parallelism (# cloudtrain: tp_size) before it is asked for.
+"""What a user's script declares that it does itself: # cloudtrain: tp_size, or # cloudtrain: fsdp.
 
 Nothing that a launcher sets makes a plain script split its layers: with tp_size 4 it would train four whole models, each
-on other samples than its author thinks. A script that does it itself says so in a comment line:
+on other samples than its author thinks. A script that does it itself says so in a comment line. Strategies are made by
+Accelerate, unless the script names them there:
 
     # cloudtrain: tp_size pp_size
+    # cloudtrain: fsdp hsdp
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import Refused
 
 AXES = ("tp_size", "pp_size", "cp_size")
+SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")
 OURS = ".cloudtrain/"
 LINE = re.compile(r"^\s*#\s*cloudtrain:(.*)$", re.MULTILINE)
 
@@ -25,16 +28,32 @@ def check(argv: Sequence[str], parallelism: Mapping[str, object], source: str) -
     if not asked or argv[0].startswith(OURS):
         return
     name = " ".join(argv[:2]) if argv[0] == "-m" else argv[0]
-    declared = set(re.findall(r"\w+", " ".join(LINE.findall(_text(argv, source)))))
+    declared = declarations(argv, source)
     if missing := [axis for axis in asked if axis not in declared]:
         raise Refused(
             f"parallelism.{missing[0]} is {parallelism[missing[0]]}, but nothing splits the model of {name}: "
             f"leave it out, or say in the script that it does so itself (# cloudtrain: {' '.join(missing)})"
         )
+    strategy = parallelism.get("strategy")
+    if strategy in SHARDED and strategy not in declared:
+        raise Refused(
+            f"strategy {strategy} of Accelerate goes without {asked[0]}: "
+            f"leave one out, or say in {name} that it does both itself (# cloudtrain: {strategy} {' '.join(asked)})"
+        )
 
 
-def _text(argv: Sequence[str], source: str) -> str:
-    """Return the script, or "" for a module that is not in the source."""
+def left_to_accelerate(argv: Sequence[str], parallelism: Mapping[str, object], source: str) -> bool:
+    """Return whether Accelerate is to carry out the job's strategy, or an Accelerate file, for a script of the user's."""
+    if argv[0].startswith(OURS):
+        return False
+    strategy = parallelism.get("strategy")
+    return bool(parallelism.get("accelerate_config")) or (
+        strategy in SHARDED and strategy not in declarations(argv, source)
+    )
+
+
+def declarations(argv: Sequence[str], source: str) -> set[str]:
+    """Return the words that the script declares; none for a module that is not in the source."""
     paths = [argv[0]]
     if argv[0] == "-m":
         path = argv[1].replace(".", os.sep)
@@ -42,5 +61,5 @@ def _text(argv: Sequence[str], source: str) -> str:
     for path in paths:
         if os.path.isfile(os.path.join(source, path)):
             with open(os.path.join(source, path), encoding="utf-8", errors="replace") as file:
-                return file.read()
-    return ""
+                return set(re.findall(r"\w+", " ".join(LINE.findall(file.read()))))
+    return set()

@@ -91,11 +91,10 @@ def prepare_node(
                 requirements.for_pip(environ, {**manifest.env, **secrets}),
                 log,
             )
-        if manifest.parallelism.get("accelerate_config"):
-            from . import accelerate_config
+        if declared.left_to_accelerate(manifest.argv, manifest.parallelism, source):
+            from . import own_strategy
 
-            path = os.path.join(source, str(manifest.parallelism["accelerate_config"]))
-            accelerate = accelerate_config.environment(python, path, manifest)
+            accelerate = own_strategy.environment(python, manifest, source, environ)
         values = placeholders.values_of(manifest, folders, inputs)
         prepared = Prepared(python, secrets, inputs, folders, accelerate, interface, sync, values, keeper, None)
         if manifest.hyperparameters is not None or cluster.platform == "sagemaker":

@@ -25,7 +25,7 @@ def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) 
     import torch
 
     mixed_precision = arguments.mixed_precision
-    if mixed_precision == "no":  # unless an Accelerate file says more
+    if mixed_precision == "no":  # unless the job's environment says more
         mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     # The layout says it: Accelerate would wrap the model a second time, or in something else.
     for name in ("USE_FSDP", "USE_DEEPSPEED", "USE_PARALLELISM_CONFIG", "CONFIG_DS_FIELDS"):

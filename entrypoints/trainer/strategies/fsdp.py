@@ -179,7 +179,13 @@ def shard(root: Any, holder: nn.Module, mesh: DeviceMesh, plan: ParallelismPlan,
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if plan.offload:
         policy["offload_policy"] = CPUOffloadPolicy()
-    for block in blocks(holder):
+    units = blocks(holder)
+    classes = {type(block).__name__ for block in units}
+    if plan.wrapped and classes != {name.strip() for name in plan.wrapped.split(",")}:
+        raise Unsupported(
+            f"the Accelerate file wraps {plan.wrapped}, the layers of this model are {', '.join(sorted(classes))}"
+        )
+    for block in units:
         fully_shard(block, mesh=data, **policy)
     fully_shard(root, mesh=data, **policy)
 

@@ -11,7 +11,6 @@ Ranks are numbered as a mesh of five axes, the last one the fastest: neighbours 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +57,7 @@ class ParallelismPlan:
     virtual: int = 1  # stages on each rank
     offload: bool = False
     context: int = 1
+    wrapped: str = ""  # classes of the layers that become units of FSDP, where an Accelerate file names them
 
     @property
     def world(self) -> int:
@@ -114,16 +114,12 @@ class ParallelismPlan:
         return f"{self.strategy} ({axes}{extra})" if axes else self.strategy
 
 
-def choose_plan(
-    parallelism: Mapping[str, Any], world: int, nodes: int = 1, environ: Mapping[str, str] = os.environ
-) -> ParallelismPlan:
+def choose_plan(parallelism: Mapping[str, Any], world: int, nodes: int = 1) -> ParallelismPlan:
     """Return the layout that a job asks for; raises Unsupported for what no trainer here carries, never replacing it."""
 
     def size(name: str) -> int:
         return int(parallelism.get(name) or 1)
 
-    if parallelism.get("accelerate_config"):
-        parallelism = {**parallelism, "strategy": None, **parallelism_from_accelerate(environ)}
     name = str(parallelism.get("strategy") or ("ddp" if world > 1 else "none"))
     if name not in STRATEGIES:
         raise Unsupported(f"the shared trainer has no strategy {name}; it has {', '.join(STRATEGIES)}")
@@ -146,7 +142,7 @@ def choose_plan(
     count = parallelism.get("microbatches")
     return ParallelismPlan(
         name, pipeline, replicate, shard, tensor, int(count) if count else None, schedule, virtual,
-        bool(parallelism.get("offload")), context,
+        bool(parallelism.get("offload")), context, str(parallelism.get("wrapped") or ""),
     )  # fmt: skip
 
 
@@ -161,49 +157,6 @@ def check_layers(layers: int, stages: int) -> None:
     """Raise Unsupported unless the layers can be dealt out over the stages of a pipeline."""
     if layers % stages:
         raise Unsupported(f"{layers} layers cannot be dealt out equally over {stages} pipeline stages")
-
-
-def parallelism_from_accelerate(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `parallelism` that an Accelerate configuration file stands for, by the variables that `accelerate launch`
-    would make of it; raises Unsupported for what it says beyond that."""
-
-    def says(name: str) -> bool:
-        return environ.get(name, "").lower() in ("1", "true", "yes")
-
-    if says("ACCELERATE_USE_MEGATRON_LM"):
-        raise Unsupported("the Accelerate file asks for Megatron-LM, which the shared trainer does not have")
-    made: dict[str, Any] = {}
-    if says("ACCELERATE_USE_DEEPSPEED"):
-        if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none").replace("none", ""):
-            raise Unsupported(
-                f"the Accelerate file names {file}: the shared trainer makes DeepSpeed's configuration itself"
-            )
-        stage = environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-        made["strategy"] = f"zero{stage}" if stage != "0" else "ddp"
-        devices = [
-            environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")
-        ]
-        if "nvme" in devices:
-            raise Unsupported("the Accelerate file offloads to nvme; the shared trainer offloads to CPU memory")
-        made["offload"] = "cpu" in devices
-    elif says("ACCELERATE_USE_FSDP"):
-        made |= {"strategy": "fsdp", "offload": says("FSDP_OFFLOAD_PARAMS")}
-        if environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD") not in ("FULL_SHARD", "1"):
-            raise Unsupported(
-                f"the Accelerate file asks for FSDP's {environ['FSDP_SHARDING_STRATEGY']}; the shared trainer has FULL_SHARD, "
-                "as strategy fsdp, and hsdp"
-            )
-    if says("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        for axis, key in (("TP", "tp_size"), ("CP", "cp_size"), ("DP_REPLICATE", "dp_replicate_size"),
-                          ("DP_SHARD", "dp_shard_size")):  # fmt: skip
-            if (size := int(environ.get(f"PARALLELISM_CONFIG_{axis}_SIZE", "1"))) > 1:
-                made[key] = size
-        both = made.get("dp_replicate_size", 1) > 1 and made.get("dp_shard_size", 1) > 1
-        if "strategy" not in made:
-            made["strategy"] = "hsdp" if both else "fsdp" if "dp_shard_size" in made else "ddp"
-        elif both:
-            made["strategy"] = "hsdp"
-    return made
 
 
 def _data_axes(name: str, parallelism: Mapping[str, Any], data: int, nodes: int) -> tuple[int, int]:

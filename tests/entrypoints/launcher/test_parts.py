@@ -15,14 +15,12 @@ import pytest
 from launcher import processes, sagemaker_failure, status
 from launcher.environment import input_variable
 from launcher.errors import Refused
-from launcher.manifest import Manifest as Received
 from launcher.output.written import NewCheckpoints
 from launcher.prepare import accelerate_config, gpus, inputs
 from launcher.usage import Usage
 from launcher.world import ports
 from launcher.world.outcome import Outcome
 
-from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
 from tests.entrypoints.launching import Attempt
 
@@ -217,12 +215,17 @@ fsdp_config:
 
 
 @pytest.mark.train
-def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(tmp_path: Path):
+def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "bin").mkdir()
+    smi(tmp_path / "bin", monkeypatch, 2)
     files = {"fsdp.yaml": ACCELERATE.format(kind="FSDP"), "wrong.yaml": "distributed_type: [nonsense\n"}
     script = "import json, os; print(json.dumps(dict(os.environ)))"
     with Attempt(
-        tmp_path / "a", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"}
-    ) as attempt:
+        tmp_path / "a", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"},
+        gpus_per_node=2, environ={"CLOUDTRAIN_GPUS": "0,1", "PATH": os.environ["PATH"]},
+    ) as attempt:  # fmt: skip
         assert attempt.run() == [0], attempt.texts(-1)
         env = json.loads(attempt.texts(1)[0])
         assert (env["ACCELERATE_MIXED_PRECISION"], env["ACCELERATE_USE_FSDP"], env["FSDP_VERSION"]) == (
@@ -231,11 +234,15 @@ def test_an_accelerate_configuration_becomes_what_its_own_launcher_would_set(tmp
             "2",
         )
         assert (env["FSDP_AUTO_WRAP_POLICY"], env["WORLD_SIZE"], env["RANK"]) == ("TRANSFORMER_BASED_WRAP", "2", "1")
-    orders = Received(Manifest(run_id="r", attempt=1, argv=("t.py",), nodes=1, processes_per_node=1).to_dict())
-    with pytest.raises(Refused, match=r"Accelerate cannot read wrong\.yaml"):
-        accelerate_config.environment(sys.executable, str(attempt.folders[0] / "source" / "wrong.yaml"), orders)
+    with Attempt(
+        tmp_path / "b", script, processes=2, files=files, parallelism={"accelerate_config": "fsdp.yaml"}
+    ) as attempt:
+        assert attempt.run() == [78]
+        assert "fsdp.yaml asks for a sharded strategy, which Accelerate has on GPUs only" in attempt.status()["reason"]
+    with pytest.raises(Refused, match=r"Accelerate cannot use wrong\.yaml"):
+        accelerate_config.environment(sys.executable, str(attempt.folders[0] / "source" / "wrong.yaml"), 2, os.environ)
     with pytest.raises(Refused, match=r"no Accelerate configuration absent\.yaml"):
-        accelerate_config.environment(sys.executable, str(tmp_path / "absent.yaml"), orders)
+        accelerate_config.environment(sys.executable, str(tmp_path / "absent.yaml"), 2, os.environ)
 
 
 def test_the_network_interface_is_the_loopback_on_one_machine(tmp_path: Path):

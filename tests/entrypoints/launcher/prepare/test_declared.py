@@ -32,3 +32,18 @@ def test_a_script_that_declares_it_runs(tmp_path: Path):
         declared.check(["-m", "pkg"], {"tp_size": 2, "cp_size": 2}, str(tmp_path))
     with pytest.raises(Refused, match="-m elsewhere"):
         declared.check(["-m", "elsewhere"], {"tp_size": 2}, str(tmp_path))
+
+
+def test_strategies_are_left_to_accelerate_unless_the_script_declares_them(tmp_path: Path):
+    (tmp_path / "own.py").write_text("# cloudtrain: fsdp, tp_size\n")
+    source = str(tmp_path)
+    assert declared.left_to_accelerate(["own.py"], {"strategy": "zero2"}, source)
+    assert not declared.left_to_accelerate(["own.py"], {"strategy": "fsdp"}, source)
+    assert not declared.left_to_accelerate(["own.py"], {"strategy": "ddp"}, source)
+    assert not declared.left_to_accelerate([".cloudtrain/train.py"], {"strategy": "zero2"}, source)
+    assert declared.left_to_accelerate(["own.py"], {"strategy": "ddp", "accelerate_config": "a.yaml"}, source)
+    declared.check(["own.py"], {"strategy": "fsdp", "tp_size": 2}, source)
+    with pytest.raises(
+        Refused, match=r"strategy zero2 of Accelerate goes without tp_size.*# cloudtrain: zero2 tp_size"
+    ):
+        declared.check(["own.py"], {"strategy": "zero2", "tp_size": 2}, source)

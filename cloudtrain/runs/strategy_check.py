@@ -1,0 +1,119 @@
+"""Check at plan that Accelerate can carry out the strategy of a user's own script, and what an Accelerate file replaces.
+
+Accelerate does not report a strategy that it cannot carry out: without GPUs, or in a script that does not use it, ranks
+train plain data parallel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadJob, Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.job.job import Job
+    from cloudtrain.source.texts import Texts
+
+SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")
+LIBRARIES = re.compile(r"\b(?:accelerate|transformers|trl|deepspeed)\b")
+_DECLARATION = re.compile(r"^\s*#\s*cloudtrain:(.*)$", re.MULTILINE)  # as entrypoints/launcher/prepare/declared.py
+# Keys of an Accelerate file that the job replaces (entrypoints/launcher/prepare/accelerate_keys.py has the same ones),
+# and the value of each that says nothing else than any job.
+WORLD: Mapping[str, Any] = {
+    "num_processes": None, "num_machines": None, "machine_rank": 0, "main_process_ip": None, "main_process_port": None,
+    "rdzv_backend": "static", "same_network": True, "gpu_ids": "all", "mpirun_config": {}, "deepspeed_hostfile": None,
+    "deepspeed_multinode_launcher": "standard", "deepspeed_inclusion_filter": None, "deepspeed_exclusion_filter": None,
+}  # fmt: skip
+
+
+def check(job: Job, plan: Plan, texts: Texts) -> list[str]:
+    """Return what a person should know of a job's strategy; raises BadJob for one that its ranks would not run."""
+    file = job.parallelism.accelerate_config
+    if not file and job.parallelism.strategy not in SHARDED:
+        return []
+    config: dict[str, Any] = {}
+    if file:
+        try:
+            config = read_config((texts.root / file).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            problem = Problem(f"{file} is no configuration of Accelerate: {error}", "parallelism.accelerate_config")
+            raise BadJob(job.located([problem])) from None
+    gpus = int(plan.manifest.get("gpus_per_node") or 0)
+    if problems := list(find_problems(job, texts, gpus, config)):
+        raise BadJob(job.located(problems))
+    return [replaced] if (replaced := find_replaced(job, config)) else []
+
+
+def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield why a job's strategy would not be what its ranks run.
+
+    Args:
+        job: any job; those of the shared trainer have no such problems.
+        texts: what the source's files hold.
+        gpus: GPUs of a node, as the backend gives them.
+        config: what the Accelerate file holds; empty without one.
+    """
+    strategy: str = job.parallelism.strategy
+    path, name = "parallelism.strategy", strategy
+    if config:
+        path, name = "parallelism.accelerate_config", f"of type {config.get('distributed_type')}"
+    sharded = config.get("distributed_type") in ("FSDP", "DEEPSPEED") if config else strategy in SHARDED
+    if job.trainer or not sharded or strategy in _declared(texts):
+        return
+    if not gpus:
+        yield Problem(
+            f"is {name}, but the job asks for no GPU: without one Accelerate trains plain data parallel, and says nothing",
+            path,
+            "set resources.accelerators, or write ddp",
+        )
+    if not _uses_accelerate(job, texts):
+        yield Problem(
+            f"is {name}, which Accelerate carries out, but no file and no requirement mentions accelerate, transformers, "
+            "trl or deepspeed",
+            path,
+            f"leave it out; a script that does it itself says so in a comment: # cloudtrain: {strategy}",
+        )
+
+
+def find_replaced(job: Job, config: Mapping[str, Any]) -> str:
+    """Return which keys of an Accelerate file count for nothing, because the job says otherwise; "" for none."""
+    ours = {"num_processes": job.world_size, "num_machines": job.num_nodes}
+    nested = config.get("deepspeed_config")
+    values = {**config, **(nested if isinstance(nested, dict) else {})}
+    replaced = []
+    for key, usual in WORLD.items():
+        value = values.get(key)
+        if value not in (None, "", usual, ours.get(key)):
+            replaced.append(f"{key} {value}" + (f" (the job's is {ours[key]})" if key in ours else ""))
+    if not replaced:
+        return ""
+    return f"{job.parallelism.accelerate_config}: the job's world replaces {', '.join(replaced)}"
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """Return what an Accelerate file holds, as Accelerate reads it; raises ValueError for one that is no mapping."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).replace("\n", " ")) from None
+    if not isinstance(config, dict) or not config:
+        raise ValueError("it holds no keys")
+    return config
+
+
+def _uses_accelerate(job: Job, texts: Texts) -> bool:
+    """Return whether a file or the job's requirements mention Accelerate or what stands on it; True where not all is read."""
+    found = list(texts.files.values())
+    if job.environment.requirements:
+        found.append((texts.root / job.environment.requirements).read_text("utf-8", "replace"))
+    return any(LIBRARIES.search(text) for text in found) or not texts.complete
+
+
+def _declared(texts: Texts) -> set[str]:
+    """Return what the script declares that it does itself."""
+    return set(re.findall(r"\w+", " ".join(_DECLARATION.findall(texts.files.get(texts.entry, "")))))
