@@ -150,6 +150,10 @@ CASES = {
         TRAINER, 15, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "datasets"),
         ranks=r"Process rank: (\d+), world size: (\d+)",
     ),
+    "sagemaker_pytorch": Case(
+        r"Train Epoch: (?P<step>\d+) .*\(100%\)\] Loss: (?P<loss>[\d.]+)", 2, "anew", "model/model.pth", saved(),
+        layouts=only("one", "nodes"),
+    ),
     "sklearn": Case(
         r"round (?P<step>\d+): .*accuracy=(?P<loss>[\d.]+)", 3, "anew", "model/model.joblib", accuracy,
         r"accuracy=([\d.]+)", needs=("sklearn",), layouts=only("one"), ranks=None,

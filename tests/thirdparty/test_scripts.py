@@ -26,7 +26,7 @@ SAMPLE = {  # what `make test-all` runs; the rest is `long`
     ("hydra", "two"),
     ("imagenet", "nodes"),
     ("lightning", "nodes"),
-    ("mnist", "one"),
+    ("sagemaker_pytorch", "nodes"),
     ("run_clm", "one"),
     ("nanogpt", "one"),
     ("sklearn", "one"),
