@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,9 +172,9 @@ class KubeJobs:
         asked_at, job, pods = self._known.get(handle, (-math.inf, {}, []))
         return (job, pods) if time.monotonic() - asked_at < self._fresh_s else None
 
-    def forget_others(self, handles: Collection[str]) -> None:
-        """Keep only what is known of these attempts."""
-        self._known = {handle: known for handle, known in list(self._known.items()) if handle in handles}
+    def forget_old(self) -> None:
+        """Forget what is too old to be used."""
+        self._known = {handle: self._known[handle] for handle in list(self._known) if self.known(handle)}
 
     def status(self, handle: str) -> Status:
         """Return the attempt's state; while it waits, the reason is the cluster's message."""

@@ -26,7 +26,7 @@ class KubeList:
 
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         """Return handle -> status of the Jobs that exist; {} where the account may not list Jobs."""
-        self._jobs.forget_others(set(handles))
+        self._jobs.forget_old()
         namespaces: dict[str, list[str]] = {}
         for handle in handles:
             namespaces.setdefault(parse_handle(handle)[1], []).append(handle)

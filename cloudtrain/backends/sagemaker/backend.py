@@ -169,9 +169,10 @@ class SagemakerBackend:
     def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
         found = self._list.statuses(set(handles))
         names = {handle.rpartition("/")[2]: handle for handle in handles}
-        for name, (_, job) in list(self._known.items()):
+        for name, (seen_at, job) in list(self._known.items()):
             if name not in names:
-                self._known.pop(name, None)
+                if time.monotonic() - seen_at > listing.FORGET_S:
+                    self._known.pop(name, None)
             elif (listed := found.get(names[name])) and job and status.parse_status(job).state is listed.state:
                 self._known[name] = time.monotonic(), job
         return found

@@ -27,6 +27,7 @@ PAGES = 10  # in one call, or twice as many as the jobs asked for fill: older jo
 DESCRIBES = 100  # in one call; what else has changed is left out
 # The message of a job that waits may change while its status and secondary status stay.
 RECHECK_S, RECHECKS = 30.0, 5  # how old it gets, and how many are read again in one call
+FORGET_S = 600.0  # how long a job is remembered that nobody asks for: a call may ask for some of those that are watched
 DENIED_S = 600.0  # without permission to list jobs, how long they are not listed
 _WAITING = (State.QUEUED, State.STARTING)
 
@@ -42,7 +43,7 @@ class _Seen:
 
 
 class JobList:
-    """The jobs of one account and region. It remembers the jobs of its last call.
+    """The jobs of one account and region. It remembers jobs between calls.
 
     Args:
         describe: returns a job by its name.
@@ -54,6 +55,7 @@ class JobList:
     ) -> None:
         self._aws, self._describe, self._wait = aws, describe, wait
         self._seen: dict[str, _Seen] = {}
+        self._asked: dict[str, float] = {}  # ARN -> when it was asked for last (monotonic)
         self._denied_at: float | None = None  # monotonic
         self._absent: set[str] = set()  # ARNs that the list did not show: it is not searched to its end for them again
 
@@ -61,7 +63,10 @@ class JobList:
         """Return ARN -> status of the jobs that the list shows, {} where listing is denied; blocking. Raises BackendError."""
         if self._denied_at is not None and time.monotonic() - self._denied_at < DENIED_S:
             return {}
-        self._seen = {arn: seen for arn, seen in self._seen.items() if arn in arns}
+        moment = time.monotonic()
+        self._asked |= dict.fromkeys(arns, moment)
+        self._asked = {arn: at for arn, at in self._asked.items() if moment - at < FORGET_S}
+        self._seen = {arn: seen for arn, seen in self._seen.items() if arn in self._asked}
         try:
             jobs = self._find(arns)
         except AwsError as error:
@@ -70,7 +75,7 @@ class JobList:
             self._denied_at = time.monotonic()
             return {}
         self._absent = set(arns) - jobs.keys()
-        again = self._outdated()
+        again = self._outdated(arns)
         found: dict[str, Status] = {}
         described = 0
         for arn, job in jobs.items():
@@ -88,7 +93,9 @@ class JobList:
         """Return the summaries of jobs, from as few pages as show them all."""
         wanted = set(arns) - self._absent
         found: dict[str, Mapping[str, Any]] = {}
-        created = [seen.created for seen in self._seen.values()] if wanted <= self._seen.keys() else []
+        created = (
+            [seen.created for arn, seen in self._seen.items() if arn in arns] if wanted <= self._seen.keys() else []
+        )
         for page in self._pages(created, max(PAGES, 2 * len(wanted) // PAGE)):
             found |= {job["TrainingJobArn"]: job for job in page if job["TrainingJobArn"] in arns}
             if wanted <= found.keys():
@@ -109,10 +116,12 @@ class JobList:
                 return
             query["NextToken"] = answer["NextToken"]
 
-    def _outdated(self) -> set[str]:
+    def _outdated(self, arns: Collection[str]) -> set[str]:
         """Return the jobs whose message is read again although their summary stays."""
         limit = time.monotonic() - RECHECK_S
-        waiting = [(seen.read_at, arn) for arn, seen in self._seen.items() if seen.status.state in _WAITING]
+        waiting = [
+            (seen.read_at, arn) for arn, seen in self._seen.items() if arn in arns and seen.status.state in _WAITING
+        ]
         return {arn for read_at, arn in sorted(waiting)[:RECHECKS] if read_at < limit}
 
     def _read(self, arn: str, listed: Mapping[str, Any], summary: tuple[Any, ...]) -> _Seen | None:

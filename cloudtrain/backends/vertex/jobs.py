@@ -195,8 +195,9 @@ class CustomJobs:
         }
         jobs = self._list(query) if handles else ()
         live = {str(job["name"]): job for job in jobs if job["name"] in handles}
-        known = {handle: known for handle, known in list(self._known.items()) if handle in handles}
-        self._known = known | {handle: (time.monotonic(), job) for handle, job in live.items()}
+        moment = time.monotonic()
+        known = {handle: known for handle, known in list(self._known.items()) if moment - known[0] < self._pause_s}
+        self._known = known | {handle: (moment, job) for handle, job in live.items()}
         return {handle: self._status(handle, job) for handle, job in live.items()}
 
     def _status(self, handle: str, job: Mapping[str, Any]) -> Status:

@@ -108,6 +108,16 @@ def test_the_list_is_read_as_far_as_it_has_to_be(simulator: Simulator, backend: 
     assert set(backend.statuses([*ours, *others[:1]])) == set(ours), "further back than it is read"
 
 
+def test_jobs_that_a_call_does_not_ask_for_are_remembered(simulator: Simulator, backend: SagemakerBackend):  # noqa: F811
+    handles = create(simulator, *(f"many-{n}" for n in range(6)))
+    for some in (handles[:4], handles[4:]):
+        backend.statuses(some)
+    for some in (handles[:4], handles[4:], handles):
+        assert calls_of(simulator, lambda some=some: backend.statuses(some)) == ["ListTrainingJobs"]
+    simulator.calls.clear()
+    assert list(backend.logs(handles[0])) == [] and "sagemaker:DescribeTrainingJob" not in simulator.calls
+
+
 def test_pages_are_read_at_the_rate_that_aws_allows(simulator: Simulator, backend: SagemakerBackend, monkeypatch):  # noqa: F811
     monkeypatch.setattr(listing, "PAGE", 3)
     waits: list[int] = []
