@@ -148,7 +148,7 @@ CASES = {
     "peft_lora": Case(TRAINER, 15, "exact", "checkpoints/adapter", adapter, needs=(*HF, "peft")),
     "run_clm": Case(
         TRAINER, 15, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "datasets"),
-        ranks=r"Process rank: (\d+), world size: (\d+)",
+        ranks=r"Process rank: (\d+), world size: (\d+)", metric="loss",
     ),
     "sagemaker_pytorch": Case(
         r"Train Epoch: (?P<step>\d+) .*\(100%\)\] Loss: (?P<loss>[\d.]+)", 2, "anew", "model/model.pth", saved(),
