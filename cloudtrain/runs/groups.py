@@ -18,6 +18,7 @@ from cloudtrain.runs.watch import Watcher
 THREADS = 4  # of one group, beside the one that asks for states
 ENDS = 16  # more, for attempts that have ended: where a launcher was killed, late lines of its log are waited for
 SOON_S = 0.5  # before a look at a run of which nothing is known yet
+GIVE_WAY_S = 10.0  # how long routine reads of logs give way to others, at most
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
 STRETCHED_S = 20.0  # the longest that a pause is made because this process takes its share of a processor
 _LOGS = frozenset({State.RUNNING, State.STOPPING})
@@ -204,7 +205,8 @@ class Group:
         else:
             return None
         entry.queued = False
-        self._log_budget.take(entry.nodes)  # a followed log waits for nothing, and the others give way
+        if self._log_wait_s() < GIVE_WAY_S:  # a followed log waits for nothing, and the others give way
+            self._log_budget.take(entry.nodes)
         if not entry.log_only and not entry.given:
             self.budget.take(1)
         return entry

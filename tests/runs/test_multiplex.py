@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import asked, rates
+from cloudtrain.runs.groups import GIVE_WAY_S, Entry, Group
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.spool import Spool
@@ -222,3 +224,15 @@ def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():
     for _ in range(10):
         share.adapt(0.0, 0.0)
     assert share.stretch == 1.0
+
+
+def test_routine_reads_of_logs_give_way_to_many_others_for_a_moment_only(tmp_path):
+    group = Group("all", Listing({}, tmp_path), rates.ProcessorShare())
+    for number in range(1000):
+        entry = Entry(f"run-{number}", None)
+        entry.given = Status(State.RUNNING)
+        group.queue(entry, first=True)
+        assert group.take_waiting() is entry
+    group.queue(Entry("routine", None))
+    next_at = group.next_at()
+    assert next_at is not None and next_at - time.monotonic() < GIVE_WAY_S + 1
