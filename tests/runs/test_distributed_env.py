@@ -123,10 +123,7 @@ def test_scripts_of_both_kinds_run(project: Path):  # noqa: F811
     "script",
     [
         "test_sync",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("test_ops", "test_script", "test_distributed_data_loop")
-        ),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("test_ops", "test_script")),
     ],
 )
 def test_accelerates_own_tests_pass(project: Path, script: str, processes: int):  # noqa: F811
