@@ -12,7 +12,7 @@ from cloudtrain.job.job import Job
 from cloudtrain.runs.plan import Planner
 from tests.runs.test_entries import env, project, submit  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.usefixtures("census")
+pytestmark = [pytest.mark.usefixtures("census"), pytest.mark.timeout(900)]  # torch is imported, slowly
 NAMES = (
     "RANK",
     "LOCAL_RANK",

@@ -42,7 +42,7 @@ def project(tmp_path: Path, home: Path) -> Path:
 
 def run_cli(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cloudtrain", *words]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=5 * WAIT_S, check=False)
 
 
 def submit(project: Path, *words: str, job: str = "") -> tuple[int, str, str]:
