@@ -77,12 +77,7 @@ _THIRD = ("CREATE TABLE provenance (run_id TEXT PRIMARY KEY REFERENCES runs, dat
 # NaN and infinity count as points, but not in a block's total, lowest and highest.
 BLOCK = 1024
 _FINITE = "(new.value IS NOT NULL AND new.value > -9e999 AND new.value < 9e999)"
-_FOURTH = (
-    """CREATE TABLE curves (
-        attempt_id  TEXT NOT NULL REFERENCES attempts,
-        name        TEXT NOT NULL,
-        node        INTEGER NOT NULL,
-        block       INTEGER NOT NULL,      -- seq / BLOCK
+_BLOCK_COLUMNS = """block       INTEGER NOT NULL,      -- seq / BLOCK
         points      INTEGER NOT NULL,
         finite      INTEGER NOT NULL,      -- how many of them are finite numbers
         total       REAL NOT NULL,         -- their sum
@@ -93,7 +88,21 @@ _FOURTH = (
         first_step  INTEGER NOT NULL,
         last_step   INTEGER NOT NULL,
         last_seq    INTEGER NOT NULL,
-        last_at     TEXT NOT NULL,
+        last_at     TEXT NOT NULL,"""
+_ADD_POINT = f"""UPDATE curves SET points = points + 1,
+               finite = finite + {_FINITE},
+               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
+               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
+               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
+               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
+               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
+               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,"""
+_FOURTH = (
+    f"""CREATE TABLE curves (
+        attempt_id  TEXT NOT NULL REFERENCES attempts,
+        name        TEXT NOT NULL,
+        node        INTEGER NOT NULL,
+        {_BLOCK_COLUMNS}
         PRIMARY KEY (attempt_id, name, node, block)
     ) WITHOUT ROWID""",
     f"""INSERT INTO curves
@@ -111,14 +120,7 @@ _FOURTH = (
     f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
         INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.node, new.seq / {BLOCK}, 0, 0, 0, NULL, NULL,
                new.value, NULL, new.step, new.step, -1, '');
-        UPDATE curves SET points = points + 1,
-               finite = finite + {_FINITE},
-               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
-               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
-               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
-               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
-               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
-               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,
+        {_ADD_POINT}
                last_seq = max(last_seq, new.seq)
          WHERE attempt_id = new.attempt_id AND name = new.name AND node = new.node AND block = new.seq / {BLOCK};
     END""",
@@ -162,23 +164,12 @@ _TENTH = (
     "ALTER TABLE metrics ADD COLUMN rank INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE metrics ADD COLUMN epoch REAL",
     "DROP TRIGGER metrics_into_curves",
-    """CREATE TABLE curves_by_rank (
+    f"""CREATE TABLE curves_by_rank (
         attempt_id  TEXT NOT NULL REFERENCES attempts,
         name        TEXT NOT NULL,
         rank        INTEGER NOT NULL,
         node        INTEGER NOT NULL,
-        block       INTEGER NOT NULL,      -- seq / BLOCK
-        points      INTEGER NOT NULL,
-        finite      INTEGER NOT NULL,      -- how many of them are finite numbers
-        total       REAL NOT NULL,         -- their sum
-        lowest      REAL,
-        highest     REAL,
-        first_value REAL,
-        last_value  REAL,
-        first_step  INTEGER NOT NULL,
-        last_step   INTEGER NOT NULL,
-        last_seq    INTEGER NOT NULL,
-        last_at     TEXT NOT NULL,
+        {_BLOCK_COLUMNS}
         last_epoch  REAL,
         PRIMARY KEY (attempt_id, name, rank, node, block)
     ) WITHOUT ROWID""",
@@ -189,14 +180,7 @@ _TENTH = (
     f"""CREATE TRIGGER metrics_into_curves AFTER INSERT ON metrics BEGIN
         INSERT OR IGNORE INTO curves VALUES (new.attempt_id, new.name, new.rank, new.node, new.seq / {BLOCK}, 0, 0, 0,
                NULL, NULL, new.value, NULL, new.step, new.step, -1, '', NULL);
-        UPDATE curves SET points = points + 1,
-               finite = finite + {_FINITE},
-               total = total + CASE WHEN {_FINITE} THEN new.value ELSE 0 END,
-               lowest = CASE WHEN {_FINITE} THEN coalesce(min(lowest, new.value), new.value) ELSE lowest END,
-               highest = CASE WHEN {_FINITE} THEN coalesce(max(highest, new.value), new.value) ELSE highest END,
-               last_value = CASE WHEN new.seq >= last_seq THEN new.value ELSE last_value END,
-               last_step = CASE WHEN new.seq >= last_seq THEN new.step ELSE last_step END,
-               last_at = CASE WHEN new.seq >= last_seq THEN new.at ELSE last_at END,
+        {_ADD_POINT}
                last_epoch = CASE WHEN new.seq >= last_seq THEN new.epoch ELSE last_epoch END,
                last_seq = max(last_seq, new.seq)
          WHERE attempt_id = new.attempt_id AND name = new.name AND rank = new.rank AND node = new.node
