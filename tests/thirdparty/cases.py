@@ -123,7 +123,7 @@ CASES = {
     ),
     "fsdp": Case(
         r"Step (?P<step>\d+), Loss: (?P<loss>[\d.]+)", 30, "exact", "model/model.pt", saved(), starts=2,
-        layouts=only("one", "nodes"), ranks=r"rank (\d+) of (\d+) holds",
+        layouts=only("one", "nodes"), ranks=r"rank (\d+) of (\d+) holds", metric="loss"
     ),
     "hydra": Case(
         r"epoch=(?P<step>\d+) loss=(?P<loss>[\d.]+)", 1, "anew", "outputs/model.pt", saved(), needs=("hydra", "torch"),
@@ -131,11 +131,11 @@ CASES = {
     ),
     "imagenet": Case(
         r"Epoch: \[(?P<step>\d+)\]\[ 30/.*Loss (?P<loss>[\d.e+-]+)", 3, "exact", "outputs/checkpoint.pth.tar",
-        saved("state_dict"), ending=State.PREEMPTED,
+        saved("state_dict"), ending=State.PREEMPTED, metric="loss"
     ),
     "lightning": Case(
         r"epoch=\d+ step=(?P<step>\d+) train_loss=(?P<loss>[\d.]+)", 2, "exact", "checkpoints/checkpoints/last.ckpt",
-        saved("state_dict"), needs=("lightning",), layouts=LIGHTNING,
+        saved("state_dict"), needs=("lightning",), layouts=LIGHTNING, metric="train_loss"
     ),
     "mnist": Case(
         r"Train Epoch: (?P<step>\d+) \[3840.*Loss: (?P<loss>[\d.]+)", 2, "anew", "outputs/mnist_cnn.pt", saved(),
@@ -143,24 +143,24 @@ CASES = {
     ),
     "nanogpt": Case(
         r"iter (?P<step>\d+): loss (?P<loss>[\d.]+)", 210, "close", "checkpoints/ckpt.pt", saved("model"), None,
-        layouts=only("one"), ranks=None,
+        layouts=only("one"), ranks=None, metric="loss"
     ),
-    "peft_lora": Case(TRAINER, 15, "exact", "checkpoints/adapter", adapter, needs=(*HF, "peft")),
+    "peft_lora": Case(TRAINER, 15, "exact", "checkpoints/adapter", adapter, needs=(*HF, "peft"), metric="loss"),
     "run_clm": Case(
         TRAINER, 15, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "datasets"),
         ranks=r"Process rank: (\d+), world size: (\d+)", metric="loss",
     ),
     "sagemaker_pytorch": Case(
         r"Train Epoch: (?P<step>\d+) .*\(100%\)\] Loss: (?P<loss>[\d.]+)", 2, "anew", "model/model.pth", saved(),
-        layouts=only("one", "nodes"),
+        layouts=only("one", "nodes"), metric="loss"
     ),
     "sklearn": Case(
         r"round (?P<step>\d+): .*accuracy=(?P<loss>[\d.]+)", 3, "anew", "model/model.joblib", accuracy,
-        r"accuracy=([\d.]+)", needs=("sklearn",), layouts=only("one"), ranks=None,
+        r"accuracy=([\d.]+)", needs=("sklearn",), layouts=only("one"), ranks=None, metric="accuracy"
     ),
-    "trainer_bare": Case(TRAINER, 3, "anew", "model", CLASSIFIER, needs=HF),
+    "trainer_bare": Case(TRAINER, 3, "anew", "model", CLASSIFIER, needs=HF, metric="loss"),
     "trl_sft": Case(
         TRAINER, 10, "exact", "checkpoints", CAUSAL, None, needs=(*HF, "trl"), ranks=None,
-        files="checkpoints/checkpoint-40/rng_state*.pth",
+        files="checkpoints/checkpoint-40/rng_state*.pth", metric="loss"
     ),
 }  # fmt: skip

@@ -112,9 +112,8 @@ def end(case: Case, run: Run, home: Path) -> None:
 @pytest.mark.parametrize(("name", "layout"), PAIRS)
 def test_it_ends_well_comes_home_and_resumes(name: str, layout: str, project: Path, home: Path):
     case = CASES[name]
-    for package in case.needs:
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    missing = [package for package in case.needs if find_spec(package) is None]
+    assert not missing, "make setup installs them"
     shutil.copytree(SCRIPTS / name, project)
     if (project / "make_data.py").exists():
         subprocess.run([sys.executable, "make_data.py", "../data"], cwd=project, check=True, timeout=WAIT_S)
