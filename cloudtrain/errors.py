@@ -6,6 +6,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   ├── BadSource            the source cannot be packaged (missing, refused, nested repository)
 │   ├── UnknownBackend       no backend or target of that name
 │   ├── UnknownRun           no run of that id or prefix
+│   ├── CapReached           too little is left of limits.max_cost or max_total_runtime for another attempt
 │   └── MissingExtra         an optional dependency is not installed
 ├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
 ├── DiskError            2   a folder of this machine cannot be written: full, a quota, permissions

@@ -38,7 +38,9 @@ def plan_attempt(
         if max_runtime_s is not None:
             limits = job.limits.model_copy(update={"max_runtime": f"{max_runtime_s}s"})
             chosen = job.model_copy(update={"limits": limits})
-        plan = replace(backend.plan(chosen, bundle, run_id, number), job=job.to_dict())
+        plan = backend.plan(chosen, bundle, run_id, number)
+        if chosen is not job:  # the next attempt is planned from the limits that were asked for
+            plan = replace(plan, job={**plan.job, "limits": job.limits.model_dump(mode="json")})
         if job.resources.usd_per_hour is not None:
             usd = round(job.resources.usd_per_hour * job.num_nodes, 4)
             plan = replace(plan, price={"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"})

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from cloudtrain.source.texts import Texts
 
-NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+NAMES = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
 _HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'](?:\w*RANK|WORLD_SIZE|MASTER_)")
 _BEGIN = ("init_process_group", "init_device_mesh")  # of torch.distributed: over env:// unless told otherwise
 _DEEPSPEED = ("initialize", "init_distributed")

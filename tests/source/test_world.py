@@ -10,6 +10,7 @@ from cloudtrain.source import world
 from cloudtrain.source.texts import Texts
 
 NEEDS = {
+    "a node's number": "import os\nnode = os.environ['NODE_RANK']\n",
     "plain torch": "import torch.distributed as dist\ndist.init_process_group('gloo')\n",
     "over env": "dist.init_process_group('gloo', init_method='env://')\n",
     "an address that is not known": "dist.init_process_group('gloo', init_method=args.dist_url)\n",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloudtrain import DistributedTraining, Run, State, training
+from cloudtrain import DistributedTraining, Run, State
+from cloudtrain.training import distributed
 
 LIMIT = {"limits": {"max_runtime": "4m"}, "env": {"OMP_NUM_THREADS": "1"}}
 NET = """
@@ -59,7 +60,7 @@ def test_a_package_of_the_users_that_is_called_trainer(census: Path, own):
 @pytest.mark.train
 def test_jobs_of_older_versions_name_another_path(census: Path, monkeypatch: pytest.MonkeyPatch):
     """`rerun` sends an older run's job with the files of this version."""
-    monkeypatch.setattr(training, "ENTRYPOINT", ".cloudtrain/shipped.py")
+    monkeypatch.setattr(distributed, "ENTRYPOINT", ".cloudtrain/shipped.py")
     result = DistributedTraining(target="local").train_distributed(
         {"model_name": "net"}, {"samples": 64, "features": 4}, **LIMIT
     )
