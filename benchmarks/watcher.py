@@ -165,7 +165,7 @@ class Printer:
         """Return the age of the oldest metric that the history does not have."""
         ages = [0.0]
         for run_id, times in self._printed.items():
-            known = max((int(row.step) + 1 for row in store.curves.of_attempt(f"{run_id}-a1")), default=0)
+            known = max((int(each.step) + 1 for each in store.curves.newest(run_id)), default=0)
             ages += [time.time() - moment for moment in times[known : known + 1]]
         return max(ages)
 
