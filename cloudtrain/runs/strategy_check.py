@@ -11,28 +11,20 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, Problem
+from cloudtrain.source.node_code import module
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
     from cloudtrain.source.texts import Texts
 
-SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")
 LIBRARIES = re.compile(r"\b(?:accelerate|transformers|trl|deepspeed)\b")
-_DECLARATION = re.compile(r"^\s*#\s*cloudtrain:(.*)$", re.MULTILINE)  # as entrypoints/launcher/prepare/declared.py
-# Keys of an Accelerate file that the job replaces (entrypoints/launcher/prepare/accelerate_keys.py has the same ones),
-# and the value of each that says nothing else than any job.
-WORLD: Mapping[str, Any] = {
-    "num_processes": None, "num_machines": None, "machine_rank": 0, "main_process_ip": None, "main_process_port": None,
-    "rdzv_backend": "static", "same_network": True, "gpu_ids": "all", "mpirun_config": {}, "deepspeed_hostfile": None,
-    "deepspeed_multinode_launcher": "standard", "deepspeed_inclusion_filter": None, "deepspeed_exclusion_filter": None,
-}  # fmt: skip
 
 
 def check(job: Job, plan: Plan, texts: Texts) -> list[str]:
     """Return what a person should know of a job's strategy; raises BadJob for one that its ranks would not run."""
     file = job.parallelism.accelerate_config
-    if not file and job.parallelism.strategy not in SHARDED:
+    if not file and job.parallelism.strategy not in module("launcher.prepare.declared").SHARDED:
         return []
     config: dict[str, Any] = {}
     if file:
@@ -60,7 +52,11 @@ def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) 
     path, name = "parallelism.strategy", strategy
     if config:
         path, name = "parallelism.accelerate_config", f"of type {config.get('distributed_type')}"
-    sharded = config.get("distributed_type") in ("FSDP", "DEEPSPEED") if config else strategy in SHARDED
+    sharded = (
+        config.get("distributed_type") in ("FSDP", "DEEPSPEED")
+        if config
+        else strategy in module("launcher.prepare.declared").SHARDED
+    )
     if job.trainer or not sharded or strategy in _declared(texts):
         return
     if not gpus:
@@ -84,7 +80,7 @@ def find_replaced(job: Job, config: Mapping[str, Any]) -> str:
     nested = config.get("deepspeed_config")
     values = {**config, **(nested if isinstance(nested, dict) else {})}
     replaced = []
-    for key, usual in WORLD.items():
+    for key, usual in module("launcher.prepare.accelerate_keys").WORLD.items():
         value = values.get(key)
         if value not in (None, "", usual, ours.get(key)):
             replaced.append(f"{key} {value}" + (f" (the job's is {ours[key]})" if key in ours else ""))
@@ -116,4 +112,6 @@ def _uses_accelerate(job: Job, texts: Texts) -> bool:
 
 def _declared(texts: Texts) -> set[str]:
     """Return what the script declares that it does itself."""
-    return set(re.findall(r"\w+", " ".join(_DECLARATION.findall(texts.files.get(texts.entry, "")))))
+    return set(
+        re.findall(r"\w+", " ".join(module("launcher.prepare.declared").LINE.findall(texts.files.get(texts.entry, ""))))
+    )

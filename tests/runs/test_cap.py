@@ -86,7 +86,7 @@ def native_limit_s(plan: Plan) -> int:
     ("name", "spot"), [*((name, False) for name in OPTIONS), ("sagemaker", True), ("kubernetes", True), ("slurm", True)]
 )
 def test_drawn_histories_never_cost_more_than_the_cap(name: str, spot: bool):
-    """Each attempt runs to a drawn end within its own request's limit; some ends are known by nobody afterwards."""
+    """Each attempt runs to a drawn end within its own request's limit; some ends are not known afterwards."""
     draw = random.Random(f"{name} {spot}")
     stopped_by_cap = 0
     for history in range(HISTORIES):

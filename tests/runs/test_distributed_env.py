@@ -10,22 +10,14 @@ import pytest
 from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.runs.plan import Planner
+from cloudtrain.source.node_code import module
 from tests.runs.test_entries import env, project, submit  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.usefixtures("census"), pytest.mark.timeout(900)]  # torch is imported, slowly
-NAMES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+WORLD = module("launcher.environment").WORLD
 SHOW = f"""
 import json, os
-print("SEEN", json.dumps({{k: v for k, v in os.environ.items() if k in {(*NAMES, "ACCELERATE_USE_CPU")}}}))
+print("SEEN", json.dumps({{k: v for k, v in os.environ.items() if k in {(*WORLD, "ACCELERATE_USE_CPU")}}}))
 """
 # The head of nanoGPT's train.py (https://github.com/karpathy/nanoGPT, 2026-11-23), as it is started on a CPU.
 NANOGPT = """
@@ -71,9 +63,9 @@ def test_one_process_sees_none_of_a_ranks_variables(project: Path):  # noqa: F81
     code, log, _ = submit(project, "train.py")
     assert (code, seen(log)) == (0, {})
     code, log, _ = submit(project, "train.py", "--set", "distributed_env=always")
-    assert code == 0 and set(seen(log)) == {*NAMES, "ACCELERATE_USE_CPU"}
+    assert code == 0 and set(seen(log)) == {*WORLD, "ACCELERATE_USE_CPU"}
     code, log, _ = submit(project, "train.py", "--set", "processes_per_node=2")
-    assert code == 0 and seen(log)["WORLD_SIZE"] == "2" and set(seen(log)) == {*NAMES, "ACCELERATE_USE_CPU"}
+    assert code == 0 and seen(log)["WORLD_SIZE"] == "2" and set(seen(log)) == {*WORLD, "ACCELERATE_USE_CPU"}
 
 
 def test_the_plan_says_which_it_chose_and_why(project: Path):  # noqa: F811

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.errors import BadJob
-from cloudtrain.runs.strategy_check import WORLD
 from cloudtrain.runs.submit import Submitter
 
 JOB = {"name": "x", "entrypoint": "train.py", "resources": {"accelerators": "A100:2"}}
@@ -112,14 +111,6 @@ def test_the_keys_of_the_world_that_differ_are_said(source: Path):
         "a.yaml: the job's world replaces num_processes 8 (the job's is 4), num_machines 1 (the job's is 2), machine_rank 1, "
         "main_process_ip 10.0.0.1, rdzv_backend c10d, deepspeed_hostfile hosts"
     )
-
-
-def test_plan_and_launcher_have_the_same_keys_of_the_world():
-    text = (Path(__file__).parents[2] / "entrypoints/launcher/prepare/accelerate_keys.py").read_text()
-    scope: dict = {}
-    begin = text.index("WORLD = ")
-    exec(text[begin : text.index("}", begin) + 1], scope)
-    assert scope["WORLD"] == set(WORLD)
 
 
 def test_the_job_of_the_page_is_planned(source: Path):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-# cloudtrain/runs/strategy_check.py, which shows where a file differs from the job, has the same names.
+# Key -> the value that says nothing else than any job.
 WORLD = {
-    "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
-    "same_network", "gpu_ids", "mpirun_config", "deepspeed_hostfile", "deepspeed_multinode_launcher",
-    "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
+    "num_processes": None, "num_machines": None, "machine_rank": 0, "main_process_ip": None, "main_process_port": None,
+    "rdzv_backend": "static", "same_network": True, "gpu_ids": "all", "mpirun_config": {}, "deepspeed_hostfile": None,
+    "deepspeed_multinode_launcher": "standard", "deepspeed_inclusion_filter": None, "deepspeed_exclusion_filter": None,
 }  # fmt: skip
 _NEUTRAL = {"", "0", "no", "none", "false", "[]", "{}"}  # `accelerate config` writes many of them
 

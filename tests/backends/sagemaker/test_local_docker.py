@@ -210,7 +210,7 @@ def test_when_the_keeper_is_killed_the_attempt_is_lost_and_its_containers_can_be
     keeper = json.loads((Path(handle) / "status.json").read_text())["pid"]
     os.kill(keeper, signal.SIGKILL)
     assert bench.final(handle).state is State.LOST
-    assert docker_engine.list_containers(Path(handle)), "they run on: nobody has ended them"
+    assert docker_engine.list_containers(Path(handle)), "they run on: nothing has ended them"
     bench.backend.cancel(handle)
     assert docker_engine.list_containers(Path(handle)) == []
 
