@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from . import processes
 from .loop import Loop
@@ -21,7 +21,8 @@ class Usage:
     def __init__(self) -> None:
         self._ticks_s = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._before: dict[int, int] = {}
+        # What descendants of before have used by now is not counted.
+        self._before = {pid: _ticks(stat) for pid, stat in processes.descendants(os.getpid()).items()}
         self._at = time.monotonic()
         self._gpus: dict[int, dict[str, float]] = {}
         self._rest = b""
@@ -32,7 +33,7 @@ class Usage:
         used: dict[int, int] = {}
         fresh = rss = 0
         for pid, stat in processes.descendants(os.getpid()).items():
-            used[pid] = int(stat[UTIME]) + int(stat[STIME])
+            used[pid] = _ticks(stat)
             fresh += used[pid] - self._before.get(pid, 0)
             rss += int(stat[RSS]) * self._page
         elapsed = max(now - self._at, 1e-3)
@@ -89,3 +90,8 @@ class Usage:
                 "memory_bytes": int(used) << 20,
                 "memory_total_bytes": int(total) << 20,
             }
+
+
+def _ticks(stat: Sequence[bytes]) -> int:
+    """Return the processor time of a process in clock ticks, from its fields of /proc/PID/stat."""
+    return int(stat[UTIME]) + int(stat[STIME])

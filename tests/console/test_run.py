@@ -100,6 +100,8 @@ def test_hostile_names_and_lines_are_text(console, page, hostile, seemly):
 
 LOGS = """
 import os
+import pathlib
+import time
 import cloudtrain_runtime as runtime
 
 rank = int(os.environ["RANK"])
@@ -112,6 +114,9 @@ if rank == 0:
         runtime.log_text("sample", f"Once upon a time, at step {step}", step=step)
     runtime.log_table("scores", [{"class": "cat", "f1": 0.75}, {"class": "dog", "f1": 0.5}], step=9)
     runtime.log_histogram("weights", [n % 7 for n in range(100)], step=9)
+pathlib.Path(f"logged-{rank}-{again}").touch()
+while not pathlib.Path(f"logged-{1 - rank}-{again}").exists():  # the first rank that fails ends the other
+    time.sleep(0.01)
 raise SystemExit(0 if again else 3)
 """
 
