@@ -73,6 +73,7 @@ SLOW = (
     "laws/test_law9_log.py",
     "laws/test_store_load.py",
     "nodes/test_ssh.py",
+    "runs/test_accounts.py",
     "runs/test_distributed_env.py",
     "runs/test_exactly_once.py",
     "runs/test_faults.py",

@@ -17,6 +17,7 @@ from cloudtrain.runs.watch import Watcher
 
 THREADS = 4  # of one group, beside the one that asks for states
 ENDS = 16  # more, for attempts that have ended: where a launcher was killed, late lines of its log are waited for
+SENDERS = 4  # processes that send an attempt of one group, at once
 SOON_S = 0.5  # before a look at a run of which nothing is known yet
 GIVE_WAY_S = 10.0  # how long routine reads of logs give way to others, at most
 UNREAD_S = 60.0  # the longest time between two looks into the history at a run that logs nothing yet
@@ -70,6 +71,7 @@ class Group:
         self.budget = rates.Budget(self.asks.calls_per_s if self.asks else rates.CALLS_PER_S)
         self.pool = ThreadPoolExecutor(THREADS + ENDS, name)
         self.lane = ThreadPoolExecutor(1, name)  # for the call that asks for all states
+        self.senders = ThreadPoolExecutor(SENDERS, name)
         self._logs_per_s = backend.logs_per_s if isinstance(backend, HasLogRate) else rates.LOGS_PER_S
         self._log_budget = rates.Budget(self._logs_per_s)
         self._urgent: deque[Entry] = deque()  # wait for a thread and the budget: something changed, or somebody follows

@@ -10,7 +10,6 @@ import queue
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cloudtrain.backends.api import Backend, HasStatuses
@@ -26,7 +25,6 @@ from cloudtrain.runs.pace import NOTICE_S
 from cloudtrain.runs.sender import run_sender
 from cloudtrain.runs.watch import LEASE_S, Look
 
-SENDERS = 4  # processes that send an attempt, at once
 FEW, LATER_S = 100, 1.0  # of more runs it is noticed later that somebody has begun to follow a log
 RETRY_LEASE_S = 0.25  # before a lease that another process holds is tried again
 GIVE_UP_S = 10.0  # after so long it is left to that process, such as `cloudtrain watch`
@@ -46,7 +44,6 @@ class Multiplexer:
         self._groups: dict[tuple[str, str], Group] = {}
         self._looks = Looks(home, me)
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
-        self._senders = ThreadPoolExecutor(SENDERS, "send")
         self._leased_at = self._lease_tried_at = self._notice_at = 0.0
         self._share = rates.ProcessorShare()
 
@@ -259,7 +256,7 @@ class Multiplexer:
             self._drop(entry)
         elif found is Look.SEND:
             entry.busy = True
-            self._senders.submit(self._send, entry)
+            (entry.group or group).senders.submit(self._send, entry)
         else:
             entry.again = entry.again or found is Look.MOVED
             group = entry.group or group

@@ -60,7 +60,7 @@ class Pace:
         moment = time.monotonic()
         old = self._poll_s > SIMULATED_S and moment - self._began > OLD_AFTER_S
         pause_s = min(self._pause_s, max(self._poll_s, OLD_S) if old else self._poll_s)
-        self._due = moment + pause_s * random.uniform(0.95, 1.0)  # homes that began together are spread in time
+        self._due = moment + pause_s * random.uniform(1.0, 1.05)  # homes that began together are spread in time
         self._pause_s = min(self._pause_s * 2, OLD_S)
 
     def read(self) -> None:

@@ -15,25 +15,15 @@ from cloudtrain.errors import Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, rates
-from cloudtrain.runs.groups import GIVE_WAY_S, Entry, Group
+from cloudtrain.runs import asked, multiplex, rates
+from cloudtrain.runs.groups import GIVE_WAY_S, SENDERS, THREADS, Entry, Group
 from cloudtrain.runs.multiplex import Multiplexer
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watch import Look, Watcher
 from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import wait_for
-
-
-class Hanging(MemoryBackend):
-    """A platform that does not answer until the test says so."""
-
-    name = "hanging"
-    answers: ClassVar[threading.Event] = threading.Event()
-
-    def status(self, handle: str) -> Status:
-        self.answers.wait(60)
-        return super().status(handle)
 
 
 class Listing(MemoryBackend):
@@ -69,6 +59,35 @@ class Listing(MemoryBackend):
         return iter(())
 
 
+class Hanging(Listing):
+    """A platform that answers no call of one kind until the test says so."""
+
+    name = "hanging"
+    group = "hanging"
+    poll_s = 0.05
+    hangs: ClassVar[str] = ""  # the kind of call
+    held: ClassVar[list[str]] = []  # calls that wait
+    answers: ClassVar[threading.Event] = threading.Event()
+
+    @classmethod
+    def hold(cls, call: str) -> None:
+        if call == cls.hangs:
+            cls.held.append(call)
+            cls.answers.wait(60)
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        self.hold("statuses")
+        return super().statuses(handles)
+
+    def status(self, handle: str) -> Status:
+        self.hold("status")
+        return super().status(handle)
+
+    def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
+        self.hold("logs")
+        return super().logs(handle, follow=follow, after=after)
+
+
 class Draining(MemoryBackend):
     """A platform where the log of an attempt that has ended is complete when the test says so."""
 
@@ -89,14 +108,15 @@ def submit(home, tmp_path, monkeypatch) -> Callable[[str], Run]:
     MemoryBackend.install()
     for kind in (Hanging, Listing, Draining):
         registry.BUILT_IN[kind.name] = (f"{kind.__module__}:{kind.__name__}", None)
-    for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made):
+    for calls in (Listing.lists, Listing.singles, Listing.logs_read, Listing.made, Hanging.held):
         calls.clear()
     Hanging.answers.clear()
+    Hanging.hangs = ""
     Draining.drained.clear()
     Draining.draining.clear()
     Listing.down = False
     (tmp_path / "train.py").write_text("print(1)\n")
-    job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py"}
+    job = {"name": "x", "source": str(tmp_path), "entrypoint": "train.py", "retry": {"max_attempts": 2}}
     yield lambda backend: Submitter(backend, watch=False).submit(job, new=True)
     Hanging.answers.set()
     Draining.drained.set()
@@ -110,19 +130,59 @@ def turn_until(runs: Multiplexer, condition: Callable[[], object], what: str) ->
     wait_for(turned, what)
 
 
-def test_a_platform_that_hangs_delays_no_other(submit, home):
-    hanging = [submit("hanging") for _ in range(12)]  # more than the threads of one platform
-    quick = submit("memory")
-    ended: list[str] = []
-    runs = Multiplexer(home, Process.here(), ended.append)
-    for run in (*hanging, quick):
+def set_states(submitted: Sequence[Run], state: State) -> None:
+    for run in submitted:
+        MemoryBackend.attempts[run.attempts[-1].handle].status = Status(state)
+
+
+def states(submitted: Sequence[Run]) -> set[State]:
+    return {run.attempts[-1].status.state for run in submitted}
+
+
+@pytest.mark.parametrize(
+    ("call", "at_once"), [("statuses", 1), ("status", THREADS), ("logs", THREADS), ("send", SENDERS)]
+)
+def test_a_platform_that_hangs_delays_no_other(submit, home, monkeypatch, call, at_once):
+    """While all calls of one kind are held, the runs of other platforms go through all states, their next attempt's too."""
+
+    def send(home: Path, run_id: str, me: Process, *_: object) -> int:
+        """Send an attempt as the watcher's child does, which would not see the platforms of this process."""
+        store = Store(home)
+        if store.find(run_id).backend == "hanging":
+            Hanging.hold("send")
+        looks = Watcher(store, run_id, me)
+        while looks.look() is Look.MOVED and store.attempts(run_id)[-1].handle is None:
+            pass
+        return 0
+
+    monkeypatch.setattr(multiplex, "run_sender", send)
+    monkeypatch.setattr(Listing, "poll_s", 0.05)
+    hanging = [submit("hanging") for _ in range(3 * THREADS)]
+    others = [submit(backend) for backend in ("memory", "listing", "listing")]
+    runs = Multiplexer(home, Process.here())
+    for run in (*hanging, *others):
         runs.add(run.run_id, None)
-    turn_until(runs, lambda: quick.record.status.state is State.RUNNING, "its state")
-    MemoryBackend.finish(quick.attempts[-1].handle, State.SUCCEEDED, 0)
-    turn_until(runs, lambda: ended == [quick.run_id], "its end")
-    assert {run.record.status.state for run in hanging} == {State.QUEUED}, "these wait"
+    turn_until(runs, lambda: states((*hanging, *others)) == {State.RUNNING}, "their states")
+    Hanging.hangs = call
+    if call == "send":
+        set_states(hanging, State.PREEMPTED)
+    for run in hanging if call in ("status", "logs") else ():
+        runs.look_now(run.run_id)
+    turn_until(runs, lambda: len(Hanging.held) >= at_once, "calls that wait")
+    for state in (State.STOPPING, State.RUNNING, State.STOPPING):
+        set_states(others, state)
+        turn_until(runs, lambda state=state: states(others) == {state}, "the states of the others")
+    set_states(others, State.PREEMPTED)
+    turn_until(runs, lambda: all(len(run.attempts) == 2 for run in others), "their next attempts")
+    turn_until(runs, lambda: states(others) == {State.RUNNING}, "and that these run")
+    assert len(Hanging.held) == at_once, "they wait"
     Hanging.answers.set()
-    turn_until(runs, lambda: {run.record.status.state for run in hanging} == {State.RUNNING}, "the others")
+    number = 2 if call == "send" else 1
+    turn_until(runs, lambda: {len(run.attempts) for run in hanging} == {number}, "the attempts of those that waited")
+    turn_until(runs, lambda: states(hanging) == {State.RUNNING}, "and that these run")
+    set_states((*hanging, *others), State.SUCCEEDED)
+    turn_until(runs, lambda: not runs.runs, "all ends")
+    assert states((*hanging, *others)) == {State.SUCCEEDED}
 
 
 def test_the_last_lines_of_many_ended_runs_delay_no_other(submit, home):
