@@ -121,9 +121,13 @@ LAWS = (
     ),
     Law(
         "Secrets never land",
-        "Not in a plan, a bundle, the store, an event, a log or a process list; the environment of the job's own ranks"
-        " excepted.",
-        ("tests/laws/test_law10_secrets.py", "tests/backends/local/test_backend.py::test_secret_stands_nowhere"),
+        "Not in a plan, a bundle, the store, an event, a log or a process list, nor URL-encoded, in base64 or escaped as in"
+        " JSON; the environment of the job's own ranks excepted.",
+        (
+            "tests/laws/test_law10_secrets.py",
+            "tests/entrypoints/launcher/test_masks.py",
+            "tests/backends/local/test_backend.py::test_secret_stands_nowhere",
+        ),
     ),
 )
 STORE = Law(

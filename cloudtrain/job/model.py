@@ -50,7 +50,8 @@ class JobModel(Spec):
         default=".", validate_default=True, description="Folder to package, or git+https://host/repo@rev, git+ssh://..."
     )
     allow_secrets: Files = Field(
-        default_factory=none_yet, description="Files that may hold credentials, as in .gitignore; others are refused."
+        default_factory=none_yet,
+        description="Files that may hold credentials, as in .gitignore, and keys of the job: env.NAME, args.",
     )
     allow_large: Files = Field(
         default_factory=none_yet, description="Files of any size, as in .gitignore; else 500 MB each and 2 GB in all."

@@ -88,6 +88,10 @@ def quote(value: Any) -> str:
     if isinstance(value, int | float):
         return f"the number {str(value)[:40]}"
     if isinstance(value, str):
+        from cloudtrain.source import secrets
+
+        if secrets.search(value.encode("utf-8", "surrogateescape")):
+            return "what looks like a credential"
         return f'the text "{value if len(value) <= 40 else value[:37] + "..."}"'
     if isinstance(value, list | tuple):
         return "a list"

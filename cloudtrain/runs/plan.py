@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import cap, keys, refusals, script_notes, strategy_check
+from cloudtrain.runs import cap, keys, refusals, script_notes, secret_check, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -66,6 +66,7 @@ class Planner:
             options = {**resolution.options, **self.overrides}
             problems = [
                 *_unsupported(resolution.job, kind),
+                *secret_check.find_keys(resolution.job),
                 *_invalid(options, kind, resolution.backend, resolution.target),
             ]
         if problems:

@@ -53,7 +53,7 @@ class Patch:
 def keep(bundle: Bundle, secrets: Collection[str] = ()) -> None:
     """Keep the patch of a bundle that was just packaged beside it, once; nothing for a clean tree. Blocking.
 
-    `secrets` are values that it must not hold either. Raises StoreError when the folder cannot be written.
+    `secrets` are values that it must not hold either, in any form. Raises StoreError when the folder cannot be written.
     """
     if not (bundle.commit and bundle.dirty) or (path := _path(bundle)).exists():
         return
@@ -99,16 +99,19 @@ def about(backend: str, job: Job, bundle: Bundle) -> dict[str, Any]:
 
 def changes(root: Path, packaged: Collection[str], secrets: Collection[str] = ()) -> Patch:
     """Return what the working tree at `root` changed in its packaged files since its commit; blocking."""
+    from cloudtrain.source.node_code import module
+
     try:
         names = _names(_git(root, ("--name-only", "-z")))
         if len(chosen := [name for name in names if name in packaged]) > MAX_FILES:
             return Patch("", (f"{len(chosen)} files are changed: the patch of {MAX_FILES} at most is kept",))
-        clean, left_out = _searched(root, chosen, secrets)
+        values: set[bytes] = set().union(*map(module("launcher.masks").forms, secrets))
+        clean, left_out = _searched(root, chosen, values)
         left_out += _bounded([sentence for name in names if (sentence := _elsewhere(root, name, packaged))], "changes")
         patch = _fitting(clean, _pieces(root, clean, "-U3"), left_out) if clean else Patch("", tuple(left_out))
         listing = git.listing(root)
         untracked = sorted(set(packaged) - set(listing.tracked)) if listing else []
-        return _with_new(patch, root, untracked, secrets)
+        return _with_new(patch, root, untracked, values)
     except (BadSource, _NoPatch) as error:
         return Patch("", (f"git gave no patch: {error}",))
 
@@ -133,30 +136,30 @@ class _NoPatch(Exception):
     """Git gave no patch, or one that is not understood."""
 
 
-def _searched(root: Path, names: Sequence[str], secrets: Collection[str]) -> tuple[list[str], list[str]]:
+def _searched(root: Path, names: Sequence[str], values: Collection[bytes]) -> tuple[list[str], list[str]]:
     """Return the names of the files that hold no credentials, before and after, and a sentence for each other."""
     clean, left_out = [], []
     # With all of its context a patch holds the whole file: what makes a key a key may stand far from the change.
     for name, piece in zip(names, _pieces(root, names, "-U1000000"), strict=True):
-        if problem := _problem(name, piece, _MARGIN.sub(b" ", piece), secrets):
+        if problem := _problem(name, piece, _MARGIN.sub(b" ", piece), values):
             left_out.append(f"{name}: {problem}")
         else:
             clean.append(name)
     return clean, left_out
 
 
-def _problem(name: str, data: bytes, plain: bytes, secrets: Collection[str]) -> str:
+def _problem(name: str, data: bytes, plain: bytes, values: Collection[bytes]) -> str:
     """Return why a file is left out, given its patch and the same without its margin, or an empty string."""
     if kind := secret_guard.suspicious_name(name):
         return f"a file of this name holds a credential ({kind})"
     if matches := secret_guard.search(plain):
         return f"it holds what looks like a credential ({matches[0][1]})"
-    if any(line in plain for value in secrets for line in os.fsencode(value).splitlines() if len(line) >= 4):
+    if any(value in plain for value in values):
         return "it holds the value of a secret"
     return "it is no text" if b"\0" in data else ""
 
 
-def _with_new(patch: Patch, root: Path, names: Sequence[str], secrets: Collection[str]) -> Patch:
+def _with_new(patch: Patch, root: Path, names: Sequence[str], values: Collection[bytes]) -> Patch:
     """Return a patch that makes untracked files too, as far as MAX_BYTES has room for them."""
     text = [patch.text]
     room = MAX_BYTES - len(patch.text.encode("utf-8", "surrogateescape"))
@@ -168,7 +171,7 @@ def _with_new(patch: Patch, root: Path, names: Sequence[str], secrets: Collectio
             left_out.append(f"{name}: it is untracked and cannot be read: {error.strerror}")
             continue
         piece = _new_file(name, mode, data)
-        if problem := _problem(name, data, data, secrets):
+        if problem := _problem(name, data, data, values):
             left_out.append(f"{name}: it is untracked, and {problem}")
         elif len(piece) > room:
             left_out.append(f"{name}: it is untracked, and the patch would be longer than {MAX_BYTES >> 10} KiB")

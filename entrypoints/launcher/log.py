@@ -11,6 +11,7 @@ import os
 import threading
 import time
 
+from .masks import Masks
 from .status import now
 
 MAX_LINE = 64 * 1024  # bytes of text; a longer line is cut into pieces
@@ -31,7 +32,7 @@ class Log:
         self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
         self.printed_at = time.monotonic()  # when a rank last printed a line
         self._lock = threading.Lock()
-        self.masks: list[tuple[bytes, bytes]] = []
+        self.masks = Masks()
 
     @classmethod
     def in_folder(cls, folder: str) -> Log:
@@ -50,27 +51,6 @@ class Log:
                 break
         return log
 
-    def hide(self, *values: str) -> None:
-        """Show these values as *** from now on; one of several lines is hidden line by line."""
-        shown: set[bytes] = {mask for mask, _ in self.masks}
-        for value in values:
-            for form in (
-                value,
-                json.dumps(value)[1:-1],
-                json.dumps(value, ensure_ascii=False)[1:-1],
-                repr(value)[1:-1],
-            ):
-                for line in form.replace("\r", "\n").split("\n"):
-                    if len(line) >= 4:
-                        shown.add(line.encode("utf-8", "surrogateescape"))
-        self.masks = [(mask, b"***") for mask in sorted(shown, key=len, reverse=True)]
-
-    def masked(self, data: bytes) -> bytes:
-        """Return data with every secret value in it replaced."""
-        for value, stars in self.masks:
-            data = data.replace(value, stars)
-        return data
-
     def lines(self, rank: int, lines: list[bytes]) -> None:
         """Append lines (without their ends) of one rank; they share one time."""
         if not lines or self._closed:
@@ -85,7 +65,7 @@ class Log:
 
     def say(self, text: str) -> None:
         """Append lines of the launcher's own."""
-        raw = self.masked(text.encode("utf-8", "backslashreplace"))
+        raw = self.masks.apply(text.encode("utf-8", "backslashreplace"))
         self.lines(LAUNCHER, [piece for line in raw.split(b"\n") for piece in cut(line)])
 
     def event(self, kind: str, **data: object) -> None:
@@ -176,8 +156,8 @@ class Splitter:
         lines = self._lines(whole[:-1]) if end else []
         if len(self._rest) > MAX_LINE:
             # What may be the beginning of a secret stays behind until it is known whether it is one.
-            keep = max([3, *(len(value) - 1 for value, _ in self._log.masks)])  # 3: a character's first bytes
-            rest = self._log.masked(self._rest)
+            keep = max(3, self._log.masks.longest - 1)  # 3: a character's first bytes
+            rest = self._log.masks.apply(self._rest)
             ready = (len(rest) - keep) // MAX_LINE * MAX_LINE
             if ready > 0:
                 ready = _boundary(rest, ready)
@@ -191,8 +171,7 @@ class Splitter:
         return self._lines(rest) if rest else []
 
     def _lines(self, data: bytes) -> list[bytes]:
-        if self._log.masks:
-            data = self._log.masked(data)
+        data = self._log.masks.apply(data)
         if not data.isascii():
             try:
                 data.decode()

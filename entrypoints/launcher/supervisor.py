@@ -130,7 +130,7 @@ class Supervisor:
         stdin_data = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
         for value in (stdin_data.get("token"), *(stdin_data.get("secrets") or {}).values()):
             if value:
-                self.log.hide(value)
+                self.log.masks.hide(value)
         check_world(manifest, cluster, self._environ)
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ)
@@ -353,7 +353,7 @@ class Supervisor:
         self._ranks.drain()
         self._report_new_checkpoints()
         outcome = self._finish_output(outcome)
-        reason = self.log.masked(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
+        reason = self.log.masks.apply(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
         if outcome.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
         code = launcher_code(outcome)

@@ -15,6 +15,7 @@ import yaml
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
+from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 
 # -- plan -------------------------------------------------------------------------------------------------------------
@@ -220,6 +221,33 @@ def test_what_the_job_allows_is_packaged(cli, project):
     assert cli("plan", "--set", "allow_secrets=[nothing]").code == 2
     wrong = cli("plan", "--set", "allow_secrets=['#']")
     assert wrong.code == 2 and "allow_secrets" in wrong.err and "names no files" in wrong.err
+
+
+def test_what_looks_like_a_key_in_the_job_is_refused_all_at_once(cli, project, home):
+    other = "AKIA" + "ABCDEFGHIJKLMNOP"  # in two parts: this file is packaged too
+    job = f"entrypoint: train.py\nhyperparameters: {{api_key: {TOKEN}}}\nargs: [--lr, '1', --token={TOKEN}]\n"
+    (project / "job.yaml").write_text(f"{job}setup: |\n  export AWS_ACCESS_KEY_ID={other}\n")
+    secret = "/".join(["a1B2c3D4e5"] * 4)[:40]
+    sets = ["--set", f"env.HF_TOKEN={TOKEN}", "--set", f"env.AWS_SECRET_ACCESS_KEY={secret}"]
+    allowed = ["--set", "allow_secrets=[job.yaml, env.*, args, setup, hyperparameters.api_key]"]
+    for command in ("plan", "submit"):
+        shown = cli(command, *sets, "--set", "num_nodes=2", "--", "--aws_secret_access_key", secret)
+        assert shown.code == 2, shown.err
+        for place in (
+            "env.HF_TOKEN",
+            "env.AWS_SECRET_ACCESS_KEY",
+            "hyperparameters.api_key",
+            "args[2]",
+            "args[4]",
+            "setup",
+        ):
+            assert f"{place} looks like a credential: " in shown.err.replace(": looks", " looks"), (place, shown.err)
+        assert "secrets.HF_TOKEN: env:HF_TOKEN" in shown.err and "allow_secrets: [env.HF_TOKEN]" in shown.err
+        assert not [value for value in (TOKEN, other, secret) if value in shown.out + shown.err]
+    assert not Store(home).runs()
+    assert cli("plan", *sets, *allowed).code == 0
+    shown = cli("plan", "--set", f"args={TOKEN}", "--set", f"num_nodes={TOKEN}")
+    assert shown.code == 2 and "args must be a list" in shown.err.replace(": must", " must") and TOKEN not in shown.err
 
 
 def test_a_large_file_is_named_with_its_size_and_allowed_by_a_setting(cli, project, monkeypatch):

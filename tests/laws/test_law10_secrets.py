@@ -34,7 +34,8 @@ PROGRAM = [sys.executable, "-m", "cloudtrain.cli"]
 SECRETS = {"PLANTED": 'pl4nted/s3cret+1 of "env"', "FILED": "f1led-s3cret-of-a-file", "BAIT": "b4it-of-another-name"}
 # Says what it knows in every way that a careless script would, then waits for the test; the second attempt ends.
 SCRIPT = """
-import json, logging, os, pathlib, sys, time
+import base64, json, logging, os, pathlib, sys, time
+from urllib.parse import quote, urlencode
 import cloudtrain_runtime as runtime
 known = [os.environ[name] for name in ("TOKEN", "KEY", "SAME")]
 assert known == json.loads(pathlib.Path("expected.json").read_text()[::-1]), "the ranks have them"
@@ -44,6 +45,11 @@ for value in known:
     print(repr({"a": value}), json.dumps([value]))
     logging.warning("with %s", value)
     runtime.emit("alarm", text=value)
+    print(quote(value, safe=""), urlencode({"key": value}), json.dumps(json.dumps([value])))
+    for user in ("", "a", "ab"):
+        basic = (user + value + "\\n").encode()
+        print("Authorization: Basic", base64.b64encode(basic).decode(), base64.urlsafe_b64encode(basic).decode())
+        runtime.emit("alarm", text=base64.b64encode(basic).decode(), url="https://" + quote(user + value) + "@host")
     sys.stdout.write(value[:5]); sys.stdout.flush(); time.sleep(0.05); print(value[5:])
 print("attempt", os.environ["CLOUDTRAIN_ATTEMPT"], flush=True)
 deadline = time.monotonic() + 120
@@ -64,10 +70,16 @@ secrets:
 """
 
 
+BASE64 = (base64.b64encode, base64.urlsafe_b64encode)
+
+
 def forms(text: str) -> list[bytes]:
     """Return the ways in which a text may be written down."""
     plain = text.encode()
-    return [plain, json.dumps(text)[1:-1].encode(), base64.b64encode(plain)[:-4], urllib.parse.quote(text).encode()]
+    urls = [urllib.parse.quote(text), urllib.parse.quote_plus(text), urllib.parse.quote(text, safe="")]
+    # What base64 has of it behind no byte, one and two others: all but what they share a character with.
+    coded = [encode(b"?" * at + plain)[4 * (at > 0) : -4] for encode in BASE64 for at in range(3)]
+    return [plain, json.dumps(text)[1:-1].encode(), *(url.encode() for url in urls), *coded]
 
 
 NEEDLES = [form for text in SECRETS.values() for form in forms(text)]

@@ -117,9 +117,10 @@ def test_the_value_of_a_secret_and_files_that_are_not_packaged_stay_out(tree, ho
     assert b"private note" not in everything_below(home)
 
 
-def test_the_value_of_a_secret_of_several_lines_stays_out(tree, monkeypatch):
+@pytest.mark.parametrize("text", ['key = """open\nsesame seeds\n"""', 'key = "b3BlbgpzZXNhbWUgc2VlZHMK//4="'])
+def test_the_value_of_a_secret_of_several_lines_stays_out(tree, monkeypatch, text):
     monkeypatch.setenv("MY_SECRET", os.fsdecode(b"open\nsesame seeds\n\xff\xfe"))
-    (tree / "train.py").write_text('key = """open\nsesame seeds\n"""\n')
+    (tree / "train.py").write_text(f"{text}\n")
     origin = kept(tree, {**JOB, "secrets": {"MY_SECRET": "env:MY_SECRET"}})
     assert origin["left_out"] == ["train.py: it holds the value of a secret"] and origin["text"] == ""
 

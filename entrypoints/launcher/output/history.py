@@ -196,7 +196,7 @@ class History:
     def _masked(self, value: Any) -> Any:
         """Return plain data with every secret in its texts replaced."""
         if isinstance(value, str):
-            return self._log.masked(value.encode("utf-8", "backslashreplace")).decode()
+            return self._log.masks.apply(value.encode("utf-8", "backslashreplace")).decode()
         if isinstance(value, dict):
             return {self._masked(name): self._masked(inner) for name, inner in value.items()}
         return [self._masked(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -49,7 +49,7 @@ def prepare_node(
             from . import secrets as store_of_secrets
 
             secrets = store_of_secrets.resolve(manifest.secrets, given)
-            log.hide(*secrets.values())
+            log.masks.hide(*secrets.values())
         if manifest.gpus_per_node:
             from . import gpus
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import Refused, one_line
-
-SHORTEST = 4  # a shorter value would be masked all over the log
+from ..masks import SHORTEST
 
 
 def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) -> dict[str, str]:
@@ -34,7 +33,7 @@ def resolve(wanted: Mapping[str, Sequence[str]], env_values: Mapping[str, str]) 
         else:
             problems.append(f"the secret {name} was not found ({'; '.join(tried) or 'it names no source'})")
             continue
-        if len(values[name]) < SHORTEST:
+        if len(values[name].strip()) < SHORTEST:
             problems.append(f"the secret {name} has fewer than {SHORTEST} characters and cannot be masked in the log")
         elif "\0" in values[name]:
             problems.append(f"the secret {name} holds a NUL character, which no environment can")

@@ -18,7 +18,7 @@ from tests.entrypoints.launching import Attempt
 def split(data: bytes, cuts: list[int] | None = None, *secrets: str) -> list[bytes]:
     """Return the lines of data that is read in pieces."""
     log = Log(os.open(os.devnull, os.O_WRONLY))
-    log.hide(*secrets)
+    log.masks.hide(*secrets)
     splitter = Splitter(log)
     bounds = sorted({0, len(data), *(at % (len(data) + 1) for at in cuts or ())})
     lines = [line for start, end in zip(bounds, bounds[1:], strict=False) for line in splitter.feed(data[start:end])]

@@ -79,7 +79,7 @@ def test_a_replaced_start_does_not_touch_its_successors(tmp_path: Path):
 
 def test_no_secret_is_told(tmp_path: Path):
     log = log_in(tmp_path / "node")
-    log.hide('pl4nted "s3cret"')
+    log.masks.hide('pl4nted "s3cret"')
     job = {"name": "x", "env": {"COPY": 'a pl4nted "s3cret" b'}, "labels": {'pl4nted "s3cret"': "x"}}
     told = History(Folder(str(tmp_path / "run")), orders(job=job, patch='+key = pl4nted "s3cret"'), cluster(), log)
     told.begin({**FIELDS, "reason": 'it said pl4nted "s3cret"'})
