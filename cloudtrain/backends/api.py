@@ -321,6 +321,15 @@ class HasTimeLimit(Protocol):
 
 
 @runtime_checkable
+class HasMachine(Protocol):
+    """A backend that rents machines by the hour, for which there are price lists."""
+
+    def machine(self, plan: Plan) -> str:
+        """Return each node's machine type as provider/region/name, "" where it is not known. Pure: it reads the plan."""
+        ...
+
+
+@runtime_checkable
 class HasVariables(Protocol):
     """A backend that reads few variables of the environment; the class says which.
 

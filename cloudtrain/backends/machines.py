@@ -75,6 +75,13 @@ def find_machine(table: Sequence[Machine], name: str) -> Machine | None:
     return next((machine for machine in table if machine.name == name), None)
 
 
+def priced_name(machine: Machine) -> str:
+    """Return a machine type's name in a price list; GPUs that are attached to it (N1 of Google) are in the name."""
+    if machine.accelerators and machine.name.startswith("n1-"):
+        return f"{machine.name}+{machine.more['accelerator_type']}:{machine.accelerators}"
+    return machine.name
+
+
 def matches(requested: str, accelerator: str) -> bool:
     """Return whether an accelerator matches a job file's: A100 matches any A100, A100-80GB only that one."""
     requested, accelerator = requested.lower(), accelerator.lower()

@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "package": "Show which files of a source would be packaged, and why.",
         "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for what would stand in the way.",
+        "prices": "Show the price lists that plans use, or read them anew.",
     },
     "Run it": {
         "submit": "Submit a job file, a script or a plan.",

@@ -63,7 +63,8 @@ _LAYOUT: dict[Step, dict[str, str]] = {
     Step.INFRASTRUCTURE: {
         "Place": "target | image output",
         "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes"
-        " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour",
+        " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
+        " resources.priced_as",
         "Limits": "limits.max_runtime limits.max_cost limits.max_total_runtime retry.max_attempts"
         " | limits.grace limits.stall retry.on_events",
         "Environment": "env secrets",
@@ -86,7 +87,8 @@ _LABELS = {
     "resources.use_spot": "Spot capacity", "resources.disk_gb": "Disk (GB)", "resources.cpus": "CPU cores",
     "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",
     "limits.max_cost": "Most that it costs", "limits.max_total_runtime": "Longest run of all attempts",
-    "resources.usd_per_hour": "USD per hour of a node", "limits.grace": "Grace", "limits.stall": "Longest silence",
+    "resources.usd_per_hour": "USD per hour of a node", "resources.priced_as": "Machine of a price list",
+    "limits.grace": "Grace", "limits.stall": "Longest silence",
     "checkpoint.every": "Every",
     "checkpoint.keep": "Kept", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank",

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, Place, Size, Spec, Text
 from cloudtrain.job.problems import quote, wrong
-from cloudtrain.job.units import duration_s, size_bytes, usd
+from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
 
 
 class Environment(Spec):
@@ -48,6 +48,19 @@ class Resources(Spec):
     usd_per_hour: float | None = Field(
         default=None, gt=0, description="Price of a node in USD per hour, instead of the catalogue's."
     )
+
+    priced_as: str | None = Field(
+        default=None,
+        description="Machine of a price list whose price a node has: aws/us-east-1/g5.12xlarge (see docs/cost.md).",
+    )
+
+    @field_validator("priced_as")
+    @classmethod
+    def _priced_as(cls, value: str | None) -> str | None:
+        if value is None or re.fullmatch(rf"{PRICE_LIST}/\S{{1,100}}", value):
+            return value
+        hint = "write provider/region/machine, as in aws/us-east-1/g5.12xlarge"
+        raise wrong(f"names no machine of a price list: {quote(value)}", hint)
 
     @field_validator("accelerators")
     @classmethod

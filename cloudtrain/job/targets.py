@@ -90,8 +90,9 @@ def resolve(
     if chosen:  # its options stand below those of the job file
         options = Document.of({}, "")
         options.put(("options", chosen.backend), chosen.options)
-        if (price := options.value["options"][chosen.backend].pop("usd_per_hour", None)) is not None:
-            options.put(("resources", "usd_per_hour"), Document.of(price, ""))
+        for name in ("usd_per_hour", "priced_as"):  # of each target: what its machines cost
+            if (value := options.value["options"][chosen.backend].pop(name, None)) is not None:
+                options.put(("resources", name), Document.of(value, ""))
         whole = _stack([*layers, options, own], sets, target)
     try:
         made = Job.from_document(whole, folder)

@@ -12,6 +12,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]?\s*")
 _USD = re.compile(r"\s*(?:\$\s*(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s*(?:USD|usd))\s*")
 _MAX_S = 10 * 365 * 86400
+PRICE_LIST = r"(sagemaker|vertex|aws|gcp|runpod)/[A-Za-z0-9-]{1,40}"  # the name of one: provider/region
 
 
 def duration_s(text: str) -> int:

@@ -50,7 +50,8 @@ def replan(
 
     bundle = stored_bundle(plan, home)
     job = job or Job.from_dict(plan.job)
-    return replace(cap.plan_attempt(backend, job, bundle, plan.run_id, number, earlier), target=plan.target), bundle
+    made = cap.plan_attempt(backend, job, bundle, plan.run_id, number, earlier, home)
+    return replace(made, target=plan.target), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:

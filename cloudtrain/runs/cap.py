@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasTimeLimit, TimeLimit
 from cloudtrain.errors import BadJob, CapReached, Problem
-from cloudtrain.forecast import cost
+from cloudtrain.forecast import cost, prices
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
@@ -22,11 +23,17 @@ _NO_LIMIT = TimeLimit(None, "the backend does not say what ends a job while no c
 
 
 def plan_attempt(
-    backend: Backend, job: Job, bundle: Bundle, run_id: str, number: int = 1, earlier: Sequence[AttemptRecord] = ()
+    backend: Backend,
+    job: Job,
+    bundle: Bundle,
+    run_id: str,
+    number: int = 1,
+    earlier: Sequence[AttemptRecord] = (),
+    home: Path | None = None,
 ) -> Plan:
     """Return the plan of an attempt. With a cap it may use what earlier attempts have left, margins included.
 
-    Pure, as `Backend.plan`.
+    Pure, as `Backend.plan`, apart from the price lists that are stored below `home`.
 
     Raises:
         BadJob: the job cannot run there, or this backend cannot hold its cap.
@@ -41,10 +48,7 @@ def plan_attempt(
         plan = backend.plan(chosen, bundle, run_id, number)
         if chosen is not job:  # the next attempt is planned from the limits that were asked for
             plan = replace(plan, job={**plan.job, "limits": job.limits.model_dump(mode="json")})
-        if job.resources.usd_per_hour is not None:
-            usd = round(job.resources.usd_per_hour * job.num_nodes, 4)
-            plan = replace(plan, price={"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"})
-        return plan
+        return replace(plan, price=prices.price_of(backend, plan, job, home))
 
     plan = make(None)
     limit, used = limit_of(backend, plan), cost.spent(earlier, lambda old: limit_of(backend, old))
@@ -93,7 +97,10 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
     if limit.seconds is None:
         problems.append(Problem(f"cannot be held on {plan.backend}: {limit.note}", key, "leave it out"))
     if job.limits.max_cost and not plan.price:
-        hint = "resources.usd_per_hour says it, or usd_per_hour of the target; max_total_runtime needs no price"
+        hint = (
+            "resources.usd_per_hour says it, or usd_per_hour of the target; `cloudtrain prices refresh` reads lists of"
+        )
+        hint += " prices; max_total_runtime needs none"
         problems.append(Problem("needs the price of a node, which is not known", "limits.max_cost", hint))
     if problems:
         raise BadJob(job.located(problems))

@@ -110,7 +110,7 @@ class Planner:
 
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
-        plan = cap.plan_attempt(self.backend(resolved), job, bundle, run_id(job.name, key))
+        plan = cap.plan_attempt(self.backend(resolved), job, bundle, run_id(job.name, key), home=self.home)
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):

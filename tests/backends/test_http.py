@@ -36,7 +36,7 @@ def serving(reply: Reply) -> Iterator[tuple[str, list[dict[str, str]]]]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", received
         finally:

@@ -75,6 +75,9 @@ class SagemakerBackend:
     def time_limit(self, plan: Plan) -> TimeLimit:
         return request.time_limit(plan)
 
+    def machine(self, plan: Plan) -> str:
+        return f"sagemaker/{self._options.get('region') or ''}/{plan.request['ResourceConfig']['InstanceType']}"
+
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()
         self._upload(plan, bundle)

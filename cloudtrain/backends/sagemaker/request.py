@@ -137,7 +137,6 @@ def build_request(
     price = machine.price if machine else None
     if price:
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
-        notes.append(f"the price is for {job.num_nodes} x {machine.name if machine else ''} on demand in us-east-1")
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 
 

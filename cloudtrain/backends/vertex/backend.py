@@ -149,6 +149,12 @@ class VertexBackend(CustomJobsBackend):
         """
         return self._jobs.images(handle)
 
+    def machine(self, plan: Plan) -> str:
+        spec = plan.request["customJob"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
+        gpus = f"+{spec['acceleratorType']}:{spec['acceleratorCount']}" if spec.get("acceleratorType") else ""
+        name = str(spec["machineType"])
+        return f"vertex/{self._options.get('region')}/{name}{gpus if name.startswith('n1-') else ''}"
+
     def check(self) -> list[Problem]:
         problems = [
             Problem("is not set", f"options.vertex.{name}", "a target in cloudtrain.toml, or the job file")

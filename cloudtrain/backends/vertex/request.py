@@ -80,11 +80,9 @@ class Request:
 
     @property
     def price(self) -> dict[str, Any] | None:
-        """The on-demand price of all nodes together, None if unknown."""
+        """The on-demand price of all nodes together, which spot machines stay below; None if unknown."""
         price = self.machine.price if self.machine else None
-        if not price or self._strategy in ("SPOT", "FLEX_START"):
-            return None
-        return {**price, "usd_per_hour": round(price["usd_per_hour"] * self._job.num_nodes, 6)}
+        return price and {**price, "usd_per_hour": round(price["usd_per_hour"] * self._job.num_nodes, 6)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as the plan shows it."""

@@ -148,8 +148,15 @@ def _describe_price(plan: Plan) -> str:
     price: Any = plan.price
     if not price:
         return ""
-    as_of = f"as of {price['as_of']}, " if price.get("as_of") else ""
-    return f"{price.get('usd_per_hour')} USD an hour ({as_of}{price.get('source')})"
+    about = "about " if price.get("estimate") else ""
+    facts = [price["machine"]] if price.get("machine") else []
+    facts += [f"an estimate: {price['estimate']}"] if price.get("estimate") else []
+    facts.append(str(price["source"]))
+    if price.get("as_of"):
+        from cloudtrain.forecast.prices import describe_age
+
+        facts.append(f"{price['as_of']}, {describe_age(price['as_of'])}")
+    return f"{about}{price['usd_per_hour']} USD an hour ({'; '.join(facts)})"
 
 
 def describe_cost(plan: Plan) -> str:

@@ -1,0 +1,121 @@
+"""Prices of machine types: the lists that `cloudtrain prices refresh` has stored, and the shipped tables below them.
+
+A list is one file, `<home>/prices/<provider>+<region>.json`. Reading one needs no network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.api import HasMachine
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend, Plan
+    from cloudtrain.job.job import Job
+
+SHIPPED = {
+    "sagemaker": "us-east-1",
+    "vertex": "us-central1",
+}  # region of the prices in backends/<provider>/machines.csv
+OLD_DAYS = 30
+HIGHEST_USD = 10_000.0  # of one machine and hour; what costs more is an error of the list
+
+
+@dataclass(frozen=True)
+class PriceList:
+    """On-demand prices of one provider in one region, as they were read.
+
+    Attributes:
+        name: provider/region.
+        usd_per_hour: machine type -> price of one machine.
+        source: whose list it is, with its version where it has one.
+        as_of: the day on which it was read (UTC, ISO 8601).
+        estimate: what the prices are derived from; "" for those of the list itself.
+        url: where it was read.
+    """
+
+    name: str
+    usd_per_hour: Mapping[str, float]
+    source: str
+    as_of: str
+    estimate: str = ""
+    url: str = ""
+
+
+def file_of(home: Path, name: str) -> Path:
+    """Return the file of a list."""
+    return home / "prices" / f"{name.replace('/', '+')}.json"
+
+
+def load(home: Path, name: str) -> PriceList | None:
+    """Return a stored list, None where there is none that can be read; blocking (one small file)."""
+    path = file_of(home, name)
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, LookupError, ValueError, TypeError, AttributeError):  # a damaged file is no list
+        return None
+
+
+@cache
+def _read(path: Path, _changed_ns: int) -> PriceList:
+    data = json.loads(path.read_bytes())
+    date.fromisoformat(data["as_of"])
+    prices = {str(name): usd for name, usd in data.pop("usd_per_hour").items() if is_price(usd)}
+    return PriceList(usd_per_hour=prices, **data)
+
+
+def is_price(usd: object) -> bool:
+    """Return whether a number can be the price of a machine for an hour."""
+    return isinstance(usd, int | float) and not isinstance(usd, bool) and 0 < usd < HIGHEST_USD
+
+
+def stored(home: Path) -> Iterator[PriceList]:
+    """Yield the stored lists, by name."""
+    for path in sorted((home / "prices").glob("*+*.json")):
+        if found := load(home, path.stem.replace("+", "/", 1)):
+            yield found
+
+
+def price_of(backend: Backend, plan: Plan, job: Job, home: Path | None) -> dict[str, Any] | None:
+    """Return the price of all nodes of a plan as `Plan.price` has it, None where it is not known.
+
+    First comes the price that the job states, then the stored list of the machine's region, then the shipped table.
+    Spot machines count at the on-demand price.
+    """
+    nodes, resources = job.num_nodes, job.resources
+    if resources.usd_per_hour is not None:
+        usd = round(resources.usd_per_hour * nodes, 4)
+        return {"usd_per_hour": usd, "as_of": "", "source": "resources.usd_per_hour"}
+    shipped = None if resources.priced_as else plan.price
+    named = resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")
+    if not named:
+        return dict(shipped) if shipped else None
+    provider, region, machine = named.split("/", 2)
+    price = dict(shipped) if shipped else None
+    home_region = SHIPPED.get(provider)
+    if price and region != home_region:
+        price["estimate"] = f"the price of {home_region}"
+    listed = load(home, f"{provider}/{region}") if home else None
+    usd_of_one = listed.usd_per_hour.get(machine) if listed else None
+    if listed and usd_of_one is not None and (not price or price.get("estimate") or price["as_of"] <= listed.as_of):
+        price = {"usd_per_hour": round(usd_of_one * nodes, 6), "as_of": listed.as_of, "source": listed.source}
+        price |= {"estimate": listed.estimate} if listed.estimate else {}
+    return price | {"machine": f"{nodes} x {machine}, {region}"} if price else None
+
+
+def age_days(as_of: str) -> int:
+    """Return how many days ago a price was read; raises ValueError."""
+    return max(0, (datetime.now(UTC).date() - date.fromisoformat(as_of)).days)
+
+
+def describe_age(as_of: str) -> str:
+    """Return how old a price is, with what to do where that is much."""
+    days = age_days(as_of)
+    text = "of today" if not days else f"{days} day{'s' * (days > 1)} old"
+    return text + (": cloudtrain prices refresh reads a newer list" if days > OLD_DAYS else "")

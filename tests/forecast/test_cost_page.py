@@ -1,0 +1,57 @@
+"""The prices on docs/cost.md are what the commands print."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cloudtrain.cli import main
+from cloudtrain.cli import prices as command
+from cloudtrain.forecast import refresh
+from tests.backends.test_http import send
+from tests.forecast.test_refresh import GOOD, provider
+
+__all__ = ["provider"]
+PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+
+
+def test_the_price_line_is_what_plan_prints_after_a_refresh(provider, home: Path, tmp_path: Path, monkeypatch, capsys):
+    shown = next(line for line in PAGE.splitlines() if "ml.g5.2xlarge" in line)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "job.yaml").write_text(
+        "entrypoint: train.py\nnum_nodes: 2\nresources: {instance_type: ml.g5.2xlarge}\n"
+    )
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.prod]\nbackend = "sagemaker"\nregion = "eu-west-1"\nbucket = "my-bucket"\n'
+        'role = "arn:aws:iam::123456789012:role/r"\n'
+    )
+    provider(lambda handler: send(handler, 200, GOOD))
+    assert main(["prices", "refresh"]) == 0, "the target's list"
+    capsys.readouterr()
+    assert main(["plan", "-t", "prod"]) == 0
+    today = re.sub(r"\d{4}-\d\d-\d\d, of today", f"{datetime.now(UTC).date()}, of today", shown)
+    assert today in capsys.readouterr().out.splitlines()
+
+
+def test_the_lists_that_the_page_names_can_be_asked_for(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^cloudtrain prices refresh ([a-z]\S+)", PAGE, re.MULTILINE)
+    assert len(lines) == 2 and command._wanted(tmp_path, tuple(lines)) == sorted(lines)
+    table = {row.split("/")[0] for row in re.findall(r"`([a-z]+/)REGION`", PAGE)}
+    assert table == {"sagemaker", "vertex", "aws", "gcp", "runpod"}
+    assert f"{refresh.price_lists.VERTEX_FACTOR} times Compute Engine's price" in PAGE
+
+
+def test_the_target_on_the_page_has_its_price(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    text = next(block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "priced_as" in block)
+    (tmp_path / "cloudtrain.toml").write_text(text)
+    assert main(["plan", "train.py", "-t", "lab"]) == 0 and "2.5 USD an hour" in capsys.readouterr().out
+    other = text.replace("usd_per_hour = 2.50", "").replace("# priced_as", "priced_as")
+    assert tomllib.loads(other)["targets"]["lab"]["priced_as"] == "aws/us-east-1/g5.12xlarge"
+    (tmp_path / "cloudtrain.toml").write_text(other)
+    assert main(["plan", "train.py", "-t", "lab"]) == 0

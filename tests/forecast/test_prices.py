@@ -1,0 +1,165 @@
+"""Which price a plan has: the stated one, the stored list's, the shipped table's; and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends import machines
+from cloudtrain.cli import main
+from cloudtrain.forecast import prices
+from tests.forecast.test_refresh import store
+
+SHIPPED = machines.find_machine(machines.load("sagemaker"), "ml.g5.2xlarge")
+TODAY = datetime.now(UTC).date()
+OPTIONS = '{{role: "arn:aws:iam::123456789012:role/r", bucket: my-bucket, region: {region}}}'
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch, capsys):
+    """Return a function that plans a job, without any socket, and returns what is shown and the plan's price."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("plan opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+
+    def run(text: str, *words: str) -> tuple[str, dict | None]:
+        (tmp_path / "job.yaml").write_text(f"entrypoint: train.py\n{text}\n")
+        capsys.readouterr()
+        assert main(["plan", *words, "--json"]) == 0, capsys.readouterr().err
+        price = json.loads(capsys.readouterr().out)["price"]
+        assert main(["plan", *words]) == 0
+        line = next((line for line in capsys.readouterr().out.splitlines() if line.startswith("  price")), "")
+        return line.removeprefix("  price").strip(), price
+
+    return run
+
+
+def on_sagemaker(region: str, **resources: object) -> str:
+    wanted = json.dumps({"instance_type": "ml.g5.2xlarge", **resources})
+    return (
+        f"target: sagemaker\nnum_nodes: 2\nresources: {wanted}\noptions: {{sagemaker: {OPTIONS.format(region=region)}}}"
+    )
+
+
+def test_the_shipped_table_is_the_floor(plan):
+    assert SHIPPED is not None and SHIPPED.usd_per_hour is not None
+    line, price = plan(on_sagemaker("us-east-1"))
+    assert price["usd_per_hour"] == 2 * SHIPPED.usd_per_hour and not price.get("estimate")
+    assert line.startswith(
+        f"{price['usd_per_hour']} USD an hour (2 x ml.g5.2xlarge, us-east-1; {SHIPPED.price_source}; "
+    )
+    assert f"{prices.age_days(SHIPPED.price_date)} days old" in line
+
+
+def test_the_price_of_another_region_is_called_an_estimate(plan):
+    line, price = plan(on_sagemaker("eu-west-1"))
+    assert price["estimate"] == "the price of us-east-1"
+    assert line.startswith("about ") and "an estimate: the price of us-east-1" in line
+
+
+def test_a_stored_list_wins_and_shows_its_age(plan, home: Path):
+    store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.69}, f"{TODAY - timedelta(5)}")
+    line, price = plan(on_sagemaker("eu-west-1"))
+    assert price["usd_per_hour"] == 3.38 and not price.get("estimate")
+    assert (
+        line
+        == f"3.38 USD an hour (2 x ml.g5.2xlarge, eu-west-1; AWS's price list 7; {TODAY - timedelta(5)}, 5 days old)"
+    )
+    store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.7}, f"{TODAY - timedelta(31)}")
+    line, price = plan(on_sagemaker("eu-west-1"))
+    assert price["usd_per_hour"] == 3.4 and "31 days old: cloudtrain prices refresh reads a newer list" in line
+
+
+def test_spot_counts_at_the_on_demand_price(plan, home: Path):
+    store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.69}, f"{TODAY}")
+    assert plan(on_sagemaker("eu-west-1", use_spot=True))[1] == plan(on_sagemaker("eu-west-1"))[1]
+    place = "target: vertex\nimage: img:1\noptions: {vertex: {project: my-project, bucket: my-bucket}}"
+    spot = plan(f"{place}\nresources: {{accelerators: H100:8, use_spot: true}}")[1]
+    assert spot and spot == plan(f"{place}\nresources: {{accelerators: H100:8}}")[1]
+
+
+def test_a_newer_shipped_table_wins_over_an_old_list(plan, home: Path):
+    store(home, "sagemaker/us-east-1", {"ml.g5.2xlarge": 99.0}, "2020-01-01")
+    assert plan(on_sagemaker("us-east-1"))[1]["usd_per_hour"] == 2 * SHIPPED.usd_per_hour
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"name": "x"}',
+        '{"name": "x", "usd_per_hour": 7, "source": "", "as_of": "2026-11-18"}',
+        '{"name": "x", "usd_per_hour": {"ml.g5.2xlarge": 1}, "source": "", "as_of": "yesterday"}',
+        '{"name": "x", "usd_per_hour": {"ml.g5.2xlarge": 0}, "source": "", "as_of": "2027-11-18"}',
+        '{"name": "x", "usd_per_hour": {"ml.g5.2xlarge": "free"}, "source": "", "as_of": "2027-11-18"}',
+        '{"name": "x", "usd_per_hour": {"ml.g5.2xlarge": 1}, "source": "", "as_of": "2027-11-18", "more": 1}',
+    ],
+)
+def test_a_damaged_list_counts_as_none(text: str, plan, home: Path):
+    store(home, "sagemaker/us-east-1", {})
+    prices.file_of(home, "sagemaker/us-east-1").write_text(text)
+    assert plan(on_sagemaker("us-east-1"))[1]["usd_per_hour"] == 2 * SHIPPED.usd_per_hour
+    assert main(["prices"]) == 0
+
+
+def test_what_is_not_known_is_not_zero(plan, home: Path, capsys):
+    store(home, "sagemaker/us-east-1", {"ml.g5.2xlarge": 1.5}, f"{TODAY}")
+    job = on_sagemaker("us-east-1", instance_type="ml.p9.48xlarge")
+    assert plan(job) == ("", None)
+    assert main(["plan", "--set", "limits.max_cost=5 USD"]) == 2
+    assert "cloudtrain prices refresh" in capsys.readouterr().err
+
+
+def test_a_machine_of_ones_own_has_the_price_of_a_public_list(plan, home: Path, tmp_path: Path):
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.lab]\nbackend = "slurm"\nfolder = "/shared"\npriced_as = "aws/us-east-1/g5.12xlarge"\n'
+    )
+    assert plan("num_nodes: 2", "-t", "lab") == ("", None)
+    store(home, "aws/us-east-1", {"g5.12xlarge": 5.672}, f"{TODAY}", "SkyPilot's catalogue")
+    line, price = plan("num_nodes: 2", "-t", "lab")
+    assert price["usd_per_hour"] == 11.344
+    assert line == f"11.344 USD an hour (2 x g5.12xlarge, us-east-1; SkyPilot's catalogue; {TODAY}, of today)"
+    stated = plan("num_nodes: 2\nresources: {usd_per_hour: 2}", "-t", "lab")[1]
+    assert stated["usd_per_hour"] == 4, "a stated price wins"
+
+
+def test_a_name_of_no_list_is_refused(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert main(["plan", "train.py", "--set", "resources.priced_as=g5.12xlarge"]) == 2
+    assert "aws/us-east-1/g5.12xlarge" in capsys.readouterr().err
+    assert main(["prices", "refresh", "azure/west"]) == 2 and main(["prices", "refresh"]) == 2
+    assert main(["prices", "refresh", "aws/../../etc"]) == 2
+
+
+def test_refresh_reads_the_lists_that_targets_need(tmp_path: Path, monkeypatch):
+    from cloudtrain.cli import prices as command
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cloudtrain.toml").write_text(
+        '[targets.prod]\nbackend = "sagemaker"\nregion = "eu-west-1"\n'
+        '[targets.tpu]\nbackend = "vertex"\n'
+        '[targets.lab]\nbackend = "ssh"\npriced_as = "runpod/US/1x_H100"\n[targets.desk]\nbackend = "local"\n'
+    )
+    wanted = command._wanted(tmp_path / "home", ())
+    assert wanted == ["runpod/US", "sagemaker/eu-west-1", "vertex/us-central1"]
+
+
+def test_prices_lists_what_is_stored(home: Path, capsys):
+    store(home, "sagemaker/eu-west-1", {"ml.g5.2xlarge": 1.69, "ml.m5.large": 0.1}, f"{TODAY - timedelta(5)}")
+    assert main(["prices"]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:4] == ["sagemaker/eu-west-1", "2", f"{TODAY - timedelta(5)}", "5"]
+    assert main(["prices", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["usd_per_hour"]["ml.m5.large"] == 0.1 and entry["age_days"] == 5
