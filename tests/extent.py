@@ -78,6 +78,7 @@ SLOW = (
     "runs/test_exactly_once.py",
     "runs/test_faults.py",
     "runs/test_resume.py",
+    "runs/test_resume_elsewhere.py",
     "runs/test_watch_all.py",
     "simulators/test_vertex.py",
     "source/test_provenance.py",
@@ -89,6 +90,7 @@ SLOW = (
     "thirdparty",
 )
 SMOKE = (
+    "runs/test_resume_elsewhere.py::test_what_cannot_go_along_is_refused_before_anything_is_sent",
     "runs/test_distributed_env.py::test_one_process_sees_none_of_a_ranks_variables",
     "runs/test_distributed_env.py::test_which_jobs_have_the_variables",
     "backends/test_download.py::test_a_stream_that_is_cut_at_3_of_8_mb_continues[s3]",

@@ -104,6 +104,7 @@ class Manifest:
                 "every_s": job.checkpoint.every_s,
                 "every_steps": job.checkpoint.every_steps,
                 "keep": job.checkpoint.keep,
+                **({"required": True} if job.checkpoint.required else {}),
             },
             max_runtime_s=job.limits.max_runtime_s,
             grace_s=job.limits.grace_s,

@@ -4,26 +4,50 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli.view import options, runs
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.follow import Begun, begin
 
 
 @options.command()
 @options.run_named
-@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Change a limit: limits.max_cost=80USD.")
+@options.target_option
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Change a value: limits.max_cost=80USD.")
+@options.layout
 @options.ending_options
 @options.json_option
-def command(run_id: str, sets: tuple[str, ...], follow: bool, wait: bool, on_interrupt: str, as_json: bool) -> int:
+def command(
+    run_id: str,
+    target: str | None,
+    sets: tuple[str, ...],
+    gpus: str | None,
+    nodes: str | None,
+    processes: str | None,
+    follow: bool,
+    wait: bool,
+    on_interrupt: str,
+    as_json: bool,
+) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
     The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that continues or
     has succeeded is refused. With -f only the new attempt's log is followed.
+
+    \b
+    cloudtrain resume tiny-lm-26 -t lab --processes 4
+
+    With -t it goes on elsewhere, where its output can be reached from there. Limits, resources, ranks and options may
+    change; what is trained may not.
     """
+    from cloudtrain.cli.view.jobs import layout_settings
+
     options.check_exclusive(follow, wait)
     run = runs.find(run_id)
+    changes = (*sets, *layout_settings(gpus, nodes, processes))
 
     def start() -> Begun:
-        run.resume(sets=sets)
+        run.resume(sets=changes, target=target)
+        for note in run.notes:
+            terminal.note(f"note: {note}")
         return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
     return begin(run.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

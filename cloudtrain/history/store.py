@@ -96,8 +96,9 @@ class Store(Leases):
             if not resume and db.execute("SELECT cancel_at FROM runs WHERE run_id = ?", (plan.run_id,)).fetchone()[0]:
                 return False
             db.execute(
-                "UPDATE runs SET state = ?, exit_code = NULL, reason = '', ended_at = NULL, cancel_at = NULL WHERE run_id = ?",
-                (State.QUEUED.value, plan.run_id),
+                "UPDATE runs SET state = ?, exit_code = NULL, reason = '', ended_at = NULL, cancel_at = NULL, backend = ?,"
+                " target = ? WHERE run_id = ?",
+                (State.QUEUED.value, plan.backend, plan.target, plan.run_id),
             )
             return self._add_attempt(db, plan, owner)
 

@@ -157,6 +157,7 @@ class Checkpoint(Spec):
 
     every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
     keep: Count = Field(default=3, description="Newest checkpoints that are kept.")
+    required: bool = Field(default=False, description="Refuse a later attempt that finds no earlier checkpoint.")
 
     @field_validator("every", mode="before")
     @classmethod

@@ -190,9 +190,17 @@ def _folded(title: str, lines: Iterable[str], *, opened: bool = False) -> str:
 
 
 def _attempts(attempts: Iterable[AttemptRecord]) -> str:
-    heads = ("attempt", "state", "exit", "started", "ended", "reason")
+    heads = ("attempt", "on", "state", "exit", "started", "ended", "reason")
     rows = [
-        (a.number, a.status.state, a.status.exit_code, a.status.started_at, a.status.ended_at, a.status.reason)
+        (
+            a.number,
+            a.plan.target or a.plan.backend,
+            a.status.state,
+            a.status.exit_code,
+            a.status.started_at,
+            a.status.ended_at,
+            a.status.reason,
+        )
         for a in attempts
     ]
     body = "".join(

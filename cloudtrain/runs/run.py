@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
-from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError, DiskError, RunFailed, Unreachable
 from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
-from cloudtrain.nodes.process import Process
 from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
-    from cloudtrain.job.job import Job
 
 
 class Run:
@@ -33,6 +30,7 @@ class Run:
         self.store = store
         self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
         self.watch = watch  # whether to start a detached watcher where none is alive
+        self.notes: list[str] = []  # of the last resume, one line each
 
     @classmethod
     def find(cls, text: str | None = None, home: Path | None = None) -> Run:
@@ -270,52 +268,26 @@ class Run:
             except OSError as error:
                 raise DiskError(error.filename2 or error.filename or folder, error) from None
 
-    def resume(self, *, sets: Sequence[str] = ()) -> Run:
+    def resume(self, *, sets: Sequence[str] = (), target: str | None = None) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
-        Blocking. Without an answer of the platform the attempt stays open.
+        Blocking. Without an answer of the platform the attempt stays open. What changes is in `notes` afterwards.
 
         Args:
-            sets: other limits of the run: `limits.max_cost=80 USD`.
+            sets: other limits, resources, ranks or options: `limits.max_cost=80 USD`, `processes_per_node=4`.
+            target: a backend or target other than the last attempt's. The run's output must be reached from there.
 
         Raises:
-            BadRequest: the run has not ended, has succeeded, a secret is missing, or its cap is used up (CapReached).
+            BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
+                checkpoints cannot be reached from `target`.
             BackendError: the platform refuses the attempt; the run is FAILED.
         """
+        from cloudtrain.runs import resume
+
         self._own_only("resumed")
-        status = self.refresh()
-        if not status.state.final:
-            raise BadRequest(f"{self.run_id} is still {status.state}", f"cloudtrain cancel {self.run_id} ends it")
-        if status.state is State.SUCCEEDED:
-            raise BadRequest(
-                f"{self.run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run"
-            )
-        newest = self.attempts[-1]
-        check_secrets(newest.plan)
-        backend = attempts.backend_of(newest.plan, self.store.home)
-        plan, bundle = attempts.replan(
-            newest.plan, newest.number + 1, backend, self.store.home, earlier=self.attempts, job=self._changed(sets)
-        )
-
-        def intent() -> bool:
-            return self.store.next_attempt(plan, owner=Process.here(), resume=True)
-
-        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
-        if isinstance(outcome, send.Refused) and not outcome.waiting:
-            raise outcome.error
-        if self.watch and outcome is not None:
-            watcher.start(self.store, plan)
+        self.refresh()
+        self.notes = resume.send_next(self.store, self.run_id, sets=sets, target=target, watch=self.watch)
         return self
-
-    def _changed(self, sets: Sequence[str]) -> Job | None:
-        """Return the job of the newest attempt with other limits, None where none is changed; raises BadRequest."""
-        from cloudtrain.job.job import Job
-        from cloudtrain.job.targets import resolve
-
-        if other := [text for text in sets if not text.startswith("limits.")]:
-            hint = "cloudtrain rerun --set starts a new run"
-            raise BadRequest(f"resume changes limits only, not {', '.join(other)}", hint)
-        return resolve(Job.from_dict(self.attempts[-1].plan.job), sets).job if sets else None
 
     def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""

@@ -24,17 +24,16 @@ def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
         return []
     filled = [prepared.fill(argument) for argument in manifest.resume_args]
     if not any(CHECKPOINT in argument for argument in filled):  # the script knows where its checkpoints are
-        return filled if _left_files(manifest, prepared) else []
+        names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
+        return filled if has_files(*(prepared.folders[name] for name in names)) else []
     folders = [*prepared.folders.values(), *checkpoint_folders(prepared.folders), *prepared.keeper.folders]
     path = newest_checkpoint(dict.fromkeys(folders))
     return [argument.replace(CHECKPOINT, path) for argument in filled] if path else []
 
 
-def _left_files(manifest: Manifest, prepared: Prepared) -> bool:
-    """Return whether earlier starts left a file in the folder of checkpoints, or one that `keep` names."""
-    names = ("checkpoints", "outputs") if manifest.keep else ("checkpoints",)
-    walks = (os.walk(prepared.folders[name]) for name in names)
-    return any(files and os.path.basename(at) != OURS for walk in walks for at, _, files in walk)
+def has_files(*folders: str) -> bool:
+    """Return whether earlier starts left a file in any of the run's folders."""
+    return any(files and os.path.basename(at) != OURS for folder in folders for at, _, files in os.walk(folder))
 
 
 def checkpoint_folders(folders: Mapping[str, str]) -> list[str]:

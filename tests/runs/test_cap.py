@@ -187,8 +187,8 @@ def test_a_run_ends_when_its_cap_is_used_up_and_goes_on_with_a_higher_one(memory
     assert "limits.max_total_runtime is 3h" in status.reason and "cloudtrain resume" in status.reason
     with pytest.raises(CapReached):
         run.resume()
-    assert main(["resume", run.run_id, "--set", "retry.max_attempts=9"]) == 2
-    assert "resume changes limits only" in capsys.readouterr().err
+    assert main(["resume", run.run_id, "--set", "hyperparameters.lr=9"]) == 2
+    assert "not hyperparameters.lr=9" in capsys.readouterr().err
     run.resume(sets=["limits.max_total_runtime=4h"])
     assert run.attempts[2].plan.manifest["max_runtime_s"] == 4 * 3600 - 10_700 - 10
 

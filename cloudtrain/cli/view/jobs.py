@@ -34,14 +34,8 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     Raises BadRequest when it names nothing that can be submitted.
     """
     args = words.args
-    gpus = None if words.gpus is None else _accelerators(words.gpus)
-    shorthand = (
-        ("name", words.name),
-        ("resources.accelerators", gpus),
-        ("num_nodes", words.nodes),
-        ("processes_per_node", words.processes),
-    )
-    settings = [*words.sets, *(f"{key}={value}" for key, value in shorthand if value is not None)]
+    name = [] if words.name is None else [f"name={words.name}"]
+    settings = [*words.sets, *name, *layout_settings(words.gpus, words.nodes, words.processes)]
     settings += [_environment_setting(text) for text in words.env]
     if words.module is not None:
         if words.job is not None:
@@ -72,6 +66,16 @@ def parse_job_words(words: JobWords) -> JobInput | Plan:
     if args:
         settings.append("args=" + json.dumps([*_job_args(path, settings), *args], ensure_ascii=False))
     return JobInput(path, tuple(settings))
+
+
+def layout_settings(gpus: str | None, nodes: str | None, processes: str | None) -> list[str]:
+    """Return --gpus, --nodes and --processes as values of --set; raises BadRequest."""
+    given = {
+        "resources.accelerators": None if gpus is None else _accelerators(gpus),
+        "num_nodes": nodes,
+        "processes_per_node": processes,
+    }
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 def _command_job(args: Sequence[str]) -> dict[str, Any]:

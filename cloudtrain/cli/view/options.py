@@ -132,18 +132,7 @@ def job_options(function: F) -> F:
             click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]"),
             target_option,
             sets_option,
-            click.option(
-                "--gpus",
-                metavar="TYPE:COUNT",
-                help="Accelerators of each node, as in A100:8; short for --set resources.accelerators=...",
-            ),
-            click.option("--nodes", "--num-nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
-            click.option(
-                "--processes",
-                "--nproc",
-                metavar="N",
-                help="Processes of each node; short for --set processes_per_node=N.",
-            ),
+            layout,
             click.option("-m", "--module", metavar="MODULE", help="Run a module of the source, as python -m does."),
             click.option("--name", metavar="NAME", help="Name of the job; short for --set name=NAME."),
             click.option(
@@ -158,6 +147,28 @@ def job_options(function: F) -> F:
     ):
         wrapped = add(wrapped)
     return wrapped
+
+
+def layout(function: F) -> F:
+    """Add --gpus, --nodes and --processes."""
+    for add in reversed(
+        [
+            click.option(
+                "--gpus",
+                metavar="TYPE:COUNT",
+                help="Accelerators of each node, as in A100:8; short for --set resources.accelerators=...",
+            ),
+            click.option("--nodes", "--num-nodes", metavar="N", help="Nodes; short for --set num_nodes=N."),
+            click.option(
+                "--processes",
+                "--nproc",
+                metavar="N",
+                help="Processes of each node; short for --set processes_per_node=N.",
+            ),
+        ]
+    ):
+        function = add(function)
+    return function
 
 
 def check_exclusive(follow: bool, wait: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,8 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
     return {
         "attempt": attempt.number,
         "attempt_id": attempt.attempt_id,
+        "backend": attempt.plan.backend,
+        "target": attempt.plan.target,
         "handle": attempt.handle,
         "created_at": attempt.created_at,
         "tries": attempt.tries,
@@ -127,6 +130,11 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
         "images": {str(node): image for node, image in sorted(attempt.images.items())},
         **_status_json(attempt.status),
     }
+
+
+def has_moved(attempts: Sequence[AttemptRecord]) -> bool:
+    """Return whether a run's attempts are on several targets."""
+    return len({(attempt.plan.backend, attempt.plan.target) for attempt in attempts}) > 1
 
 
 def elapsed(begin: str | None, end: str | None = None) -> str:

@@ -28,9 +28,10 @@ def print_timeline(run: Run) -> None:
     begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or datetime.now(UTC)
     assert begin is not None
     terminal.print_lines("", "attempts")
+    whole_s, moved = max((end - begin).total_seconds(), 1e-3), runs.has_moved(attempts)
     terminal.print_table(
-        ("  attempt", "state", "exit", "took", "when", "reason"),
-        [_attempt_row(attempt, begin, max((end - begin).total_seconds(), 1e-3)) for attempt in attempts],
+        ("  attempt", *["on"] * moved, "state", "exit", "took", "when", "reason"),
+        [_attempt_row(attempt, begin, whole_s, moved) for attempt in attempts],
         right=("exit", "took"),
         styles=runs.STYLES,
         spare=("when", "exit", "took"),
@@ -43,11 +44,13 @@ def print_timeline(run: Run) -> None:
         terminal.print_lines(*lines[-MAX_LINES:])
 
 
-def _attempt_row(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[str, ...]:
+def _attempt_row(attempt: AttemptRecord, begin: datetime, whole_s: float, moved: bool) -> tuple[str, ...]:
     status = attempt.status
     took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
     code = "" if status.exit_code is None else str(status.exit_code)
-    return f"  {attempt.number}", str(status.state), code, took, _attempt_bar(attempt, begin, whole_s), status.reason
+    place = [attempt.plan.target or attempt.plan.backend] * moved
+    bar = _attempt_bar(attempt, begin, whole_s)
+    return f"  {attempt.number}", *place, str(status.state), code, took, bar, status.reason
 
 
 def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str:

@@ -76,7 +76,7 @@ def _attempt(attempt: AttemptRecord) -> tuple[str, ...]:
     status = attempt.status
     took = runs.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
     code = "" if status.exit_code is None else str(status.exit_code)
-    return str(attempt.number), status.state.value, code, took, status.reason
+    return str(attempt.number), status.state.value, code, took, attempt.plan.target or attempt.plan.backend
 
 
 def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float, float, float]:
@@ -130,10 +130,11 @@ class Overview:
             with widgets.card("Run"):
                 widgets.pairs(details.facts)
             with widgets.card("Timeline"):
-                heads = ("attempt", "state", "exit", "took", "when")
+                moved = len({row[4] for row in details.attempts}) > 1
+                heads = ("attempt", *["on"] * moved, "state", "exit", "took", "when")
                 rows: list[tuple[object, ...]] = []
                 for row, bar in zip(details.attempts, details.bars, strict=True):
-                    rows.append((*row[:1], _state(row[1]), *row[2:4], _bar_cell(bar)))
+                    rows.append((row[0], *row[4:] * moved, _state(row[1]), *row[2:4], _bar_cell(bar)))
                 looks = {"exit": "ct-number ct-wide", "took": "ct-number", "when": "ct-fill"}
                 widgets.table(heads, rows, caption="Attempts", looks=looks)
                 if details.events:

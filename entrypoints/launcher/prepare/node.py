@@ -71,6 +71,7 @@ def prepare_node(
         safe = ours if is_sagemaker(cluster, environ) else None
         keeper = Keeper(manifest.keep, source, folders["outputs"], cluster.node_rank, log, safe)
         sync = open_output(manifest, cluster, environ, folders, log, keeper)
+        check_resumable(manifest, cluster, folders["checkpoints"])
         if manifest.keep and (count := keeper.restore()):
             log.say(f"keep: {count} files of earlier attempts are back in the working directory")
         inputs: dict[str, str] = {}
@@ -132,6 +133,16 @@ def open_output(
     sync = Sync(manifest, folders, log, keeper if manifest.keep else None)
     sync.open(cluster.node_rank)
     return sync
+
+
+def check_resumable(manifest: Manifest, cluster: Cluster, folder: str) -> None:
+    """Refuse a later attempt whose job requires a checkpoint where there is none, for the folder may be another one."""
+    if not manifest.checkpoint.get("required") or manifest.attempt == 1 or cluster.node_rank > 0:
+        return
+    from .. import resume
+
+    if not resume.has_files(folder):
+        raise Refused(f"{folder} holds no checkpoint of an earlier attempt (checkpoint.required)")
 
 
 def is_remote(uri: str | None) -> bool:

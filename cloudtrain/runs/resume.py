@@ -1,0 +1,143 @@
+"""Start a run's next attempt: on its own target, with other limits, or on another target and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.manifest import check_secrets
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import State
+from cloudtrain.job.job import Job
+from cloudtrain.job.targets import resolve
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import attempts, send, watcher
+from cloudtrain.runs.plan import Planner
+
+if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
+    from cloudtrain.source.bundle import Bundle
+
+# What a run is stays: what it trains, with which values, and what it is called.
+CHANGES = (
+    "limits", "resources", "num_nodes", "min_nodes", "processes_per_node", "parallelism", "options", "image", "env",
+    "environment", "secrets", "inputs", "retry", "checkpoint", "distributed_env",
+)  # fmt: skip
+
+
+def send_next(store: Store, run_id: str, *, sets: Sequence[str], target: str | None, watch: bool) -> list[str]:
+    """Plan and send the next attempt of a run that has ended; blocking. Returns notes on what changes, one line each.
+
+    Raises:
+        BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
+            checkpoints cannot be reached from the other target.
+        BackendError: the platform refuses the attempt; the run is FAILED.
+    """
+    status = store.find(run_id).status
+    if not status.state.final:
+        raise BadRequest(f"{run_id} is still {status.state}", f"cloudtrain cancel {run_id} ends it")
+    if status.state is State.SUCCEEDED:
+        raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
+    earlier = store.attempts(run_id)
+    plan, bundle, notes = plan_next(store, earlier, sets, target)
+    check_secrets(plan)
+    backend = attempts.backend_of(plan, store.home)
+
+    def intent() -> bool:
+        return store.next_attempt(plan, owner=Process.here(), resume=True)
+
+    outcome = send.send_attempt(store, plan, backend, bundle, intent)
+    if isinstance(outcome, send.Refused) and not outcome.waiting:
+        raise outcome.error
+    if watch and outcome is not None:
+        watcher.start(store, plan)
+    return notes
+
+
+def plan_next(
+    store: Store, earlier: Sequence[AttemptRecord], sets: Sequence[str] = (), target: str | None = None
+) -> tuple[Plan, Bundle, list[str]]:
+    """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest."""
+    newest = earlier[-1].plan
+    if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
+        hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
+        raise BadRequest(f"resume changes where and how long a run goes on, not {', '.join(other)}", hint)
+    number = earlier[-1].number + 1
+    if target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
+        job = resolve(Job.from_dict(newest.job), sets).job if sets else None
+        backend = attempts.backend_of(newest, store.home)
+        return *attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job), []
+    planner = Planner(target or newest.target, home=store.home)
+    data, notes = _carried(earlier, planner.target or "")
+    resolved = planner.resolve(Job.from_dict(data), sets)
+    base = replace(newest, target=resolved.target)
+    backend = planner.backend(resolved)
+    plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=resolved.job)
+    saved = any({"step", "written"} & event.data.keys() for event in store.events(newest.run_id, "checkpoint"))
+    if not saved:
+        notes.append("no checkpoint was saved: it begins anew")
+    elif not _reaches(plan, newest):
+        raise BadRequest(
+            f"the checkpoints of {newest.run_id} are in {_place(newest)}, which {resolved.target} does not read",
+            "a run can move where its job names an output (a bucket, or a folder) that both targets use",
+        )
+    else:
+        required = resolved.job.checkpoint.model_copy(update={"required": True})
+        moved = resolved.job.model_copy(update={"checkpoint": required})
+        plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=moved)
+        notes.append(f"it goes on from the newest checkpoint in {_place(plan)}")
+    return plan, bundle, [*notes, *_layout(newest, plan)]
+
+
+def _carried(earlier: Sequence[AttemptRecord], target: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the newest attempt's job as it can be resolved for a target, and what of it does not go along."""
+    newest = earlier[-1].plan
+    data, notes = dict(newest.job), []
+    same = next((attempt.plan for attempt in reversed(earlier) if attempt.plan.target == target), None)
+    data["options"] = dict(same.job.get("options") or {}) if same else {}
+    if same is None:
+        backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend
+        kind = registry.backend_class(backend)
+        resources = dict(data.get("resources") or {})
+        if resources.get("instance_type") and (
+            Feature.INSTANCE_TYPES not in kind.features or backend != newest.backend
+        ):
+            notes.append(f"{resources.pop('instance_type')} is a machine of {newest.target}: it is left out")
+        if data.get("image") and Feature.IMAGES not in kind.features:
+            notes.append(f"{target} uses no image: {data.pop('image')} is left out")
+        resources.pop("usd_per_hour", None)  # of the other target's machines
+        data["resources"] = resources
+    return data, notes
+
+
+def _layout(old: Plan, new: Plan) -> list[str]:
+    """Return what changes in the number of ranks."""
+    before, after = (plan.manifest["nodes"] * plan.manifest["processes_per_node"] for plan in (old, new))
+    if before == after:
+        return []
+    fixed = {"global_batch_size", "global_batch_tokens"} & new.job["hyperparameters"].keys()
+    batch = (
+        "the global batch stays" if fixed else "what a step learns from changes with it, unless the script divides it"
+    )
+    return [f"the world size was {before} and is {after}: {batch}"]
+
+
+def _reaches(new: Plan, old: Plan) -> bool:
+    """Return whether an attempt reads the checkpoints of an older one, as far as the plans say it.
+
+    A folder has the same path on both: whether it is the same folder is seen on the node (checkpoint.required).
+    """
+    if old.manifest.get("output"):
+        return bool(_place(old) == _place(new))
+    same = ("options", "output")
+    return old.backend == new.backend and all(old.job.get(key) == new.job.get(key) for key in same)
+
+
+def _place(plan: Plan) -> str:
+    """Return where a run's checkpoints are, for a person."""
+    output = str(plan.manifest.get("output") or plan.job.get("output") or "").removeprefix("file://").rstrip("/")
+    return f"{output}/{plan.run_id}" if output else f"a folder of {plan.target or plan.backend} alone"
