@@ -79,6 +79,7 @@ SLOW = (
     "runs/test_faults.py",
     "runs/test_resume.py",
     "runs/test_resume_elsewhere.py",
+    "runs/test_upgrade.py",
     "runs/test_watch_all.py",
     "simulators/test_vertex.py",
     "source/test_provenance.py",

@@ -9,15 +9,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.history.store import Store
-from cloudtrain.nodes.process import Process, start_time
+from cloudtrain.nodes.process import Process
 from cloudtrain.runs import mailbox, watcher
 from tests.conftest import WAIT_S, processes_of, wait_for
 
@@ -183,31 +181,6 @@ def test_a_newer_cloudtrain_replaces_the_watcher_of_an_older_one(shell, home, tm
     shell("wait", run_id, another, older)
     one, two = tokens(shell, run_id)
     assert one == two
-
-
-def test_a_run_that_an_older_cloudtrain_watches_is_taken_over_when_that_ends(shell, home, tmp_path):
-    """Until 53b05dd each run had a process of its own, which knows of no other watcher."""
-    gate = tmp_path / "gate"
-    run_id = submit(shell, gate)
-    first = wait_for(lambda: watched_by(home, run_id), "a watcher")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    older = replace(Process.here(), pid=child.pid, started=start_time(child.pid))
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: not watchers(home), "its end")
-    with sqlite3.connect(home / "history.sqlite3", timeout=WAIT_S) as history:
-        history.execute("UPDATE leases SET owner = ?, expires_at = ?", (str(older), time.time() + 3600))
-        history.execute("DELETE FROM environments")  # which an older one does not write
-        history.execute("DELETE FROM watchers")
-    other = submit(shell, gate)
-    newer = wait_for(lambda: watched_by(home, other), "the watcher of today")
-    shell("show", run_id)
-    assert watched_by(home, run_id) == child.pid, "it lives, and watches its run"
-    child.kill()
-    child.wait()
-    wait_for(lambda: watched_by(home, run_id) == newer, "the watcher of today")
-    assert watchers(home) == [newer]
-    gate.touch()
-    shell("wait", run_id, other)
 
 
 def test_the_socket_is_its_users_alone(shell, home, tmp_path):
