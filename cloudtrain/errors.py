@@ -6,6 +6,7 @@ CloudtrainError              one sentence and a hint; `exit_code` is the command
 │   ├── BadSource            the source cannot be packaged (missing, refused, nested repository)
 │   ├── UnknownBackend       no backend or target of that name
 │   ├── UnknownRun           no run of that id or prefix
+│   ├── OverBudget           a budget of cloudtrain.toml is spent
 │   ├── CapReached           too little is left of limits.max_cost or max_total_runtime for another attempt
 │   └── MissingExtra         an optional dependency is not installed
 ├── StoreError           2   the history cannot be used (newer version, disk full, unreadable); nothing was changed
@@ -112,6 +113,10 @@ class DiskError(CloudtrainError):
 
 class CapReached(BadRequest):
     """What is left of limits.max_cost or max_total_runtime is too little for another attempt."""
+
+
+class OverBudget(BadRequest):
+    """A budget of cloudtrain.toml is spent."""
 
 
 class BackendError(CloudtrainError):

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "diff": "Show what two runs differ in.",
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print the metrics of runs.",
+        "costs": "Print what runs have spent, by target, user, label or month.",
         "report": "Write a run into one HTML file.",
         "console": "Show runs in the browser, until Ctrl-C.",
         "wait": "Wait until runs have ended.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.cli.view import options, runs
+from cloudtrain.cli.view import options, runs, terminal
 from cloudtrain.cli.view.follow import Begun, begin
 
 
@@ -25,6 +25,7 @@ def command(
     follow: bool,
     wait: bool,
     on_interrupt: str,
+    yes: bool,
     as_json: bool,
 ) -> int:
     """Start a new run of the same job.
@@ -37,8 +38,9 @@ def command(
     """
     options.check_exclusive(follow, wait)
     parent = runs.find(run_id)
+    confirm = terminal.confirmer(yes=yes, as_json=as_json)
 
     def start() -> Begun:
-        return Begun(parent.rerun(sets=sets, source=source, key=key), "submitted to")
+        return Begun(parent.rerun(sets=sets, source=source, key=key, confirm=confirm), "submitted to")
 
     return begin(parent.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

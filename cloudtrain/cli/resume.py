@@ -25,6 +25,7 @@ def command(
     follow: bool,
     wait: bool,
     on_interrupt: str,
+    yes: bool,
     as_json: bool,
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
@@ -45,9 +46,7 @@ def command(
     changes = (*sets, *layout_settings(gpus, nodes, processes))
 
     def start() -> Begun:
-        run.resume(sets=changes, target=target)
-        for note in run.notes:
-            terminal.note(f"note: {note}")
+        run.resume(sets=changes, target=target, confirm=terminal.confirmer(yes=yes, as_json=as_json))
         return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
     return begin(run.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

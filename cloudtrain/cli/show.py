@@ -68,6 +68,8 @@ def command(
 
 
 def _print_run(run: Run) -> None:
+    from cloudtrain.runs import spend
+
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
     failed = status.exit_code is not None and status.exit_code != 0
@@ -93,6 +95,7 @@ def _print_run(run: Run) -> None:
             ("created", record.created_at),
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
+            ("spent", spend.describe_run(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),
             ("model", summary.model_location(run)),
             *(("not kept", text) for text in summary.not_kept(run)),

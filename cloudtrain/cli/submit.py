@@ -28,6 +28,7 @@ def command(
     follow: bool,
     wait: bool,
     on_interrupt: str,
+    yes: bool,
     key: str | None,
     new: bool,
     adopt: bool,
@@ -58,15 +59,13 @@ def command(
     if isinstance(job_input, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
-    submitter = Submitter(target)
+    submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json))
 
     def start() -> Begun:
         if isinstance(job_input, Plan):
             run = submitter.submit_plan(job_input)
         else:
             run = submitter.submit(job_input.job, sets=job_input.sets, key=key, new=new, adopt=adopt)
-        for text in submitter.notes:
-            terminal.note(f"note: {text}")
         if not run.adopted:
             return Begun(run, "submitted to")
         if run.record.acknowledged:

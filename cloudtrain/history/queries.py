@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,12 @@ class History:
             return [
                 attempt_from_row(row) for row in db.execute(ATTEMPTS + " WHERE run_id = ? ORDER BY number", (run_id,))
             ]
+
+    def attempts_since(self, when: str) -> Iterator[AttemptRecord]:
+        """Yield the attempts of all runs that were started since a time (ISO 8601, UTC), the oldest first."""
+        with self.database.read() as db:
+            query = ATTEMPTS + " WHERE created_at >= ? ORDER BY created_at, attempt_id"
+            yield from map(attempt_from_row, db.execute(query, (when,)))
 
     def progress(self, attempt_id: str) -> tuple[State, str | None]:
         """Return an attempt's state, and the cursor of the last line of its log that is in the history."""

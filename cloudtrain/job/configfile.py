@@ -11,9 +11,11 @@ from typing import Any
 
 from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job.document import Document
+from cloudtrain.job.units import usd, usd_per_month
 
-_TABLES = ("defaults", "targets", "notify")
+_TABLES = ("defaults", "targets", "notify", "budgets")
 _NOTIFY = {"on": list, "command": str, "webhook": str}
+_BUDGET = re.compile(r"all|(label\.\S+|target|user)=\S.*")
 _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*\[\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]\s*(?:#.*)?")
 _ENTRY = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
@@ -102,7 +104,7 @@ def _problems(document: Document) -> list[Problem]:
 
     for table, entries in document.value.items():
         if table not in _TABLES:
-            add("is not a known table", (table,), "known are [defaults], [targets.NAME] and [notify]")
+            add("is not a known table", (table,), "known are [defaults], [targets.NAME], [notify] and [budgets]")
         elif not isinstance(entries, dict):
             add("must be a table", (table,), "write [targets.NAME]" if table == "targets" else f"write [{table}]")
         elif table == "notify":
@@ -110,6 +112,17 @@ def _problems(document: Document) -> list[Problem]:
                 if not isinstance(value, _NOTIFY.get(name, ())):
                     add("is not known there, or of another kind", (table, name), 'known are on = ["end", "failure",'
                         ' "preemption"], command = "..." and webhook = "..."')  # fmt: skip
+        elif table == "budgets":
+            for name, value in entries.items():
+                amount = usd if name == "confirm_above" else usd_per_month
+                if name != "confirm_above" and not _BUDGET.fullmatch(name):
+                    hint = "known are confirm_above, all, target=NAME, user=NAME and label.NAME=VALUE"
+                    add("is no budget", (table, name), hint)
+                    continue
+                try:
+                    amount(value if isinstance(value, str) else "")
+                except ValueError as error:
+                    add("is no amount of money", (table, name), str(error))
         elif table == "targets":
             for name, entry in entries.items():
                 if not isinstance(entry, dict):

@@ -50,6 +50,14 @@ def usd(text: str) -> float:
     return float(match[1] or match[2])
 
 
+def usd_per_month(text: str) -> float:
+    """Return the amount of a text such as `500 USD/month`; raises ValueError with what would be right."""
+    amount, _, period = text.rpartition("/")
+    if period.strip() != "month":
+        raise ValueError("write an amount a month: 500 USD/month")
+    return usd(amount)
+
+
 def format_size(count: float) -> str:
     """Format a number of bytes: 12 B, 3.4 kB, 2 MB, 80 GB."""
     units = iter(("B", "kB", "MB", "GB", "TB"))

@@ -16,7 +16,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, environment, keys, send, watcher
+from cloudtrain.runs import attempts, budgets, environment, keys, send, watcher
 from cloudtrain.runs.clients import Clients
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
@@ -36,18 +36,27 @@ class ExactlyOnce(Planner):
     """Plans jobs and sends each plan once; see `Submitter`."""
 
     def __init__(
-        self, target: str | None = None, *, home: Path | None = None, watch: bool = True, **options: Any
+        self,
+        target: str | None = None,
+        *,
+        home: Path | None = None,
+        watch: bool = True,
+        confirm: budgets.Confirm | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(target, home=home, **options)
         self.store = Store(self.home)
         self.watch = watch
+        self.confirm = confirm
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
         self._clients, self._shell = Clients(self.home), dict[str, str]()
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
         check_secrets(plan)
-        origin = {**provenance.of(bundle), "configuration": [str(path) for path in config_files(self._folder)]}
+        files = config_files(self._folder)
+        self.notes += budgets.check(self.store, plan, files, self.confirm)
+        origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
 
         def intent() -> bool:
             return self.store.intend(

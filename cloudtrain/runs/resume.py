@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
@@ -12,9 +13,9 @@ from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.job.targets import resolve
+from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, send, watcher
+from cloudtrain.runs import attempts, budgets, send, watcher
 from cloudtrain.runs.plan import Planner
 
 if TYPE_CHECKING:
@@ -29,12 +30,20 @@ CHANGES = (
 )  # fmt: skip
 
 
-def send_next(store: Store, run_id: str, *, sets: Sequence[str], target: str | None, watch: bool) -> list[str]:
+def send_next(
+    store: Store,
+    run_id: str,
+    *,
+    sets: Sequence[str],
+    target: str | None,
+    watch: bool,
+    confirm: budgets.Confirm | None = None,
+) -> list[str]:
     """Plan and send the next attempt of a run that has ended; blocking. Returns notes on what changes, one line each.
 
     Raises:
-        BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
-            checkpoints cannot be reached from the other target.
+        BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), a budget is
+            spent (OverBudget), or its checkpoints cannot be reached from the other target.
         BackendError: the platform refuses the attempt; the run is FAILED.
     """
     status = store.find(run_id).status
@@ -45,6 +54,7 @@ def send_next(store: Store, run_id: str, *, sets: Sequence[str], target: str | N
     earlier = store.attempts(run_id)
     plan, bundle, notes = plan_next(store, earlier, sets, target)
     check_secrets(plan)
+    notes += budgets.check(store, plan, config_files(Path.cwd()), confirm)
     backend = attempts.backend_of(plan, store.home)
 
     def intent() -> bool:
@@ -109,7 +119,8 @@ def _carried(earlier: Sequence[AttemptRecord], target: str) -> tuple[dict[str, A
             notes.append(f"{resources.pop('instance_type')} is a machine of {newest.target}: it is left out")
         if data.get("image") and Feature.IMAGES not in kind.features:
             notes.append(f"{target} uses no image: {data.pop('image')} is left out")
-        resources.pop("usd_per_hour", None)  # of the other target's machines
+        for name in ("usd_per_hour", "priced_as"):  # of the other target's machines
+            resources.pop(name, None)
         data["resources"] = resources
     return data, notes
 

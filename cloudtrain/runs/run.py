@@ -20,6 +20,7 @@ from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
+    from cloudtrain.runs.budgets import Confirm
 
 
 class Run:
@@ -30,7 +31,7 @@ class Run:
         self.store = store
         self.adopted = adopted  # submit found this run half submitted and finished it, or the key was known
         self.watch = watch  # whether to start a detached watcher where none is alive
-        self.notes: list[str] = []  # of the last resume, one line each
+        self.notes: list[str] = []  # of its submit or last resume, one line each
 
     @classmethod
     def find(cls, text: str | None = None, home: Path | None = None) -> Run:
@@ -268,7 +269,7 @@ class Run:
             except OSError as error:
                 raise DiskError(error.filename2 or error.filename or folder, error) from None
 
-    def resume(self, *, sets: Sequence[str] = (), target: str | None = None) -> Run:
+    def resume(self, *, sets: Sequence[str] = (), target: str | None = None, confirm: Confirm | None = None) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
         Blocking. Without an answer of the platform the attempt stays open. What changes is in `notes` afterwards.
@@ -276,6 +277,7 @@ class Run:
         Args:
             sets: other limits, resources, ranks or options: `limits.max_cost=80 USD`, `processes_per_node=4`.
             target: a backend or target other than the last attempt's. The run's output must be reached from there.
+            confirm: as of `Submitter`.
 
         Raises:
             BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
@@ -286,10 +288,19 @@ class Run:
 
         self._own_only("resumed")
         self.refresh()
-        self.notes = resume.send_next(self.store, self.run_id, sets=sets, target=target, watch=self.watch)
+        self.notes = resume.send_next(
+            self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm
+        )
         return self
 
-    def rerun(self, *, sets: Sequence[str] = (), source: str | None = None, key: str | None = None) -> Run:
+    def rerun(
+        self,
+        *,
+        sets: Sequence[str] = (),
+        source: str | None = None,
+        key: str | None = None,
+        confirm: Confirm | None = None,
+    ) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
         from cloudtrain.job.job import Job
         from cloudtrain.runs.exactly_once import ExactlyOnce
@@ -297,14 +308,16 @@ class Run:
         self._own_only("run again")
         record = self.record
         options = (record.job.get("options") or {}).get(record.backend) or {}
-        submitter = ExactlyOnce(record.target, home=self.store.home, watch=self.watch, **options)
+        submitter = ExactlyOnce(record.target, home=self.store.home, watch=self.watch, confirm=confirm, **options)
         data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
         resolved = submitter.resolve(Job.from_dict(data), sets)
         bundle = (
             submitter.package(resolved) if source else attempts.stored_bundle(self.attempts[0].plan, self.store.home)
         )
         sent = submitter.send_once(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
-        return Run(sent.run_id, self.store, adopted=sent.adopted, watch=self.watch)
+        run = Run(sent.run_id, self.store, adopted=sent.adopted, watch=self.watch)
+        run.notes = submitter.notes
+        return run
 
     def _own_only(self, what: str) -> None:
         """Raise BadRequest for an attached run: its job is somebody else's word, and is given to no platform from here."""

@@ -25,7 +25,8 @@ class Submitter(ExactlyOnce):
 
     `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
     win over all others. `home` is where the history lives. With `watch=False` no watcher is
-    started: call `cloudtrain watch` (for CI and containers, where a detached process would not survive).
+    started: call `cloudtrain watch` (for CI and containers, where a detached process would not survive). `confirm` is
+    called with a sentence where a run may cost more than `confirm_above` of cloudtrain.toml, and raises to send nothing.
     """
 
     def submit(
@@ -48,7 +49,8 @@ class Submitter(ExactlyOnce):
         When the answer is lost, the run is returned QUEUED without a handle, and its watcher finds out what happened.
 
         Raises:
-            BadRequest: the job is wrong, `key` was used for another job, or an old interrupted submit is in the way.
+            BadRequest: the job is wrong, `key` was used for another job, an old interrupted submit is in the way, or a
+                budget is spent (OverBudget).
             BackendError: the platform refuses the job; the run is FAILED.
             StoreError: the history cannot be used.
         """
@@ -78,7 +80,9 @@ class Submitter(ExactlyOnce):
         return self._run(self.send_once(plan, bundle, key=key, parent=parent))
 
     def _run(self, submitted: Submitted) -> Run:
-        return Run(submitted.run_id, self.store, adopted=submitted.adopted, watch=self.watch)
+        run = Run(submitted.run_id, self.store, adopted=submitted.adopted, watch=self.watch)
+        run.notes = self.notes
+        return run
 
 
 def submit(

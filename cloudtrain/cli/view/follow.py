@@ -42,6 +42,8 @@ def begin(
     with _terminated_as_interrupt(on_interrupt == "cancel"):
         try:
             run, action, after = start()
+            for text in run.notes:
+                terminal.note(f"note: {text}")
             unknown = bool(run.attempts[-1].unanswered_since)
             _print_started(run, "was sent to" if unknown else action, follow=follow, wait=wait, as_json=as_json)
             if not unknown:  # as decided above: a watcher may accept it meanwhile, and the exit code still says unknown

@@ -178,7 +178,7 @@ def check_exclusive(follow: bool, wait: bool) -> None:
 
 
 def ending_options(function: F) -> F:
-    """Add --follow, --wait and --on-interrupt, for commands that start an attempt."""
+    """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt."""
     for add in reversed(
         [
             click.option(
@@ -191,6 +191,9 @@ def ending_options(function: F) -> F:
                 default="detach",
                 show_default=True,
                 help="What Ctrl-C does while following or waiting: leave the run alone, or cancel it.",
+            ),
+            click.option(
+                "-y", "--yes", is_flag=True, help="Do not ask about a run that may cost more than confirm_above."
             ),
         ]
     ):

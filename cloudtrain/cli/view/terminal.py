@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -88,6 +88,24 @@ def note(line: str, *, prefix: str = "", style: str = "") -> None:
     begin, end = _style_codes(sys.stderr, style)
     sys.stderr.write(f"{begin}{prefix}{end}{clean(line)}\n")
     sys.stderr.flush()
+
+
+def confirmer(*, yes: bool, as_json: bool) -> Callable[[str], None]:
+    """Return a function that asks a person about a sentence, and raises BadRequest where nobody is asked or says no."""
+
+    def confirm(sentence: str) -> None:
+        if yes:
+            return
+        from cloudtrain.errors import BadRequest
+
+        if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise BadRequest(f"{sentence}: nothing was sent", "--yes sends it without a question")
+        import click
+
+        if not click.confirm(f"{clean(sentence)}. Send it?", err=True):
+            raise BadRequest("nothing was sent")
+
+    return confirm
 
 
 def print_pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:

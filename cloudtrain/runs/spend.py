@@ -1,0 +1,117 @@
+"""What attempts have spent so far, and sums of it by target, user, label or month."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import TimeLimit
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.forecast import cost
+from cloudtrain.job import units
+from cloudtrain.runs import cap
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.history.records import AttemptRecord
+    from cloudtrain.history.store import Store
+
+GROUPS = ("target", "user", "month")  # and label.NAME
+NONE = "(none)"  # the group of runs without that label
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one attempt has spent so far.
+
+    Attributes:
+        month: in which it was started (UTC, 2026-11).
+        node_s: seconds of all nodes together.
+        usd: None where its price is not known.
+        estimate: whether its price is one.
+    """
+
+    run_id: str
+    target: str
+    labels: Mapping[str, str]
+    month: str
+    node_s: float
+    usd: float | None
+    estimate: bool = False
+
+    def group(self, by: str) -> str:
+        """Return which group it is in: its target, user, month or label.NAME."""
+        if by in ("target", "month"):
+            return str(getattr(self, by))
+        return self.labels.get(by.removeprefix("label."), NONE)
+
+
+@dataclass
+class Sum:
+    """What the runs of a group have spent; `usd` is of those with a known price alone."""
+
+    key: str
+    runs: set[str] = field(default_factory=set)
+    node_s: float = 0.0
+    usd: float = 0.0
+    unpriced_s: float = 0.0  # of all nodes, without a known price
+    estimate: bool = False
+
+    def add(self, share: Share) -> None:
+        self.runs.add(share.run_id)
+        self.node_s += share.node_s
+        self.usd += share.usd or 0.0
+        self.unpriced_s += share.node_s if share.usd is None else 0.0
+        self.estimate = self.estimate or share.estimate
+
+
+def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> Share:
+    """Return what an attempt has spent by its billed seconds, else by its measured time; of a live one until now."""
+    plan, status = attempt.plan, attempt.status
+    nodes = int(plan.manifest["nodes"])
+    if not status.state.final and status.billable_s is None:
+        began_s = units.unix_time(status.started_at) if status.started_at else None
+        ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
+        attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
+    used = cost.spent([attempt], lambda plan: _limit(plan, home))
+    labels, price = plan.job.get("labels") or {}, plan.price or {}
+    target, month = plan.target or plan.backend, attempt.created_at[:7]
+    return Share(attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")))
+
+
+def _limit(plan: Plan, home: Path) -> TimeLimit:
+    try:
+        return cap.limit_of(registry.create_for(plan, home), plan)
+    except CloudtrainError:  # an extra that is not installed any more
+        return TimeLimit(None)
+
+
+def shares(store: Store, since: str = "") -> list[Share]:
+    """Return what the attempts that were started since a time (ISO 8601, UTC) have spent; blocking."""
+    return [share_of(attempt, store.home) for attempt in store.attempts_since(since)]
+
+
+def sums(shares: Iterable[Share], by: str) -> list[Sum]:
+    """Return the sums of groups, the most expensive first; months in their order."""
+    groups: dict[str, Sum] = {}
+    for share in shares:
+        groups.setdefault(share.group(by), Sum(share.group(by))).add(share)
+    order = (lambda each: each.key) if by == "month" else (lambda each: (-each.usd, -each.node_s, each.key))
+    return sorted(groups.values(), key=order)
+
+
+def describe_run(attempts: Sequence[AttemptRecord], home: Path) -> str:
+    """Return what a run has spent so far and what it can cost at most; "" where no price is known."""
+    total = Sum("")
+    for attempt in attempts:
+        total.add(share_of(attempt, home))
+    if total.unpriced_s or not attempts[-1].plan.price:
+        return ""
+    case, ended = attempts[-1].plan.at_most or {}, attempts[-1].status.state.final
+    text = f"{'about ' if total.estimate else ''}{total.usd:.2f} USD"
+    text += f"{'' if ended else ' so far'} ({units.format_duration(total.node_s)} of nodes' time)"
+    return text + (f"; at most {case['usd']:.2f} USD" if not ended and case.get("usd") is not None else "")

@@ -1,0 +1,138 @@
+"""What runs have spent: their billed seconds, else their measured time, at the price of each attempt; in sums."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.cli import main
+from cloudtrain.events import State, Status
+from cloudtrain.job.job import Job
+from cloudtrain.job.units import format_time
+from cloudtrain.runs import spend
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
+from tests.runs.steps import newest, watch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+CONFIG = """
+[targets.prod]
+backend = "memory"
+usd_per_hour = 1.69
+[targets.lab]
+backend = "memory"
+"""
+
+
+@pytest.fixture
+def submit(memory, job: Job, tmp_path: Path, monkeypatch):
+    """Return a function that submits a job to a target, and ends it after so many billed seconds of all nodes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cloudtrain.toml").write_text(CONFIG)
+
+    def run(target: str, billable_s: int | None = None, **changes) -> Run:
+        run = Submitter(target, watch=False).submit(job.replace(**changes), new=True)
+        run.acknowledge()
+        if billable_s is not None:
+            MemoryBackend.finish(newest(run), State.SUCCEEDED, 0, billable_s=billable_s)
+            watch(run)
+        return run
+
+    return run
+
+
+@pytest.fixture
+def three(submit) -> None:
+    submit("prod", 14_400, num_nodes=2)
+    submit("prod", 36_000, labels={"team": "nlp"})
+    submit("lab", 10_800, labels={"team": "nlp"})
+
+
+def costs(capsys, *words: str) -> list[dict]:
+    capsys.readouterr()
+    assert main(["costs", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_sums_by_target_user_and_label(three, capsys):
+    by_target = {row["key"]: row for row in costs(capsys)}
+    assert by_target["prod"] | {"key": ""} == {
+        "key": "", "runs": 2, "node_s": 50_400, "usd": 23.66, "unpriced_node_s": 0, "estimate": False,
+    }  # fmt: skip
+    assert by_target["lab"]["usd"] is None, "a price that is not known is not 0"
+    assert by_target["lab"]["unpriced_node_s"] == 10_800
+    by_team = {row["key"]: row for row in costs(capsys, "--by", "label.team")}
+    assert (by_team["nlp"]["usd"], by_team["nlp"]["unpriced_node_s"]) == (16.9, 10_800)
+    assert by_team[spend.NONE]["usd"] == 6.76
+    (user,) = costs(capsys, "--by", "user")
+    assert user["runs"] == 3 and user["usd"] == 23.66
+
+
+def test_months_and_since(three, home: Path, capsys):
+    import sqlite3
+
+    with sqlite3.connect(home / "history.sqlite3") as db:
+        first = db.execute("SELECT attempt_id FROM attempts ORDER BY created_at").fetchone()
+        db.execute("UPDATE attempts SET created_at = '2026-01-31T23:59:59.000000Z' WHERE attempt_id = ?", first)
+    months = costs(capsys, "--by", "month")
+    assert [row["key"] for row in months][0] == "2026-01" and [row["usd"] for row in months] == [6.76, 16.9]
+    assert len(costs(capsys, "--by", "month", "--since", "2026-02-01")) == 1
+    assert len(costs(capsys, "--by", "month", "--since", "2026-01-31")) == 2
+    assert [row["runs"] for row in costs(capsys, "--since", "1d")] == [1, 1]
+
+
+def test_a_live_attempt_counts_until_now_and_an_unknown_end_in_full(submit):
+    run = submit("prod", num_nodes=2, limits={"max_runtime": "1h", "grace": "30s"})
+    attempt = run.attempts[0]
+    began_s = time.time()
+    running = replace(attempt, status=Status(State.RUNNING, started_at=format_time(began_s - 600)))
+    live = spend.share_of(running, run.store.home, now_s=began_s)
+    assert live.node_s == pytest.approx(1200, abs=2) and live.usd == pytest.approx(1200 / 3600 * 1.69, abs=0.01)
+    queued = replace(attempt, status=Status(State.QUEUED))
+    assert spend.share_of(queued, run.store.home).usd == 0.0, "nothing was started"
+    lost = replace(attempt, status=Status(State.LOST, None, "", format_time(began_s - 600), None))
+    assert spend.share_of(lost, run.store.home).node_s == 2 * 3630, "its whole limit"
+
+
+def test_attempts_of_a_run_add_up(submit, capsys):
+    run = submit("prod", retry={"max_attempts": 2}, labels={"team": "nlp"})
+    for state, code, billable_s in ((State.PREEMPTED, 75, 3600), (State.SUCCEEDED, 0, 1800)):
+        MemoryBackend.finish(newest(run), state, code, billable_s=billable_s)
+        watch(run)
+    assert len(run.attempts) == 2
+    (row,) = costs(capsys)
+    assert (row["runs"], row["usd"]) == (1, round(1.5 * 1.69, 4))
+    assert main(["show", run.run_id]) == 0
+    assert re.search(r"^  spent +2\.5\d USD \(1h 30m of nodes' time\)$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_is_spent_so_far_and_at_most(submit):
+    run = submit("prod", num_nodes=2, limits={"max_runtime": "1h", "grace": "30s"})
+    watch(run)
+    text = spend.describe_run(run.attempts, run.store.home)
+    assert re.fullmatch(r"\d\.\d\d USD so far \(.*s of nodes' time\); at most 3\.41 USD", text), text
+    assert "; at most 3.41 USD`" in PAGE
+
+
+def test_show_has_no_sum_without_a_price(submit, capsys):
+    run = submit("lab", 100)
+    assert main(["show", run.run_id]) == 0
+    assert "  spent" not in capsys.readouterr().out
+
+
+def test_without_runs(home: Path, capsys):
+    assert main(["costs"]) == 0 and "no runs yet" in capsys.readouterr().out
+    assert main(["costs", "--by", "colour"]) == 2 and main(["costs", "--since", "soon"]) == 2
+
+
+def test_the_table_on_the_page_is_what_is_printed(three, capsys):
+    assert main(["costs"]) == 0
+    shown = capsys.readouterr().out.rstrip()
+    page = PAGE.partition("$ cloudtrain costs\n")[2].partition("```")[0]
+    assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in page.splitlines()]
