@@ -112,7 +112,7 @@ LAWS = (
     Law(
         "The world is what was asked",
         "An attempt whose nodes, processes or GPUs are not as many as asked for is refused (78) before any rank runs.",
-        ("tests/laws/test_law8_world.py", "tests/entrypoints/test_launch_nodes.py::test_too_few_nodes_are_refused"),
+        ("tests/laws/test_law8_world.py", "tests/entrypoints/test_launch_nodes.py::test_too_few_nodes_are_no_capacity"),
     ),
     Law(
         "Every log line once",

@@ -43,6 +43,7 @@ class Feature(StrEnum):
     OBJECT_STORES = "inputs and output in an object store (s3://, gs://)"
     IMAGES = "container images (image)"
     WORKDIR = "the working directory (fetch --what workdir)"
+    MAX_WAIT = "a limit to the wait for machines (limits.max_wait)"
     INSTANCE_TYPES = "instance types (resources.instance_type)"
 
 

@@ -114,6 +114,10 @@ class Limits(Spec):
     max_runtime: Duration = Field(default="24h", description="Longest time an attempt may run: 90s, 15m, 24h, 7d.")
     grace: Duration = Field(default="30s", description="Time to checkpoint between SIGTERM and SIGKILL.")
 
+    max_wait: Duration | None = Field(
+        default=None,
+        description="Longest wait for machines, where the platform limits it, and of nodes for each other (30m): 24h.",
+    )
     stall: Duration | None = Field(
         default=None,
         description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
@@ -138,6 +142,10 @@ class Limits(Spec):
     @property
     def max_cost_usd(self) -> float | None:
         return usd(self.max_cost) if self.max_cost else None
+
+    @property
+    def max_wait_s(self) -> int | None:
+        return duration_s(self.max_wait) if self.max_wait else None
 
     @property
     def stall_s(self) -> int | None:

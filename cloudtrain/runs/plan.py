@@ -116,6 +116,8 @@ class Planner:
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
             raise BadJob(job.located(refused))
         notes = [*plan.notes, *expected]
+        if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
+            notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")
         notes += [*strategy_check.check(job, plan, texts), *script_notes.notes(job, plan, texts)]

@@ -28,7 +28,7 @@ from .status import Status, stamp
 from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
-from .world.channel import JOIN_S, Listener, World
+from .world.channel import FEWER_S, JOIN_S, Listener, World
 from .world.coordinator import Coordinator
 from .world.outcome import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Outcome, launcher_code, refused_outcome
 from .world.worker import Worker
@@ -126,7 +126,10 @@ class Supervisor:
     def _begin(self) -> None:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
         self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters))
-        self._cluster = cluster = clusters.resolve(self._environ, config)
+        cluster = clusters.resolve(self._environ, config)
+        if cluster.platform == "kubernetes" and cluster.node_rank > 0:
+            cluster = cluster._replace(control_host=clusters.absolute(cluster.control_host))
+        self._cluster = cluster
         stdin_data = standard_input() if self._environ.get("CLOUDTRAIN_STDIN") == "1" else {}
         for value in (stdin_data.get("token"), *(stdin_data.get("secrets") or {}).values()):
             if value:
@@ -135,13 +138,14 @@ class Supervisor:
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ)
         peers = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
-        join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or JOIN_S)
+        usual_s = JOIN_S if manifest.fewest_nodes == manifest.nodes else FEWER_S
+        join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
         self._peers = peers(
             self._loop,
             alone(manifest) if cluster.launched else manifest,
             cluster,
             stdin_data.get("token") or "",
-            Listener(self._start, self._stop, self._decided),
+            Listener(self._start, self._stop, self._decided, self.log.say),
             join_s,
         )
         if self.status.cancelled:

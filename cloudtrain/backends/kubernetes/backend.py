@@ -70,6 +70,7 @@ class KubernetesBackend:
             Feature.LOCAL_PATHS,
             Feature.IMAGES,
             Feature.INSTANCE_TYPES,
+            Feature.MAX_WAIT,
         }
     )
 

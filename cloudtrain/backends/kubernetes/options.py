@@ -46,7 +46,7 @@ class KubernetesOptions(BaseModel):
     )
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")
-    wait: str = Field("24h", description="how long the pods may wait for nodes and images, beyond limits.max_runtime")
+    wait: str = Field("24h", description="limits.max_wait under its older name: how long the pods may wait for nodes")
     ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
     poll_s: float = Field(2.0, gt=0, description="seconds between two looks at a job")
     overlay: dict[str, Any] = Field({}, description="merged into the Job: any field of it, as kubectl takes it")

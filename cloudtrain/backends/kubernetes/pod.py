@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 SOURCE, WORK = "/cloudtrain/source", "/cloudtrain/work"
 SHM = "/dev/shm"  # noqa: S108 - where ranks on one node share tensors
 UPLOAD_S = 90  # added to limits.grace for the upload of results, before a pod is killed
-BEGIN_S = 900  # added to max_runtime for a pod's deadline: image pulls, unpacking, the wait for the other nodes
+BEGIN_S = 900  # added to max_runtime for a pod's deadline: image pulls and unpacking
+JOIN_S = 1800  # and the wait for other nodes, as entrypoints/launcher/world/channel.py has it
 SECRET = re.compile(r"k8s:([a-z0-9]([-a-z0-9.]*[a-z0-9])?)/([-._a-zA-Z0-9]+)")
 
 
@@ -51,6 +52,11 @@ class Pod:
     def name(self) -> str:
         return self.manifest.attempt_id
 
+    @property
+    def _begin_s(self) -> int:
+        """Seconds before training begins: images, unpacking, and other nodes, which may come late."""
+        return BEGIN_S + (self.manifest.join_s or JOIN_S if self.manifest.nodes > 1 else 0)
+
     def _fields(self) -> dict[str, Any]:
         options, nodes = self.options, self.manifest.nodes
         pod: dict[str, Any] = {
@@ -58,7 +64,7 @@ class Pod:
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
             # The kubelet counts from the pod's start on a node: waiting for one is not in it.
-            "activeDeadlineSeconds": self.job.limits.max_runtime_s + self.job.limits.grace_s + UPLOAD_S + BEGIN_S,
+            "activeDeadlineSeconds": self.job.limits.max_runtime_s + self.job.limits.grace_s + UPLOAD_S + self._begin_s,
             "terminationGracePeriodSeconds": self.job.limits.grace_s + UPLOAD_S,
         }
         if nodes > 1:

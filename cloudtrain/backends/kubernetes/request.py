@@ -93,7 +93,9 @@ class Request:
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
         nodes = self.manifest.nodes
-        deadline_s = pod["activeDeadlineSeconds"] * self.starts + self._seconds("wait", "24h")
+        deadline_s = pod["activeDeadlineSeconds"] * self.starts + (
+            self._job.limits.max_wait_s or self._seconds("wait", "24h")
+        )
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",

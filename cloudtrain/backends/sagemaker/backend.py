@@ -43,7 +43,14 @@ class SagemakerBackend:
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S
     features = frozenset(
-        {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
+        {
+            Feature.MULTI_NODE,
+            Feature.SPOT,
+            Feature.OBJECT_STORES,
+            Feature.IMAGES,
+            Feature.INSTANCE_TYPES,
+            Feature.MAX_WAIT,
+        }
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:

@@ -134,6 +134,8 @@ def build_request(
         notes.append("interrupted spot machines are replaced by SageMaker until max_wait is over (retries: platform)")
         if job.limits.capped:
             notes.append("under a cap the wait for spot machines counts as running: SageMaker limits both together")
+    elif job.limits.max_wait:
+        notes.append("SageMaker limits the wait for spot machines only (limits.max_wait)")
     price = machine.price if machine else None
     if price:
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
@@ -186,6 +188,8 @@ def _add_options(request: dict[str, Any], job: Job, machine: Machine | None, opt
         max_wait = options.get("max_wait")
         # Whether an interruption starts MaxRuntimeInSeconds anew is not documented: a cap is held by the time with waits.
         wait_s = stopping["MaxRuntimeInSeconds"] + (0 if job.limits.capped else WAIT_S)
+        if job.limits.max_wait_s is not None and not job.limits.capped:
+            wait_s = stopping["MaxRuntimeInSeconds"] + job.limits.max_wait_s
         wait_s = units.duration_s(max_wait) if max_wait else wait_s
         stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
     if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:

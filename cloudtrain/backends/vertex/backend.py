@@ -46,7 +46,14 @@ class CustomJobsBackend:
         "*_CA_BUNDLE", "SSL_CERT_*", "HOME",
     )  # fmt: skip
     features = frozenset(
-        {Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES}
+        {
+            Feature.MULTI_NODE,
+            Feature.SPOT,
+            Feature.OBJECT_STORES,
+            Feature.IMAGES,
+            Feature.INSTANCE_TYPES,
+            Feature.MAX_WAIT,
+        }
     )
 
     def __init__(self, options: Mapping[str, Any], jobs: CustomJobs) -> None:

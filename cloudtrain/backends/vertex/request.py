@@ -251,15 +251,18 @@ class Request:
             scheduling["restartJobOnWorkerRestart"] = True
         if strategy:
             scheduling["strategy"] = strategy
-        if options.get("max_wait"):
+        max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)
+        if job.limits.max_wait and not max_wait:
+            self.notes.append("Vertex AI limits the wait for machines with strategy: FLEX_START only (limits.max_wait)")
+        if max_wait:
             if strategy != "FLEX_START":
                 self._add_problem(
                     self._option_path("max_wait"), "is for the strategy FLEX_START", "strategy: FLEX_START"
                 )
             try:
-                scheduling["maxWaitDuration"] = f"{units.duration_s(str(options['max_wait']))}s"
+                scheduling["maxWaitDuration"] = f"{units.duration_s(str(max_wait))}s"
             except ValueError as error:
-                self._add_problem(self._option_path("max_wait"), f"is no duration: {options['max_wait']}", str(error))
+                self._add_problem(self._option_path("max_wait"), f"is no duration: {max_wait}", str(error))
         return scheduling
 
     def _labels(self) -> dict[str, str]:

@@ -20,7 +20,9 @@ TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-JOIN_S = 300.0  # how long nodes may take to join; CLOUDTRAIN_JOIN_TIMEOUT_S
+JOIN_S = 1800.0  # how long nodes may take to join: limits.max_wait, or CLOUDTRAIN_JOIN_TIMEOUT_S
+FEWER_S = 300.0  # the same where fewer may begin (min_nodes)
+WAIT_LINE_S = 60.0  # between two lines on who is missing
 SILENCE_S = 10.0  # a node that sends nothing for so long is lost
 LOOK_S = 2.0  # of the time between two looks at a channel at most so much counts as silence
 INFORM_S = 10.0  # how long a node waits at its end until others have the outcome
@@ -30,8 +32,8 @@ World = namedtuple("World", "nodes node_rank master_host master_port addresses")
 World.__doc__ = (
     """The world that starts: number of nodes, this node's rank in it, where rank 0 will listen, nodes' addresses."""
 )
-Listener = namedtuple("Listener", "start stop outcome")
-Listener.__doc__ = "The supervisor's callbacks: start(World), stop(state), outcome(Outcome)."
+Listener = namedtuple("Listener", "start stop outcome say")
+Listener.__doc__ = "The supervisor's callbacks: start(World), stop(state), outcome(Outcome), say(line of the log)."
 
 
 class Channel:

@@ -244,3 +244,19 @@ def _natural(name: str) -> list[object]:
 
 def _without_port(host: str) -> str:
     return host.rpartition(":")[0] if ":" in host else host
+
+
+def absolute(host: str, resolv_conf: str = "/etc/resolv.conf") -> str:
+    """Return a pod's name as the cluster's DNS has it, with its final dot; blocking: reads a file.
+
+    A name with one dot is looked up below every search domain first, for IPv4 and IPv6: ten questions instead of two.
+    https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/ (2026-11-23): the first search domain of a
+    pod is <namespace>.svc.<cluster domain>.
+    """
+    try:
+        with open(resolv_conf, encoding="utf-8") as file:
+            searches = [line.split()[1:] for line in file if line.startswith("search")]
+    except OSError:
+        return host
+    first = searches[-1][0].rstrip(".") if searches and searches[-1] else ""
+    return f"{host}.{first}." if host.count(".") == 1 and ".svc." in first else host

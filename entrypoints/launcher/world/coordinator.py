@@ -9,7 +9,7 @@ import time
 from ..errors import Refused
 from ..loop import Loop
 from ..manifest import Manifest
-from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
+from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
 from .outcome import EXIT_REFUSED, STALLED, ClusterState, Outcome, Start, refused_outcome
 
@@ -31,7 +31,8 @@ class Coordinator:
             token,
             listener,
         )
-        self._join_by = time.monotonic() + join_s
+        self._join_s, self._join_by = join_s, time.monotonic() + join_s
+        self._say_at = time.monotonic() + WAIT_LINE_S
         self._state = ClusterState(manifest, self._join_by, join_s)
         self._guests: dict[Channel, float] = {}  # not yet proven, and until when they may be so
         self._workers: dict[int, Channel] = {}
@@ -103,6 +104,13 @@ class Coordinator:
                 self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
         if beat and self._state.stalled:
             self.stop(STALLED)
+        if now >= self._say_at and (missing := self._state.missing):
+            self._say_at = now + WAIT_LINE_S
+            names, here = ", ".join(map(str, missing)), self._manifest.nodes - len(missing)
+            left_s = max(0.0, self._join_by - now)
+            self._listener.say(
+                f"{here} of {self._manifest.nodes} nodes are here; waiting {left_s:.0f} s more for node {names} (limits.max_wait)"
+            )
         for channel, until in list(self._guests.items()):
             if now > until:
                 del self._guests[channel]
@@ -165,6 +173,9 @@ class Coordinator:
             problem = f"node {node} belongs to attempt {message['attempt']}, not to {self._manifest.attempt_id}"
         elif self._outcome is None:
             problem = self._state.join(node, str(message["hostname"]), int(message["processes"]))
+            # The time counts from the node that came first, and that may not be this one.
+            self._join_by = min(self._join_by, time.monotonic() + self._join_s - float(message.get("waited_s") or 0))
+            self._state.join_by(self._join_by)
         del self._guests[channel]
         if problem is not None:
             channel.send(kind="verdict", **refused_outcome(problem)._asdict())

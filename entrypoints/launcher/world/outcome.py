@@ -38,6 +38,11 @@ def refused_outcome(reason: str) -> Outcome:
     return Outcome("FAILED", EXIT_REFUSED, "launcher", None, reason)
 
 
+def missing_outcome(reason: str) -> Outcome:
+    """Return the outcome of an attempt whose machines did not all come: another one may find them."""
+    return Outcome("PREEMPTED", EXIT_RESUMABLE, "launcher", None, reason)
+
+
 class _Node:
     def __init__(self, hostname: str) -> None:
         self.hostname = hostname
@@ -77,6 +82,17 @@ class ClusterState:
             return f"node {node} would start {processes} processes, not {self._manifest.processes_per_node}"
         self._nodes[node] = _Node(hostname)
         return None
+
+    def join_by(self, moment: float) -> None:
+        """Let the nodes join until an earlier moment: another node has waited longer than this one."""
+        self._join_by = min(self._join_by, moment)
+
+    @property
+    def missing(self) -> list[int]:
+        """The nodes that have not joined yet, while they may."""
+        if self._started or self._decided:
+            return []
+        return [node for node in range(self._manifest.nodes) if node not in self._nodes]
 
     def record_clock(self, node: int, at: float, now: float) -> None:
         """Record from a node's heartbeat how its clock differs from ours."""
@@ -164,10 +180,10 @@ class ClusterState:
             if now < self._join_by:
                 return None
             if len(self._nodes) < fewest:
-                missing = ", ".join(str(node) for node in range(asked) if node not in self._nodes)
                 least = f" (min_nodes is {fewest})" if fewest < asked else ""
-                return refused_outcome(
-                    f"{len(self._nodes)} of {asked} nodes joined within {self._join_s:g} s{least}; missing: {missing}"
+                return missing_outcome(
+                    f"{len(self._nodes)} of {asked} nodes joined within {self._join_s:g} s{least}; missing: "
+                    + ", ".join(map(str, self.missing))
                 )
         if all(node.ready for node in self._nodes.values()):
             return Start(tuple(sorted(self._nodes)))

@@ -10,13 +10,13 @@ from ..loop import Loop
 from ..manifest import Manifest
 from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
-from .outcome import EXIT_RESUMABLE, STALLED, Outcome, refused_outcome
+from .outcome import EXIT_RESUMABLE, STALLED, Outcome, missing_outcome, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-RETRY_S = 0.1
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 5.0  # half as long again each time, a quarter more or less by chance
 
 
 class Worker:
@@ -34,7 +34,8 @@ class Worker:
         )
         self._join_s = join_s
         self._join_by = time.monotonic() + join_s
-        self._next_try = 0.0
+        self._next_try, self._retry_s = 0.0, FIRST_RETRY_S
+        self._began = time.monotonic()
         self._nonce = os.urandom(16).hex()
         self._channel: Channel | None = None
         self._welcome = False
@@ -42,7 +43,7 @@ class Worker:
         self._held_back: list[dict[str, Any]] = []  # messages from before node 0 accepted us
         self._signs: dict[str, float] = {}  # for how long no rank has printed a line, and the idlest has used no CPU
         self._over = False
-        self._why = "it does not answer"
+        self._why, self._is_known = "it does not answer", True
         self._given_up: Outcome | None = None  # the outcome if node 0 is never reached
 
     def open(self) -> None:
@@ -82,7 +83,8 @@ class Worker:
             if now >= self._join_by:
                 where = f"{self._cluster.control_host}:{self._cluster.control_port}"
                 late = f"node 0 was not reached at {where} within {self._join_s:g} s: {self._why}"
-                self._settle(self._given_up or refused_outcome(late))
+                # A name that DNS does not know yet is that of a machine which has not come.
+                self._settle(self._given_up or (refused_outcome if self._is_known else missing_outcome)(late))
             elif now >= self._next_try:
                 self._connect()
         elif self._channel.look() > SILENCE_S:
@@ -94,7 +96,8 @@ class Worker:
     @property
     def patience_s(self) -> float:
         """How long `tick` may be left waiting."""
-        return 1.0 if self._channel is not None else RETRY_S
+        waits = self._channel is not None or self._over
+        return 1.0 if waits else max(0.01, self._next_try - time.monotonic())
 
     @property
     def settled(self) -> bool:
@@ -114,11 +117,12 @@ class Worker:
             self._channel.close()
 
     def _connect(self) -> None:
-        self._next_try = time.monotonic() + RETRY_S
         try:
             connection = socket.create_connection((self._cluster.control_host, self._cluster.control_port), timeout=2.0)
         except OSError as error:
-            self._why = error.strerror or str(error)
+            self._why, self._is_known = error.strerror or str(error), not isinstance(error, socket.gaierror)
+            self._next_try = time.monotonic() + self._retry_s * (0.75 + os.urandom(1)[0] / 512)
+            self._retry_s = min(LONGEST_RETRY_S, self._retry_s * 1.5)
             return
         self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
 
@@ -140,6 +144,7 @@ class Worker:
                 attempt=self._manifest.attempt_id,
                 processes=self._manifest.processes_per_node,
                 nonce=self._nonce,
+                waited_s=round(time.monotonic() - self._began, 1),
                 proof=proof(self._token, "node", message["nonce"]),
             )
         elif kind == "verdict":

@@ -16,6 +16,19 @@ def test_a_pod_may_use_its_limit_and_a_margin_only():
     assert spec["activeDeadlineSeconds"] == pod_s + 24 * 3600, "the Job's own deadline counts the wait as well"
 
 
+def test_nodes_that_come_late_are_waited_for():
+    """The wait for other nodes holds a machine: it is in a pod's deadline, and the launcher has the same limit."""
+    limits = {"max_runtime": "1h", "grace": "30s"}
+    usual = made({"num_nodes": 2, "limits": limits}, {})
+    assert usual.job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 3600 + 30 + 90 + 900 + 1800
+    assert usual.manifest.join_s is None
+    longer = made({"num_nodes": 2, "limits": {**limits, "max_wait": "2h"}}, {"wait": "24h"})
+    spec = longer.job["spec"]
+    pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
+    assert (pod_s, longer.manifest.join_s) == (3600 + 30 + 90 + 900 + 7200, 7200)
+    assert spec["activeDeadlineSeconds"] == pod_s + 7200, "limits.max_wait wins over the option of an older name"
+
+
 def test_a_pod_is_ended_at_its_deadline(place: Ground):  # noqa: F811
     overlay = {"spec": {"template": {"spec": {"activeDeadlineSeconds": 3}}}}
     backend, handle = started(place, WAITING, {"overlay": overlay})

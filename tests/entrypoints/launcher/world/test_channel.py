@@ -6,14 +6,16 @@ import json
 import socket
 from types import SimpleNamespace
 
+import pytest
 from launcher import manifest
 from launcher.loop import Loop
 from launcher.world import channel as channels
 from launcher.world import coordinator as coordinators
+from launcher.world import worker as workers
 from launcher.world.channel import LOOK_S, Channel, Listener
 from launcher.world.cluster import Cluster
 from launcher.world.coordinator import Coordinator
-from launcher.world.outcome import Outcome
+from launcher.world.outcome import Outcome, missing_outcome
 
 from cloudtrain.backends.manifest import Manifest
 from tests.conftest import wait_for
@@ -66,7 +68,7 @@ def test_a_node_that_uploads_its_results_in_silence_is_waited_for(monkeypatch):
     """A third node that is slow to hear the outcome keeps node 0 looking; the second one has heard it, and uploads."""
     loop, outcomes = Loop(), []
     plan = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode())
-    listener = Listener(lambda _: None, lambda _: None, outcomes.append)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
     coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
     address = coordinator.open()
     peers = [Peer(address, coordinator, loop) for _ in range(2)]
@@ -97,3 +99,78 @@ def test_a_node_that_uploads_its_results_in_silence_is_waited_for(monkeypatch):
     coordinator.close()
     for peer in peers:
         peer.socket.close()
+
+
+class Clock:
+    """Stands in for the modules' time: it moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), ("PREEMPTED", 75)),
+        (TimeoutError("timed out"), ("FAILED", 78)),
+    ],
+)
+def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, outcome):
+    """A name that DNS does not know is a machine that has not come: no refusal."""
+    clock, asked, outcomes = Clock(), [], []
+
+    def refuse(address, timeout):
+        asked.append(clock.now)
+        raise error
+
+    monkeypatch.setattr(workers, "time", clock)
+    monkeypatch.setattr(workers.socket, "create_connection", refuse)
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, lambda _: None)
+    plan = manifest.decode(Manifest("run", 1, ("train.py",), 2, 1).encode())
+    worker = workers.Worker(Loop(), plan, Cluster(nodes=2, node_rank=1, control_host="a.b"), "", listener, 300.0)
+    worker.open()
+    while not outcomes:
+        clock.now += worker.patience_s
+        worker.tick(False)
+    assert clock.now - 1000 < 320 and 60 <= len(asked) <= 90, "ten a second were asked before"
+    assert (outcomes[0].state, outcomes[0].exit_code) == outcome
+
+
+def test_node_0_says_once_a_minute_who_is_missing(monkeypatch):
+    """A second node has waited for 100 s when it finds node 0: so long less is waited for the third."""
+    clock, said, outcomes = Clock(), [], []
+    monkeypatch.setattr(coordinators, "time", clock)
+    plan = manifest.decode(Manifest("run", 1, ("train.py",), 3, 1).encode())
+    listener = Listener(lambda _: None, lambda _: None, outcomes.append, said.append)
+    loop = Loop()
+    coordinator = Coordinator(loop, plan, Cluster(nodes=3, control_host="127.0.0.1"), "", listener, 300.0)
+    peer = Peer(coordinator.open(), coordinator, loop)
+    hello = {
+        "hostname": "node-1",
+        "attempt": plan.attempt_id,
+        "processes": 1,
+        "nonce": "",
+        "proof": "",
+        "waited_s": 100,
+    }
+    peer.send("hello", node=1, **hello)
+    peer.expect("welcome")
+    for _ in range(210):
+        clock.now += 1
+        peer.send("beat", at=clock.now)
+        loop.wait(0)
+        coordinator.tick(False)
+    assert [line.partition(" more")[0] for line in said] == [
+        "2 of 3 nodes are here; waiting 140 s",
+        "2 of 3 nodes are here; waiting 80 s",
+        "2 of 3 nodes are here; waiting 20 s",
+    ]
+    assert outcomes == [missing_outcome("2 of 3 nodes joined within 300 s; missing: 2")]
+    coordinator.close()
+    peer.socket.close()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from launcher.errors import Refused
-from launcher.world.cluster import CONTROL_PORT, Cluster, expand_hosts, resolve
+from launcher.world.cluster import CONTROL_PORT, Cluster, absolute, expand_hosts, resolve
 
 
 def place(found: Cluster) -> tuple:
@@ -219,3 +219,25 @@ def test_what_cannot_be_understood_is_refused(case: str):
 )
 def test_slurm_lists_are_expanded(text: str, hosts: tuple):
     assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("search team.svc.cluster.local svc.cluster.local cluster.local\n", "run-0.run.team.svc.cluster.local."),
+        ("nameserver 10.0.0.1\nsearch team.svc.example.org.\n", "run-0.run.team.svc.example.org."),
+        ("search example.org\n", "run-0.run"),
+        ("search\n", "run-0.run"),
+        (None, "run-0.run"),
+    ],
+)
+def test_a_pod_asks_for_another_one_by_its_whole_name(tmp_path, text, name):
+    if text is not None:
+        (tmp_path / "resolv.conf").write_text(text)
+    assert absolute("run-0.run", str(tmp_path / "resolv.conf")) == name
+
+
+def test_other_names_are_asked_for_as_they_are(tmp_path):
+    (tmp_path / "resolv.conf").write_text("search team.svc.cluster.local\n")
+    for name in ("10.0.0.7", "node", "a.b.c", "fd00::1"):
+        assert absolute(name, str(tmp_path / "resolv.conf")) == name

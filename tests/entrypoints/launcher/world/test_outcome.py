@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from launcher.manifest import Manifest as Received
-from launcher.world.outcome import SETTLE_S, SIGNAL_S, ClusterState, Outcome, Start, launcher_code, refused_outcome
+from launcher.world.outcome import (
+    SETTLE_S,
+    SIGNAL_S,
+    ClusterState,
+    Outcome,
+    Start,
+    launcher_code,
+    missing_outcome,
+)
 
 from cloudtrain.backends.manifest import Manifest
 
@@ -54,7 +62,16 @@ def test_fewer_nodes_begin_only_where_min_nodes_allows_and_time_is_over():
     for node in (0, 3):
         made.join(node, "h", 1)
         made.ready(node)
-    assert made.decide(10) == refused_outcome("2 of 4 nodes joined within 10 s (min_nodes is 3); missing: 1, 2")
+    assert made.decide(10) == missing_outcome("2 of 4 nodes joined within 10 s (min_nodes is 3); missing: 1, 2")
+
+
+def test_the_time_counts_from_the_node_that_came_first():
+    made = gang(started=False)
+    made.join(0, "a", 1)
+    assert made.decide(7) is None and made.missing == [1]
+    made.join_by(7)
+    made.join_by(9)
+    assert made.decide(7) == missing_outcome("1 of 2 nodes joined within 10 s; missing: 1")
 
 
 def test_who_has_joined_may_prepare_for_longer_than_the_others_may_take_to_join():
