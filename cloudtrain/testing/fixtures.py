@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from cloudtrain.backends.api import Backend, Plan
+from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.events import MARK, LogLine, Status
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.testing import machine
+from cloudtrain.testing.elsewhere import Elsewhere
 
 # Timeout of each single wait in seconds; generous, because machines are slow and busy.
 WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
@@ -22,6 +24,8 @@ WAIT_S = float(os.environ.get("CLOUDTRAIN_CONTRACT_WAIT_S", "180"))
 
 class ContractFixtures:
     """What a subclass of BackendContract overrides, and what its tests use."""
+
+    submitted: ClassVar[dict[str, str]] = {}  # handle -> attempt id, of what `start` has submitted
 
     # -- overridden by the subclass ----------------------------------------------------------------------------------------
 
@@ -32,7 +36,15 @@ class ContractFixtures:
         )
 
     def leftovers(self, handle: str) -> list[str]:
-        """Describe what an ended attempt left behind on any node, one line each; override it."""
+        """Describe what an ended attempt left behind on any node, one line each; override it for other machines.
+
+        By default the processes of this machine that have the attempt's id in their environment or command line.
+        """
+        mark = self.submitted.get(handle, handle).encode()
+        return [str(seen) for seen in machine.processes() if mark in seen.environ or mark in seen.argv]
+
+    def folders(self) -> list[Path]:
+        """Return folders in which no secret may be found, beside the test's own and the ranks'; override it."""
         return []
 
     def calls(self) -> int | None:
@@ -48,6 +60,27 @@ class ContractFixtures:
     @pytest.fixture
     def backend(self, connect: Callable[[], Backend]) -> Backend:
         return connect()
+
+    @pytest.fixture
+    def elsewhere(
+        self, connect: Callable[[], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Elsewhere]:
+        """A backend as `connect` makes it, in another process."""
+        kind: Any = type(connect())
+        given: list[Any] = []
+        construct = kind.__init__
+
+        def record(self: Any, *args: Any) -> None:
+            given[:] = args
+            construct(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "__init__", record)
+            connect()
+        options, workdir = given
+        other = Elsewhere(kind, options, workdir, tmp_path / "elsewhere", WAIT_S)
+        yield other
+        other.close()
 
     @pytest.fixture
     def prepare(self, backend: Backend, tmp_path: Path) -> Callable[..., tuple[Plan, Bundle]]:
@@ -79,13 +112,20 @@ class ContractFixtures:
         handles: list[str] = []
 
         def start(script: str, **changes: Any) -> str:
-            handle = backend.submit(*prepare(script, **changes))
+            plan, bundle = prepare(script, **changes)
+            handle = backend.submit(plan, bundle)
             handles.append(handle)
+            self.submitted[handle] = plan.attempt_id
             return handle
 
         yield start
         for handle in handles:
             backend.cancel(handle)
+
+    def require(self, backend: Backend, feature: Feature) -> None:
+        """Skip the test where the backend does not offer a feature."""
+        if feature not in backend.features:
+            pytest.skip(f"it does not offer {feature}")
 
     def until_final(self, backend: Backend, handle: str) -> Status:
         deadline = time.monotonic() + WAIT_S
@@ -97,6 +137,13 @@ class ContractFixtures:
     def until_line(self, backend: Backend, handle: str, text: str, times: int = 1) -> None:
         deadline = time.monotonic() + WAIT_S
         while sum(text in line.text for line in self.script_lines(backend, handle)) < times:
+            assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
+            time.sleep(0.05)
+
+    def until_text(self, backend: Backend, handle: str, text: str) -> None:
+        """Wait for a line of the launcher or of a rank."""
+        deadline = time.monotonic() + WAIT_S
+        while text not in self.text(backend, handle):
             assert time.monotonic() < deadline, f"{text!r} was not seen in {WAIT_S} s"
             time.sleep(0.05)
 

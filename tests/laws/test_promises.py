@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,13 @@ def promises():
     return module
 
 
+@cache
 def functions(path: str) -> set[str]:
     """Return the tests of a file, those that its classes inherit from the contract suite among them."""
     text = (ROOT / path).read_text()
     names = {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
-    suite = "cloudtrain/testing/contract.py"
-    return names | (functions(suite) if "(BackendContract)" in text and path != suite else set())
+    suite = (ROOT / "cloudtrain" / "testing" / "suite").glob("*.py") if "(BackendContract)" in text else ()
+    return names.union(*(functions(str(module.relative_to(ROOT))) for module in suite))
 
 
 def test_the_page_is_current():

@@ -20,6 +20,7 @@ from cloudtrain.backends.kubernetes.status import (
     condition,
     container_state,
     creation_order,
+    first_start,
     get_annotations,
     image_digest,
     newest_by_node,
@@ -213,10 +214,12 @@ class KubeJobs:
             return
         _, namespace, name, uid = parse_handle(handle)
         failure = "the Job cannot be cancelled"
+        noted = get_annotations(job).get(CANCELLED)
+        started = first_start(self.pods(handle)) or "" if noted is None else noted  # the pods will be gone
         self._patch(
             namespace,
             name,
-            {"metadata": {"annotations": {CANCELLED: "yes"}}, "spec": {"suspend": True}},
+            {"metadata": {"annotations": {CANCELLED: started}}, "spec": {"suspend": True}},
             failure,
             (404,),
         )

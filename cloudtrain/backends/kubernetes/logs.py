@@ -61,13 +61,15 @@ class KubeLogs:
                 node.switch_pod(start)
             pod = pods_by_uid.get(start.uid)
             began = str((pod or job)["metadata"].get("creationTimestamp", ""))
+            text: str | None = None
             if pod is not None:
                 # At the end read all of it: if a clock was set back, `since` would hide lines.
                 since = node.last_time if node.next and not final else ""
-                yield from merger.add_text(node.node, self._pod_log(pod, since), began)
+                text = self._pod_log(pod, since)
+                yield from merger.add_text(node.node, text or "", began)
                 if node.gap and since:
-                    yield from merger.add_text(node.node, self._pod_log(pod, ""), began)
-            if pod is None or node.gap or (final and not container_state(pod)):
+                    yield from merger.add_text(node.node, self._pod_log(pod, "") or "", began)
+            if pod is None or text is None or node.gap or (final and not container_state(pod)):
                 saved = saved or self._saved_logs(job, node, final)
                 for name in saved:
                     if _parse_log_folder(name).uid == start.uid:
@@ -105,8 +107,8 @@ class KubeLogs:
         ]
         return sorted(starts, key=lambda start: (start.uid != current.uid, order(start))), saved
 
-    def _pod_log(self, pod: Object, since: str) -> str:
-        """Return a pod's log in whole lines; "" if it has not started or is gone."""
+    def _pod_log(self, pod: Object, since: str) -> str | None:
+        """Return a pod's log in whole lines; "" if it has not started, None if it is gone since it was listed."""
         state, name = container_state(pod), CONTAINER
         if not state.get("startedAt"):
             state, name = container_state(pod, UNPACK), UNPACK
@@ -117,7 +119,7 @@ class KubeLogs:
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
         answer = self._api.call("GET", path, "the log cannot be read", query=query, accept=(400, 404))
         if answer.status != 200:
-            return ""
+            return None if answer.status == 404 else ""
         text = answer.data.decode("utf-8", "replace")
         return text if "exitCode" in state else text[: text.rfind("\n") + 1]  # the last line may be incomplete
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 RUN, ATTEMPT = "cloudtrain.dev/run", "cloudtrain.dev/attempt"  # labels
 STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # annotations that submit and cancel set
+# The value of CANCELLED is when the first container had started, "" if none had.
 OUTPUT = "cloudtrain.dev/output"  # annotation: path or URI of the run's output
 QUEUE = "kueue.x-k8s.io/queue-name"
 CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the init container

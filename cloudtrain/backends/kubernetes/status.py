@@ -22,13 +22,13 @@ Object = dict[str, Any]
 def status_of(job: Object, pods: Sequence[Object]) -> Status:
     """Return an attempt's state; `pods` are its pods that still exist, in order of creation."""
     newest_pods = newest_by_node(pods)
-    start_times = [at for pod in pods if (at := container_state(pod).get("startedAt"))]
-    started = min(start_times, default=None)
+    started = first_start(pods)
     end_condition = condition(job, "Complete") or condition(job, "Failed")
     ended = end_condition.get("lastTransitionTime") if end_condition else None
     if end_condition and end_condition["type"] == "Complete":
         return Status(State.SUCCEEDED, 0, "", started, job["status"].get("completionTime") or ended)
-    if CANCELLED in get_annotations(job):
+    if (noted := get_annotations(job).get(CANCELLED)) is not None:
+        started = started if noted == "yes" else noted or None  # version 0.1 wrote "yes"
         suspended = condition(job, "Suspended")
         if end_condition or (suspended and not any(is_live(pod) for pod in pods)):
             at = ended or (suspended or {}).get("lastTransitionTime")
@@ -45,6 +45,11 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
     if len(running) == job["spec"]["completions"]:
         return Status(State.RUNNING, None, "", started)
     return Status(State.STARTING, None, waiting_reason(newest_pods.values()), started)
+
+
+def first_start(pods: Iterable[Object]) -> str | None:
+    """Return when the first container of some pods started, None before that."""
+    return min((at for pod in pods if (at := container_state(pod).get("startedAt"))), default=None)
 
 
 def waiting_reason(pods: Iterable[Object]) -> str:

@@ -87,8 +87,8 @@ class Place:
 
     def call(self, method: str, path: str, what: str, **_: object) -> Answer:
         uid = path.split("/")[-2]
-        (pod,) = [pod for pod in self.pods if pod.uid == uid and pod.there]
-        return Answer(200, {}, pod.log.encode())
+        found = [pod for pod in self.pods if pod.uid == uid and pod.there]
+        return Answer(200, {}, found[0].log.encode()) if found else Answer(404, {}, b"")
 
     def list_folders(self, base: str) -> list[str]:
         return [pod.folder for pod in self.pods if pod.kept and pod.phase not in ("Pending", "Running")]
@@ -119,6 +119,16 @@ def test_a_known_pod_that_is_gone_hides_none_behind_its_machines_clock():
     assert told == both(second) and place.look(cursor) == ([], cursor)
     second.kept = False
     assert place.look(cursor) == ([], cursor)
+
+
+def test_a_pod_that_is_gone_since_the_status_was_asked_for_is_read_from_what_is_kept():
+    pod = Pod("only", 0, phase="Failed")
+    place = Place([pod], over=True)
+    jobs = KubeJobs(place, poll_s=60.0)  # type: ignore[arg-type]
+    assert jobs.status(HANDLE).state.final
+    pod.there = False
+    logs = KubeLogs(place, jobs, place, None, 0.0)  # type: ignore[arg-type]
+    assert [line.text for line in logs.follow(HANDLE, follow=False, after=None)] == both(pod)
 
 
 def test_pods_that_are_all_there_are_in_the_servers_order():

@@ -1,0 +1,73 @@
+"""Files: what the script wrote, byte by byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.api import FETCHABLE, Backend
+from cloudtrain.events import State
+from cloudtrain.testing.fixtures import ContractFixtures
+
+FILES = {  # name -> bytes
+    "plain.txt": 10,
+    ".hidden/.file": 20,
+    "empty": 0,
+    "4096": 4096,
+    "4097": 4097,
+    "large.bin": 300_000,
+    "two words/ünïcödé": 30,
+    "a/b/c/d/e/deep": 40,
+}
+# Writes files of some sizes, given as SIZE:NAME, into each of the three folders.
+WRITER = """
+import os, pathlib, sys
+for name in ("MODEL", "OUTPUT", "CHECKPOINT"):
+    for size, file in (word.split(":") for word in sys.argv[1:]):
+        path = pathlib.Path(os.environ[f"CLOUDTRAIN_{name}_DIR"], "kept", file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(n % 251 for n in range(int(size))))
+"""
+
+
+def content(size: int) -> bytes:
+    """Return what WRITER writes."""
+    return bytes(n % 251 for n in range(size))
+
+
+class FetchContract(ContractFixtures):
+    """What `fetch` promises."""
+
+    def test_fetch_brings_what_the_script_wrote(self, backend: Backend, start: Any, tmp_path: Path) -> None:
+        """Hidden, empty, large and deep files, with any name; a second fetch completes what a first one left."""
+        handle = start(WRITER, args=[f"{size}:{name}" for name, size in FILES.items()])
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        into = backend.fetch(handle, tmp_path / "fetched")
+        for _ in range(2):
+            for folder in FETCHABLE:
+                top = into / folder / "kept"
+                found = {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
+                assert found.keys() == FILES.keys(), folder
+                assert found == {name: content(size) for name, size in FILES.items()}, "bytes differ"
+                (top / "large.bin").unlink()
+            assert backend.fetch(handle, into) == into
+        for what in (*((name,) for name in FETCHABLE), ("model", "checkpoints")):
+            part = backend.fetch(handle, tmp_path / "-".join(what), what)
+            assert {path.name for path in part.iterdir() if (path / "kept").exists()} == set(what)
+
+    def test_checkpoints_belong_to_the_run(self, backend: Backend, start: Any) -> None:
+        script = (
+            "import os, pathlib\n"
+            "path = pathlib.Path(os.environ['CLOUDTRAIN_CHECKPOINT_DIR'], 'step')\n"
+            "print('found', path.read_text() if path.exists() else None)\n"
+            "path.parent.mkdir(parents=True, exist_ok=True)\n"
+            "path.write_text(os.environ['CLOUDTRAIN_ATTEMPT'])\n"
+        )
+        run_id = f"contract-{random.getrandbits(32):08x}"
+        first = start(script, run_id=run_id, attempt=1)
+        self.until_final(backend, first)
+        second = start(script, run_id=run_id, attempt=2)
+        self.until_final(backend, second)
+        assert [line.text for line in self.script_lines(backend, first)] == ["found None"]
+        assert [line.text for line in self.script_lines(backend, second)] == ["found 1"]

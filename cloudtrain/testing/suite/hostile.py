@@ -1,0 +1,37 @@
+"""Texts that a shell, a template or YAML would change."""
+
+from __future__ import annotations
+
+HOSTILE = [
+    "",
+    " ",
+    "plain",
+    "two words",
+    "--flag",
+    "--key=value",
+    "-1",
+    "-",
+    "--",
+    "'single'",
+    '"double"',
+    "back\\slash",
+    "$HOME ${PATH} $(id) `id`",
+    "line\nbreak",
+    "tab\there",
+    "a;b|c&d>e<f",
+    "*?[a]{b,c}",
+    "~",
+    "#no comment",
+    "%s %%",
+    "!history",
+    "ünïcödé 漢字 🚀",
+    '{"json": [1, 2]}',
+    "[1, 2]",
+    "true",
+    "null",
+    "0123",
+    "1e-4",
+    "trailing ",
+    "=",
+    "\x7f\x01",
+]

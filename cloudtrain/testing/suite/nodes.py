@@ -1,0 +1,51 @@
+"""Several nodes: ranks, a failing node, a collective."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.api import Backend, Feature
+from cloudtrain.events import State
+from cloudtrain.testing.fixtures import ContractFixtures
+
+
+class NodesContract(ContractFixtures):
+    """What a backend with `Feature.MULTI_NODE` promises."""
+
+    def test_ranks_over_two_nodes(self, backend: Backend, start: Any) -> None:
+        self.require(backend, Feature.MULTI_NODE)
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK"
+        script = f"import json, os\nprint(json.dumps([int(os.environ[n]) for n in '{names}'.split()]))\n"
+        handle = start(script, num_nodes=2, processes_per_node=2)
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        seen = sorted((line.node, line.rank, *json.loads(line.text)) for line in self.script_lines(backend, handle))
+        assert seen == [(0, 0, 0, 0, 4, 2, 0), (0, 1, 1, 1, 4, 2, 0), (1, 2, 2, 0, 4, 2, 1), (1, 3, 3, 1, 4, 2, 1)]
+
+    def test_one_failing_node_ends_the_attempt(self, backend: Backend, start: Any) -> None:
+        self.require(backend, Feature.MULTI_NODE)
+        handle = start(
+            "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(23)\ntime.sleep(600)\n", num_nodes=2
+        )
+        status = self.until_final(backend, handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 23), self.text(backend, handle)
+        self.assert_no_leftovers(handle)
+
+    @pytest.mark.train
+    def test_a_collective_over_two_nodes(self, backend: Backend, start: Any) -> None:
+        self.require(backend, Feature.MULTI_NODE)
+        script = (
+            "import torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "rank, world = dist.get_rank(), dist.get_world_size()\n"
+            "value = torch.tensor([10.0 ** rank])\n"
+            "dist.all_reduce(value)\n"
+            "print('result', rank, world, value.item(), flush=True)\n"
+            "dist.destroy_process_group()\n"
+        )
+        handle = start(script, num_nodes=2, processes_per_node=2, env={"OMP_NUM_THREADS": "1"})
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        results = sorted(line.text for line in self.script_lines(backend, handle) if line.text.startswith("result"))
+        assert results == [f"result {rank} 4 1111.0" for rank in range(4)]

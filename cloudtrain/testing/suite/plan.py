@@ -1,0 +1,63 @@
+"""The plan: pure, complete, the same for everybody."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Backend, Feature, Plan
+from cloudtrain.job.job import Job
+from cloudtrain.testing.elsewhere import SURROUNDINGS, Elsewhere
+from cloudtrain.testing.fixtures import ContractFixtures
+from cloudtrain.testing.suite.hostile import HOSTILE
+
+
+class PlanContract(ContractFixtures):
+    """What `plan`, `options` and `check` promise."""
+
+    def test_it_is_a_backend(self, backend: Backend) -> None:
+        assert isinstance(backend, Backend)
+        assert backend.name and backend.features <= frozenset(Feature)
+        assert registry.backend_class(backend.name) is type(backend)
+        assert isinstance(type(backend).discover(), dict)
+
+    def test_unknown_options_are_refused(self, backend: Backend) -> None:
+        from pydantic import ValidationError
+
+        with pytest.raises(ValidationError):
+            type(backend).options().model_validate({"no_such_option": 1})
+
+    def test_plan_is_pure(self, backend: Backend, prepare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan, bundle = prepare("print(1)", run_id="pure-run")
+        job = Job.from_dict(plan.job)
+
+        def forbidden(*_: Any, **__: Any) -> Any:
+            raise AssertionError("plan() used the network, the clock or randomness")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", forbidden)
+            for name in ("time", "time_ns"):
+                patch.setattr(time, name, forbidden)
+            patch.setattr("os.urandom", forbidden)
+            patch.setattr(random, "random", forbidden)
+            again = backend.plan(job, bundle, "pure-run", 1)
+        time.sleep(1.1)  # a timestamp in the plan would differ by now
+        assert again == plan == backend.plan(job, bundle, "pure-run", 1)
+
+    def test_plan_survives_json(self, prepare: Any) -> None:
+        plan, _ = prepare("print(1)", args=HOSTILE, env={"A": "b c"})
+        assert Plan.from_json(plan.to_json()) == plan
+
+    def test_plan_is_the_same_elsewhere(self, backend: Backend, elsewhere: Elsewhere, prepare: Any) -> None:
+        """In another process, with another clock, locale, umask and working directory."""
+        plan, bundle = prepare("print(1)", args=HOSTILE, hyperparameters={"lr": "3.0e-4"})
+        for _ in SURROUNDINGS:
+            assert elsewhere("plan", Job.from_dict(plan.job), bundle, plan.run_id, plan.attempt) == plan
+
+    def test_check_returns_problems(self, backend: Backend) -> None:
+        assert all(problem.message for problem in backend.check())

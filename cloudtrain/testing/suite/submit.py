@@ -1,0 +1,85 @@
+"""Submit, find, status: one attempt, known by its handle to every object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.api import Backend, HasImages, HasStatuses
+from cloudtrain.backends.images import pinned_image
+from cloudtrain.events import State
+from cloudtrain.testing.fixtures import ContractFixtures
+
+
+class SubmitContract(ContractFixtures):
+    """What `submit`, `find`, `status` and `statuses` promise."""
+
+    def test_handle_survives_a_new_backend_object(self, connect: Callable[[], Backend], start: Any) -> None:
+        handle = start("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
+        self.until_line(connect(), handle, "there")
+        assert connect().status(handle).state is State.RUNNING
+        if isinstance(again := connect(), HasImages):
+            images = again.images(handle)
+            assert set(images) <= {0} and all(pinned_image(image) == image for image in images.values())
+        connect().cancel(handle)
+        assert self.until_final(connect(), handle).state is State.CANCELLED
+        assert any(line.text == "there" for line in connect().logs(handle))
+
+    def test_find(self, backend: Backend, connect: Callable[[], Backend], prepare: Any) -> None:
+        plan, bundle = prepare("print('found')", attempt=11)
+        run_id = plan.run_id
+        assert backend.find(plan.attempt_id) is None
+        handle = backend.submit(plan, bundle)
+        assert connect().find(plan.attempt_id) == handle
+        for other in (f"{run_id}-a1", f"{run_id}-a12", f"{run_id}-a111", f"{run_id}0-a11", f"{run_id[:-1]}-a11"):
+            assert connect().find(other) is None, other
+        self.until_final(backend, handle)
+        assert connect().find(plan.attempt_id) == handle
+
+    def test_submitting_a_plan_twice_is_one_attempt(
+        self, backend: Backend, connect: Callable[[], Backend], prepare: Any
+    ) -> None:
+        plan, bundle = prepare("print('once')")
+        handle = backend.submit(plan, bundle)
+        assert connect().submit(plan, bundle) == handle
+        self.until_final(backend, handle)
+        assert connect().submit(plan, bundle) == handle
+        assert backend.status(handle).state is State.SUCCEEDED
+        assert [line.text for line in self.script_lines(backend, handle)] == ["once"]
+
+    def test_statuses_are_those_of_status_in_fewer_calls(
+        self, backend: Backend, connect: Callable[[], Backend], start: Any
+    ) -> None:
+        if not isinstance(backend, HasStatuses):
+            pytest.skip("it has no `statuses`")
+        wait = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
+        running, cancelled = [start(wait), start(wait)], start(wait)
+        finished, failed = start("print('done')"), start("raise SystemExit(3)")
+        for handle in (*running, cancelled):
+            self.until_line(backend, handle, "there")
+        backend.cancel(cancelled)
+        for handle in (cancelled, finished, failed):
+            self.until_final(backend, handle)
+        unknown = finished[:-1] + ("8" if finished[-1] != "8" else "9")
+        handles = [*running, cancelled, finished, failed, unknown]
+        for asked in (connect(), backend):  # one that knows nothing yet, and one that has asked before
+            assert isinstance(asked, HasStatuses) and asked.group == backend.group and asked.calls_per_s > 0
+            for _ in range(2):
+                before = self.calls()
+                statuses = asked.statuses(handles)
+                between = self.calls()
+                expected = {handle: backend.status(handle) for handle in handles}
+                after = self.calls()
+                assert dict(statuses) == {handle: expected[handle] for handle in handles if handle in statuses}
+                assert set(running) <= set(statuses), "running attempts must be in the answer"
+                if before is not None and between is not None and after is not None:
+                    assert between - before < after - between
+        assert dict(backend.statuses([])) == {}
+
+    def test_what_was_never_submitted_is_lost(self, backend: Backend, start: Any) -> None:
+        handle = start("print('real')")
+        self.until_final(backend, handle)
+        unknown = backend.status(handle[:-1] + ("8" if handle[-1] != "8" else "9"))
+        assert unknown.state is State.LOST
