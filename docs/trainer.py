@@ -66,7 +66,8 @@ Each of these has a test that fails where it does nothing (tests/entrypoints/tes
   `tp_size` and `pp_size`.
 - **Global batch**: `global_batch_size` (samples) or `global_batch_tokens`; the accumulation follows from the number of ranks, and what they cannot share evenly is refused.
 - **Early stopping and the best model**: `early_stopping_patience`, `load_best_model_at_end`. The best evaluation's checkpoint is never pruned.
-- **Memory and speed**: `gradient_checkpointing`, `attn_implementation` (flash attention is refused where there is no GPU), `torch_compile` (with none and ddp; tested with the backend
+- **Memory and speed**: the loss is made in chunks of tokens, so the logits (12 bytes x vocabulary x tokens) are never whole in memory; they are with `tp_size`, `pp_size`,
+  `torch_compile` and families other than Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo, GPT-2 and GPT-NeoX. `gradient_checkpointing`, `attn_implementation` (flash attention is refused where there is no GPU), `torch_compile` (with none and ddp; tested with the backend
   aot_eager on CPU), `optim: adamw_torch_fused`.
 
 Flags that contradict each other end with 2 before torch is imported; what this machine, data or world cannot do ends with 78 before the first step: one sentence each.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import collectives
+from .. import chunked_loss, collectives
 from .. import model as models
 from ..data.samples import GlobalBatches, loader
 from ..errors import Unsupported
@@ -30,6 +30,7 @@ class Strategy:
     stepper: Any  # Accelerate's
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
     tied: tuple[str, str] | None = None  # snapshot.Training.tied
+    chunked: chunked_loss.ChunkedLoss | None = None  # None: the logits are whole
 
     def __init__(self, accelerator: Any, plan: ParallelismPlan) -> None:
         self.accelerator, self.plan = accelerator, plan
@@ -43,6 +44,7 @@ class Strategy:
         """Spread the model, which is the same on every rank; raises Unsupported when that cannot be done. Collective."""
         if self.context is not None:
             self.context.put_on(bare)
+        self.chunked = chunked_loss.of(bare, self.plan.tensor)
         self.optimizer = make_optimizer(bare)
         self.model, self.stepper = self.accelerator.prepare(bare, self.optimizer)
 
@@ -97,15 +99,19 @@ class Strategy:
         return shares
 
     def losses(self, batch: Batch) -> torch.Tensor:
-        """Return the loss of each sample, or of this rank's part of it."""
-        logits, labels = self.logits(batch)
-        return models.losses(logits, labels)
+        """Return the loss of each sample, or of this rank's part of it; of all together where it is made in chunks."""
+        if self.chunked is not None:
+            return self.chunked.losses(self.model, self.part(batch), summed=True)
+        return models.losses(*self.logits(batch))
 
     def logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the model says of the samples, or of this rank's part of them, and their labels."""
-        if self.context is not None:
-            batch = self.context.part(batch)
+        batch = self.part(batch)
         return self.model(**models.inputs(batch)).logits, batch["labels"]
+
+    def part(self, batch: Batch) -> Batch:
+        """Return the samples, or this rank's part of them."""
+        return batch if self.context is None else self.context.part(batch)
 
     def accumulating(self, more: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch; `more` of the same step follow it."""
@@ -127,7 +133,13 @@ class Strategy:
     def scores(self, batch: Batch) -> torch.Tensor:
         """Return (loss, labels that count, right ones) of each held-out sample of all ranks, or of all together; no
         sample counts twice. Collective."""
-        mine = scored(*self.logits(batch))
+        if self.chunked is not None:
+            batch = self.part(batch)
+            losses = self.chunked.losses(self.model, batch, summed=False)
+            counted = models.counted(batch["labels"])
+            mine = torch.stack([losses, counted, torch.zeros_like(losses)], dim=1).double()
+        else:
+            mine = scored(*self.logits(batch))
         if self.plan.data_ranks == self.plan.world:
             # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
             return self.accelerator.gather_for_metrics(mine)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from .. import chunked_loss
 from .. import lora as adapters
 from ..errors import Unsupported
 from .ddp import Strategy
@@ -36,6 +37,7 @@ class ShardedStrategy(Strategy):
             bare.to(self.device)
         if self.context is not None:
             self.context.put_on(bare)
+        self.chunked = chunked_loss.of(bare, self.plan.tensor)
         if self._fully:
             shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
