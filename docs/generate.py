@@ -33,7 +33,7 @@ and the newest run is meant. Every command that reads takes `--json`, whose shap
 | 2 | the request cannot be done as it is: usage, job, source, target, run id, history, a full disk |
 | 5 | the platform refused, or could not be reached |
 | 69, 75, 124 | the run was LOST, PREEMPTED, TIMED_OUT |
-| 78 | the run was refused on its node before a script began: wrong world, missing input, bad secret, requirements |
+| 78 | the run was refused on its node before a script began: wrong world, missing input, bad secret, requirements; or the shared trainer was replaced by a later start of its run |
 | 130 | the run was CANCELLED; or Ctrl-C: a run that was being followed continues |
 | 141 | whoever read the output has left |
 

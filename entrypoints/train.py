@@ -204,12 +204,14 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         evaluate_when_due,
     )  # fmt: skip
     resumed = manager.resume(training)
+    model_folder = Path(context.model_dir)
+    publish.withdraw(model_folder, manager.epoch)
     if resumed is not None:
         position, mine = resumed
         loop.step, first_loss = position["step"], position["first_loss"]
         batches.go_to(position)
         best.set_state(position["best"])
-        manager.best = best.checkpoint
+        best.checkpoint = manager.hold_best(best.checkpoint)
         if mine:
             meter.set_state(mine["meter"])
     elif held_out is not None and arguments.eval_on_start:
@@ -251,17 +253,20 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     trained = strategy.whole()
     if trained is not None:
         trained = models.plain(trained, arguments)
-        folder = Path(context.model_dir)
-        publish.save(trained, task.tokenizer, folder)
+        trained.config.use_cache = True
+        publish.save(trained, task.tokenizer, model_folder, manager.epoch, manager.check_current)
         if arguments.writes and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
             logger.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
         if scores:
             before = "" if first_loss is None else f"{first_loss:.3f} -> "
             logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}")
-        logger.say(f"model saved in {folder}")
+        logger.say(f"model saved in {model_folder}")
         if arguments.push_to_hub:
-            logger.say(f"model uploaded to {publish.push(folder, arguments.hub_model_id, arguments.hub_private_repo)}")
+            logger.say(
+                f"model uploaded to {publish.push(model_folder, arguments.hub_model_id, arguments.hub_private_repo)}"
+            )
+    manager.check_ranks()  # a start that was replaced meanwhile does not end as a success
     trackers.finish(accelerator)
     return collectives.leave(0)
 

@@ -13,7 +13,7 @@ NEEDED = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 class Unsupported(Exception):
-    """The training cannot start; str() is one sentence, with a hint where there is one."""
+    """The training cannot start, or not go on; str() is one sentence, with a hint where there is one."""
 
 
 @contextmanager

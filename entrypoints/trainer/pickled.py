@@ -26,7 +26,7 @@ sys.path[:] = [os.path.dirname(HERE), *(place for place in sys.path if place not
 
 import runtime  # noqa: E402
 
-from trainer import collectives, strategies  # noqa: E402
+from trainer import collectives, publish, strategies  # noqa: E402
 from trainer.errors import Unsupported, check_versions, exit_when_unsupported  # noqa: E402
 from trainer.strategies import mesh  # noqa: E402
 
@@ -174,6 +174,7 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
         arguments.logging_steps, every_steps=context.checkpoint_every_steps, every_s=context.checkpoint_every_s,
     )  # fmt: skip
     resumed = manager.resume(training)
+    publish.withdraw(Path(context.model_dir), manager.epoch)
     set_seed(arguments.seed + context.rank)  # each rank drops out its own
     if resumed is not None:
         position, mine = resumed
@@ -189,9 +190,11 @@ def train(arguments: argparse.Namespace, context: runtime.RunContext, plan: mesh
         logger.say(f"asked to leave: saved at step {loop.step}/{total_steps}")
         return collectives.leave(runtime.EXIT_RESUMABLE)
     if context.is_main:
-        write(getattr(model, "module", model), Path(context.model_dir))
+        publish.save(
+            getattr(model, "module", model), None, Path(context.model_dir), manager.epoch, manager.check_current
+        )
         logger.say(f"model saved in {context.model_dir}")
-    accelerator.wait_for_everyone()
+    manager.check_ranks()
     return collectives.leave(0)
 
 
@@ -293,17 +296,6 @@ def plain_loss(outputs: Any, target: Any) -> Any:
             raise ValueError(f"the model gives {tuple(outputs.shape)} for targets of {tuple(target.shape)}: pass loss=")
         outputs = outputs.squeeze(-1)
     return functional.mse_loss(outputs, target)
-
-
-def write(model: Any, folder: Path) -> None:
-    """Write the trained model: as from_pretrained reads it where it is a transformers model, else its state alone."""
-    from safetensors.torch import save_model
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
-    else:
-        save_model(model, str(folder / "model.safetensors"))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_it_ends_early_and_goes_back_to_the_best(tmp_path: Path, base: Path):
     assert evaluations[-1] == evaluations[1] < evaluations[-2], "evaluated at its end, and again after going back"
 
     again = train(tmp_path / "run", args, 2, attempt=2)
-    assert again.losses() == {} and "back to the best evaluation, step-00000002.a1" in again.output()
+    assert again.losses() == {} and "back to the best evaluation, step-00000002.a2" in again.output()
 
 
 def test_a_stream_is_the_same_on_two_ranks_and_after_a_kill(tmp_path: Path):

@@ -4,7 +4,8 @@
 
 Every start of an attempt, a platform's own restarts included, claims the next epoch, by a write that only one can do,
 and says from which checkpoint it resumes. That chain is the run's history: what an older epoch commits after a newer one
-went on from it is outside, and never chosen. Standard library only.
+went on from it is outside, and never chosen. A start that finds a newer record is replaced: it writes, removes and
+publishes nothing any more. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from ..errors import Unsupported
 from .files import NAME, Checkpoint
 
 FOLDER = "epochs"
@@ -26,12 +28,17 @@ def claim(
 ) -> tuple[int, Checkpoint | None]:
     """Claim the next epoch below a folder of checkpoints; return it and the checkpoint that it resumes from.
 
-    `given` is the number that the launcher has claimed in the output, 0 for none. Raises OSError.
+    `given` is the number that the launcher has claimed in the output, 0 for none. Raises OSError, and Unsupported where a
+    later attempt has begun: this one would take the run from it.
     """
     records = folder / FOLDER
     records.mkdir(parents=True, exist_ok=True)
     while True:
-        number = given or max([attempt - 1, newest(folder)]) + 1
+        claimed = _read(folder)
+        later = max((int(record.get("attempt") or 0) for record in claimed.values()), default=0)
+        if later > attempt and os.environ.get("CLOUDTRAIN_RUN_ID"):  # by hand there are no attempts
+            raise Unsupported(f"attempt {later} of this run has begun: attempt {attempt} does not begin any more")
+        number = given or max([attempt - 1, *claimed]) + 1
         chosen = choose()
         record: dict[str, Any] = {"epoch": number, "attempt": attempt}
         if chosen is not None:
@@ -52,9 +59,14 @@ class Chain:
     """Which checkpoints below a folder are the run's history: of each epoch those up to the step that a newer one began
     from."""
 
-    def __init__(self, folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
+    def __init__(self, folder: Path, checkpoints: Collection[Checkpoint]) -> None:
         records = _records(folder)
         self._limits: dict[int, float] = {}  # epoch -> last step of it that counts
+        names, own = {each.path.name for each in checkpoints}, {each.attempt for each in checkpoints}
+        for number in sorted(records, reverse=True):
+            if number in own or records[number] in (*names, "", None):
+                break
+            del records[number]  # it was killed before it held its checkpoint, which an older start then removed
         numbers = sorted({*records, *(each.attempt for each in checkpoints)}, reverse=True)
         epoch, limit = (numbers[0] if numbers else 0), float("inf")
         while epoch and epoch not in self._limits:
@@ -76,9 +88,9 @@ def in_vain(folder: Path, attempt: int, number: int) -> bool:
     """Return whether the two starts of this attempt before this one began where it begins: whoever starts it again by
     itself would do so for ever."""
     records = _read(folder)
-    mine = records.get(number, {}).get("from")
-    before = [records[each] for each in sorted(records) if each < number and records[each].get("attempt") == attempt]
-    return mine is not None and [record.get("from") for record in before[-2:]] == [mine, mine]
+    mine = [record for each, record in sorted(records.items()) if each <= number and record.get("attempt") == attempt]
+    steps = [NAME.sub(r"\1", record["from"]) for record in mine[-3:] if "from" in record]  # each start has its own name
+    return len(steps) == 3 and len(set(steps)) == 1
 
 
 def _records(folder: Path) -> dict[int, str | None]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -138,11 +139,12 @@ def prune(
     spare: str = "",
     verified: set[str] | None = None,
     counts: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    epoch: float = math.inf,
 ) -> None:
     """Remove all but the newest verified ones and the one named `spare`, and what torn ones are older than those.
 
     `verified` holds the names whose bytes are known to be right and takes in those that are read here, so that each
-    is read once. Nothing is removed for one that turns out to be damaged.
+    is read once. Nothing is removed for one that turns out to be damaged, and nothing of a start later than `epoch`.
     """
     verified = set() if verified is None else verified
     whole, older = 0, []
@@ -152,8 +154,11 @@ def prune(
         elif counts(checkpoint) and _stands(checkpoint.path, verified):
             whole += 1
     for checkpoint in older:
-        if checkpoint.path.name != spare:
+        if checkpoint.path.name != spare and checkpoint.attempt <= epoch:
             discard(checkpoint.path)
+    for path in folder.glob(".step-*"):
+        if (name := NAME.fullmatch(path.name[1:])) and int(name[2]) < epoch:  # a start was killed in `hold`
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _stands(path: Path, verified: set[str]) -> bool:
@@ -163,14 +168,40 @@ def _stands(path: Path, verified: set[str]) -> bool:
             return False
         verified.add(path.name)
         return True
+    return has_all_files(path)
+
+
+def has_all_files(path: Path) -> bool:
+    """Return whether every file that COMPLETE names is there in its size; reads none of them."""
     expected = manifest(path)
     return not isinstance(expected, str) and misfit(path, expected) is None
 
 
+def hold(chosen: Checkpoint, epoch: int) -> Checkpoint | None:
+    """Link a checkpoint's files into a folder of this start's own, which no older start removes; None where it is gone.
+
+    It is the checkpoint itself on a file system without links. Its bytes have been verified before.
+    """
+    held = Checkpoint(epoch, chosen.step, folder_of(chosen.path.parent, chosen.step, epoch))
+    partial = held.path.with_name(f".{held.path.name}")
+    try:
+        shutil.copytree(chosen.path, partial, copy_function=os.link)
+        if has_all_files(partial):
+            partial.rename(held.path)
+    except OSError:  # it was removed meanwhile, is held already, or the file system has no links
+        pass
+    shutil.rmtree(partial, ignore_errors=True)
+    return next((each for each in (held, chosen) if has_all_files(each.path)), None)
+
+
 def discard(path: Path) -> None:
-    """Remove a checkpoint, its COMPLETE first."""
+    """Remove a checkpoint, its COMPLETE first; another start may be removing it too."""
     (path / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    while path.exists():
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
 
 
 def _each(act: Callable[[str], Any], names: Iterable[str]) -> list[tuple[str, Any]]:

@@ -39,7 +39,6 @@ class CheckpointManager:
     given: int = 0  # the epoch that the launcher has claimed in the output
     epoch: int = 0  # this start's; the attempt's number before `resume`
     verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
-    replaced: bool = False  # a later start has claimed the run
     behind: bool = True  # the training continues while a checkpoint is written
 
     def __post_init__(self) -> None:
@@ -92,12 +91,17 @@ class CheckpointManager:
         self.report_results()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more, and report the result; on all ranks alike."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            if writing.result() is None:
-                self.saved_step = self._step
-        self.report_results()
+        """Return when nothing is being written any more, and report the result; on all ranks alike.
+
+        Raises Unsupported where a later start has replaced this one.
+        """
+        try:
+            if self._writing is not None:
+                writing, self._writing = self._writing, None
+                if writing.result() is None:
+                    self.saved_step = self._step
+        finally:
+            self.report_results()
 
     def report_results(self) -> None:
         """Report the results of saves since the last call; does not block."""
@@ -124,6 +128,7 @@ class CheckpointManager:
     def _write(self, step: int, taken: Snapshot, training: TrainingState, began: float) -> str | None:
         """Write what was taken and return what went wrong with the disk; collective."""
         path = files.folder_of(self.folder, step, self.epoch)
+        self.check_ranks()
         failed = self._on_rank_0(step, lambda: files.begin(path))
         if failed is None and training.parts:
             mine = self._tried(step, lambda: state.write_parts(path, taken, training, self._group))
@@ -132,6 +137,7 @@ class CheckpointManager:
             failed = self._on_rank_0(step, lambda: self._commit(step, path, taken, training, began))
         if failed is not None:  # what lies there takes room that the next one may need
             self._on_rank_0(step, lambda: files.discard(path) if path.is_dir() else None)
+        collectives.from_rank_0(self._tidy if failed is None else self.check_current, self._group)
         return failed
 
     def _on_rank_0(self, step: int, act: Callable[[], None]) -> str | None:
@@ -142,20 +148,27 @@ class CheckpointManager:
         facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
         size = files.commit(path, **facts, parts=training.parts, layout=training.layout)
         self.verified.add(path.name)
-        if not self._is_replaced():  # its successor resumes from what would be removed
-            counts = epochs.Chain(self.folder, files.find(self.folder)).has
-            files.prune(self.folder, self.keep, self.best, self.verified, counts)
         seconds = round(time.monotonic() - began, 3)
         self._report_later("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
 
-    def _is_replaced(self) -> bool:
-        """Return whether a later start has claimed the run, and report it once."""
+    def check_current(self) -> None:
+        """Raise Unsupported where a later start has claimed the run: this one must not change anything any more."""
         later = epochs.newest(self.folder)
-        if later > self.epoch and not self.replaced:
-            self.replaced = True
-            problem = f"start {later} of this run has begun: checkpoints of this one, {self.epoch}, are chosen no more"
-            self._report_later("alarm", reason=problem)
-        return self.replaced
+        if later > self.epoch:
+            raise Unsupported(f"start {later} of this run has begun: this one, {self.epoch}, is replaced and ends")
+
+    def check_ranks(self) -> None:
+        """Raise Unsupported on every rank where a later start has claimed the run; collective, waits for rank 0."""
+        collectives.from_rank_0(self.check_current, self._group)
+
+    def _tidy(self) -> None:
+        """Remove older checkpoints, unless this start is replaced; what cannot be removed costs no other checkpoint."""
+        self.check_current()
+        try:
+            counts = epochs.Chain(self.folder, files.find(self.folder)).has
+            files.prune(self.folder, self.keep, self.best, self.verified, counts, self.epoch)
+        except OSError as error:
+            self._report_later("alarm", reason=f"older checkpoints could not be removed: {error}")
 
     def _tried(self, step: int, act: Callable[[], None]) -> str | None:
         """Do a part of a checkpoint's writing; return what went wrong with the disk, and report it."""
@@ -185,26 +198,45 @@ class CheckpointManager:
         state.read(path, training)
         return True
 
-    def _begin(self) -> tuple[int, files.Checkpoint | None]:
-        """Claim the next epoch and choose what to resume from."""
+    def hold_best(self, name: str) -> str:
+        """Keep an earlier start's best checkpoint, as one of this start's own; return its name now. Collective."""
+        self.best = name
+        if (parts := files.NAME.fullmatch(name)) and not self.given:
+            best = files.Checkpoint(int(parts[2]), int(parts[1]), self.folder / name)
+            if held := collectives.from_rank_0(lambda: files.hold(best, self.epoch)):
+                self.best = held.path.name
+        return self.best
+
+    def _begin(self) -> tuple[int, files.Checkpoint | None, files.Checkpoint | None]:
+        """Claim the next epoch; return it, what to resume from and this start's own links to that.
+
+        Raises Unsupported where a later start has begun.
+        """
 
         def choose() -> files.Checkpoint | None:
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
             return files.newest(self.folder, self.say, counts)
 
-        try:
-            number, checkpoint = epochs.claim(self.folder, self.attempt, self.given, choose)
-        except OSError as error:
-            problem = f"this start of the run could not be recorded: {error}"
-            self.report("alarm", reason=problem)
-            self.say(problem)
-            return self.given or max(self.attempt, epochs.newest(self.folder) + 1), choose()
-        if epochs.in_vain(self.folder, self.attempt, number):
-            raise Unsupported(
-                f"this is the third start of attempt {self.attempt} from the same place: the two before were lost before "
-                "either had a newer checkpoint; save more often (checkpoint.every), then run `cloudtrain resume`"
-            )
-        return number, checkpoint
+        while True:
+            try:
+                self.epoch, chosen = epochs.claim(self.folder, self.attempt, self.given, choose)
+            except OSError as error:
+                problem = f"this start of the run could not be recorded: {error}"
+                self.report("alarm", reason=problem)
+                self.say(problem)
+                chosen = choose()
+                return self.given or max(self.attempt, epochs.newest(self.folder) + 1), chosen, chosen
+            if epochs.in_vain(self.folder, self.attempt, self.epoch):
+                raise Unsupported(
+                    f"this is the third start of attempt {self.attempt} from the same place: the two before were lost "
+                    "before either had a newer checkpoint; save more often (checkpoint.every), then run "
+                    "`cloudtrain resume`"
+                )
+            if chosen is None or self.given:  # in the output a start that was replaced removes nothing
+                return self.epoch, chosen, chosen
+            if (held := files.hold(chosen, self.epoch)) is not None:
+                return self.epoch, chosen, held
+            self.check_current()  # an older start removed it before it could see this one: there is a newer checkpoint
 
     def resume(self, training: TrainingState) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Claim the run, put the newest complete checkpoint of its history back and return (loop, this rank's own), or
@@ -214,13 +246,17 @@ class CheckpointManager:
         """
         if training.parts:
             state.check_seen(self.folder)
-        self.epoch, checkpoint = collectives.from_rank_0(self._begin)
-        if checkpoint is None:
+        self.epoch, chosen, checkpoint = collectives.from_rank_0(self._begin)
+        if chosen is None or checkpoint is None:
             return None
-        self.verified.add(checkpoint.path.name)
-        collectives.from_rank_0(lambda: state.check_layout(checkpoint.path, training))
-        loop, ranks = state.read(checkpoint.path, training)
+        self.verified |= {chosen.path.name, checkpoint.path.name}
+        try:
+            collectives.from_rank_0(lambda: state.check_layout(checkpoint.path, training))
+            loop, ranks = state.read(checkpoint.path, training)
+        except Exception:
+            self.check_current()  # a later start may have removed it
+            raise
         alike = partial(state.same_layout, checkpoint.path, training)
         self.saved_step = checkpoint.step
-        self.say(f"resumed from {checkpoint.path}")
+        self.say(f"resumed from {chosen.path}")
         return loop, ranks[collectives.rank()] if collectives.from_rank_0(alike) else {}

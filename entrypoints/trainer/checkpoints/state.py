@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -127,7 +128,7 @@ def read_parts(path: Path, training: TrainingState) -> None:
 
 def check_seen(folder: Path) -> None:
     """Raise Unsupported unless all ranks see what rank 0 writes into the folder; collective."""
-    mark = folder / ".seen"
+    mark = folder / collectives.from_rank_0(lambda: f".seen-{os.urandom(8).hex()}")  # another start has its own
     collectives.from_rank_0(mark.touch)
     blind = [rank for rank, sees in enumerate(collectives.every_rank(mark.exists())) if not sees]
     collectives.from_rank_0(lambda: mark.unlink(missing_ok=True))

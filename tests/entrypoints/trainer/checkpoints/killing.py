@@ -62,6 +62,7 @@ def save_behind(folder: Path, step: int) -> None:
 
 
 def training() -> Any:
+    import torch
     from trainer.checkpoints import state
 
     model = torch.nn.Linear(4, 2)

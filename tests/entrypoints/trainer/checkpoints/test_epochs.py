@@ -18,6 +18,7 @@ from launcher.output.store import Store
 from cloudtrain.simulators.vertex.server import Simulator
 from tests.entrypoints.launcher.output.test_sync import PLACE, arrived, s3, said, sync_of, write
 from tests.entrypoints.launching import Attempt
+from tests.entrypoints.trainer.checkpoints.test_files import write as commit
 from tests.entrypoints.trainer.checkpoints.test_state import manager, steps, training
 from tests.entrypoints.training import ENTRYPOINTS
 from tests.stores import S3, running
@@ -36,6 +37,9 @@ def record(folder: Path, epoch: int, begun: str | None) -> None:
 
 
 CHAINS = {
+    "the second was killed before it held what it began from": ([(9, 1), (6, 1)], {1: "", 2: "3.1"}, "9.1 6.1"),
+    "the second holds what it began from": ([(9, 1), (3, 2)], {1: "", 2: "3.1"}, "3.2"),
+    "the third holds what the second held": ([(9, 1), (3, 3)], {1: "", 2: "3.1", 3: "3.2"}, "3.3"),
     "no records: a later start is newer": ([(3, 1), (20, 1), (9, 2)], {}, "9.2 20.1 3.1"),
     "one start": ([(3, 1), (6, 1)], {1: ""}, "6.1 3.1"),
     "what the first writes after the second began": ([(3, 1), (6, 1)], {1: "", 2: "3.1"}, "3.1"),
@@ -125,7 +129,7 @@ def test_of_several_claims_of_an_output_one_succeeds(store: Store):
 
 
 def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
-    stale, alarms, told = manager(tmp_path, keep=1)
+    stale, _, _ = manager(tmp_path, keep=1)
     run = training(1)
     assert stale.resume(run) is None and stale.epoch == 1
     stale.save(3, run, {"step": 3}, {})
@@ -135,21 +139,20 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     assert loop == {"step": 3} and second.epoch == 2
     steps(run, 1)
     stale.save(6, run, {"step": 6}, {})  # it lives on behind a partition that has healed
-    stale.wait()
-    stale.save(9, run, {"step": 9}, {})
-    stale.wait()
-    assert files.damage(files.folder_of(tmp_path, 9, 1)) is None
-    sentence = "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more"
-    assert [data["reason"] for kind, data in alarms if kind == "alarm"] == [sentence] and told[-1] == sentence
+    replaced = "start 2 of this run has begun: this one, 1, is replaced and ends"
+    with pytest.raises(Unsupported, match=replaced):
+        stale.wait()
+    assert {each.path.name for each in files.find(tmp_path)} == {"step-00000003.a1", "step-00000003.a2"}
+    commit(tmp_path, 9)  # it was writing that when the second began
 
+    files.folder_of(tmp_path, 3, 2).joinpath("COMPLETE").unlink()
     third, _, told = manager(tmp_path, attempt=3)  # the second died before it saved
     loop, _ = third.resume(training(3))
     assert loop == {"step": 3}, "the stale attempt has not pruned it, though it keeps one only"
-    assert told[0] == "checkpoint step-00000009.a1 is passed over: it is of a start that a later one has replaced"
+    assert told[1] == "checkpoint step-00000009.a1 is passed over: it is of a start that a later one has replaced"
     third.save(4, run, {"step": 4}, {})
     third.wait()
-    stale.save(12, run, {"step": 12}, {})
-    stale.wait()
+    commit(tmp_path, 12)
     fourth, _, _ = manager(tmp_path, attempt=3)  # a platform started it again by itself: the same attempt's number
     loop, _ = fourth.resume(training(4))
     assert loop == {"step": 4} and fourth.epoch == 4
@@ -175,10 +178,12 @@ def test_a_third_start_from_the_same_place_is_refused(tmp_path: Path):
 def test_one_attempt_started_twice_at_once_does_not_write_into_one_folder(tmp_path: Path):
     one, other = (manager(tmp_path)[0] for _ in range(2))
     assert (one.resume(training(1)), other.resume(training(2))) == (None, None)
-    for each, seed in ((one, 1), (other, 2)):
+    for each, seed in ((other, 2), (one, 1)):
         each.save(5, training(seed), {"step": 5, "by": seed}, {})
-        each.wait()
-    assert [found.path.name for found in files.find(tmp_path)] == ["step-00000005.a2", "step-00000005.a1"]
+    other.wait()
+    with pytest.raises(Unsupported, match="start 2 of this run has begun"):
+        one.wait()
+    assert [found.path.name for found in files.find(tmp_path)] == ["step-00000005.a2"]
     loop, _ = manager(tmp_path)[0].resume(training(3))
     assert loop == {"step": 5, "by": 2}
 
