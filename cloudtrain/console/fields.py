@@ -58,7 +58,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"
         " parallelism.virtual_stages parallelism.offload parallelism.accelerate_config",
-        "Checkpoints": "checkpoint.every checkpoint.keep",
+        "Checkpoints": "checkpoint.every checkpoint.keep | checkpoint.required",
     },
     Step.INFRASTRUCTURE: {
         "Place": "target | image output",
@@ -66,7 +66,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",
         "Limits": "limits.max_runtime limits.max_cost limits.max_total_runtime retry.max_attempts"
-        " | limits.grace limits.stall retry.on_events",
+        " | limits.grace limits.stall limits.max_wait retry.on_events",
         "Environment": "env secrets",
     },
     Step.SOURCE: {
@@ -90,7 +90,8 @@ _LABELS = {
     "resources.usd_per_hour": "USD per hour of a node", "resources.priced_as": "Machine of a price list",
     "limits.grace": "Grace", "limits.stall": "Longest silence",
     "checkpoint.every": "Every",
-    "checkpoint.keep": "Kept", "env": "Environment variables", "source": "Folder or git address",
+    "checkpoint.keep": "Kept", "checkpoint.required": "A later attempt needs one",
+    "limits.max_wait": "Longest wait for machines", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank",
     "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",
     "allow_secrets": "May hold credentials",

@@ -136,3 +136,10 @@ def test_the_table_on_the_page_is_what_is_printed(three, capsys):
     shown = capsys.readouterr().out.rstrip()
     page = PAGE.partition("$ cloudtrain costs\n")[2].partition("```")[0]
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in page.splitlines()]
+
+
+def test_the_console_says_it_too(submit):
+    from cloudtrain.console.pages.overview import read_details
+
+    facts = dict(read_details(submit("prod", 7200)).facts)
+    assert facts["spent"] == "3.38 USD (2h of nodes' time)" and facts["billed"] == "2h of nodes' time, 7,200 s"

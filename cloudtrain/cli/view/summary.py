@@ -81,20 +81,12 @@ def print_end(run: Run, status: Status, last_lines: list[str], *, rank_name: str
 
 
 def describe_billing(attempts: Sequence[AttemptRecord]) -> str:
-    """Describe the billed time of all attempts, with the cost where the price is known."""
+    """Describe the time of all attempts that the platform bills."""
     billed_attempts = [attempt for attempt in attempts if attempt.status.billable_s is not None]
     if not billed_attempts:
         return ""
     seconds = sum(attempt.status.billable_s or 0 for attempt in billed_attempts)
-    text = f"{format_duration(seconds)} of nodes' time, {seconds:,} s"
-    price = billed_attempts[-1].plan.price
-    if not price or "usd_per_hour" not in price:
-        return text
-    usd = sum(
-        (attempt.status.billable_s or 0) / 3600 * float(price["usd_per_hour"]) / int(attempt.plan.manifest["nodes"])
-        for attempt in billed_attempts
-    )
-    return f"{text}: about {usd:.2f} USD at the price of {price['as_of']}"
+    return f"{format_duration(seconds)} of nodes' time, {seconds:,} s"
 
 
 def describe_nodes(plan: Plan) -> str:
