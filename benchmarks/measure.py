@@ -20,6 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+Rows = list[tuple[str, object]]  # of a table
+Gates = list[tuple[str, float, float]]  # name, measured, most
 PEERS = Path(os.environ.get("CLOUDTRAIN_BENCH_PEERS", ROOT / ".tools" / "peers"))
 
 
@@ -100,6 +102,28 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def watchers(home: Path) -> list[int]:
+    """Return the processes that watch the runs of a home."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"cloudtrain.runs.watch_all" in words and str(home).encode() in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, bound_s: float = 900.0, pause_s: float = 0.2) -> None:
+    """Poll until a condition holds; exits where it does not."""
+    end = time.monotonic() + bound_s
+    while not condition():
+        if time.monotonic() > end:
+            sys.exit(f"{what} did not come within {bound_s:.0f} s")
+        time.sleep(pause_s)
 
 
 def hardware() -> str:

@@ -4,7 +4,8 @@
 
 The first part submits `--runs` runs, lets each print a metric once a minute, and measures the watcher for `--seconds`: its
 memory and processor time, and once a second how old the oldest state is. Then it ends some jobs and notes when the history
-says so. The second part submits from several processes while the watcher is killed after each so many jobs.
+says so. The second part submits from several processes while the watcher is killed after each so many jobs. The third lets a
+platform hang for `--hangs` seconds beside another one.
 Issue 21 asks for `--runs 1000 --submits 5000 --processes 20 --kills 50`.
 """
 
@@ -25,7 +26,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from measure import cpu_s, report, resident_bytes, table
+from hung_platform import hang
+from measure import Gates, Rows, cpu_s, report, resident_bytes, table, wait_until, watchers
 
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
@@ -46,8 +48,6 @@ job = {"name": "bench", "source": source, "entrypoint": "train.py", "environment
 for number in range(int(first), int(first) + int(count)):
     submitter.submit({**job, "labels": {"number": str(number)}}).acknowledge()
 """
-Rows = list[tuple[str, object]]
-Gates = list[tuple[str, float, float]]
 
 
 def main() -> int:
@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--submits", type=int, default=40)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--hangs", type=float, default=40.0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -64,8 +65,9 @@ def main() -> int:
         (folder / "source" / "train.py").write_text("print('hello')\n")
         rows, gates = watch(folder, given.runs, given.seconds)
         more_rows, more_gates = kill(folder, given.submits, given.processes, given.kills)
-    body = table([*rows, *more_rows], ["", "measured"])
-    return report("watcher", f"One watcher for {given.runs} runs", body, [*gates, *more_gates])
+        hung_rows, hung_gates = hang(folder, given.hangs)
+    body = table([*rows, *more_rows, *hung_rows], ["", "measured"])
+    return report("watcher", f"One watcher for {given.runs} runs", body, [*gates, *more_gates, *hung_gates])
 
 
 @contextmanager
@@ -270,28 +272,8 @@ def wait_all(children: list[subprocess.Popen[bytes]]) -> None:
         sys.exit("a submit failed")
 
 
-def wait_until(condition, what: str, bound_s: float = 900.0) -> None:
-    end = time.monotonic() + bound_s
-    while not condition():
-        if time.monotonic() > end:
-            sys.exit(f"{what} did not come within {bound_s:.0f} s")
-        time.sleep(0.2)
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def watchers(home: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"cloudtrain.runs.watch_all" in words and str(home).encode() in words:
-            found.append(int(entry.parent.name))
-    return found
 
 
 if __name__ == "__main__":
