@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,15 @@ class Attempt:
             finally:
                 for pid in processes.marked(CLOUDTRAIN_NODE_DIR=str(folder)):
                     processes.kill(pid, signal.SIGKILL)
+
+    def set(self, module: str, name: str, value: object) -> Attempt:
+        """Change a constant of the launcher on all nodes: `set("usage", "EVERY_S", 0.5)`."""
+        for folder in self.folders:
+            path = folder / "source" / ".cloudtrain" / "launcher" / f"{module}.py"
+            text, count = re.subn(rf"(?m)^{name} = [^ \n]+", f"{name} = {value}", path.read_text())
+            assert count == 1, f"{module} has {count} constants {name}"
+            path.write_text(text)
+        return self
 
     def environment(self, rank: int) -> dict[str, str]:
         env = CLEAN | {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.backends import registry
 from cloudtrain.cli import main
+from cloudtrain.cli.view import follow
 from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process, start_time
 from cloudtrain.runs import retry
@@ -62,6 +64,7 @@ def platform(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Platform, "after_commit", False)
     monkeypatch.setattr(retry, "OUTAGE_S", 0.0)
     monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda *_, **__: None)
+    monkeypatch.setattr(follow, "cancel", partial(follow.cancel, wait_s=0.2))  # 10 s for whoever waits for an answer
     Platform.install()
     return Platform
 

@@ -270,7 +270,7 @@ def test_marked_processes_are_found_in_any_session():
 def test_usage_events_come_while_ranks_run(tmp_path: Path):
     script = "import os, time\nwhile not os.path.exists(os.environ['CLOUDTRAIN_RUN_DIR'] + '/gate'): time.sleep(0.05)"
     with Attempt(tmp_path, script) as attempt:
-        attempt.start()
+        attempt.set("usage", "EVERY_S", 0.5).start()
         (event,) = wait_for(lambda: attempt.events("usage"), "a usage event")[:1]
         assert event["processes"] == 1 and event["rss_bytes"] > 1 << 20 and event["cpu_percent"] >= 0
         (tmp_path / "run" / "gate").touch()

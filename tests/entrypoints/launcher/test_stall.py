@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 from launcher import processes
@@ -16,7 +17,7 @@ from cloudtrain.backends.manifest import Manifest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt
 
 # The last rank is stopped, as by a debugger or a broken driver; the others wait for it, as in a collective operation.
@@ -32,20 +33,27 @@ last_step()
 LIMIT_S = 10  # long enough for a slow machine to start Python in it
 
 
-@pytest.mark.parametrize(("nodes", "count"), [(1, 2), (2, 1)])
-def test_a_stopped_rank_ends_the_attempt_and_all_ranks_say_where_they_are(tmp_path, nodes, count):
-    with Attempt(tmp_path, HANGING, nodes=nodes, processes=count, stall_s=LIMIT_S) as attempt:
-        assert attempt.run() == [69] * nodes
-        for node in range(nodes):
-            status = attempt.status(node)
-            assert (status["state"], status["exit_code"]) == ("LOST", None)
-            assert status["reason"] == f"nothing happened for {LIMIT_S} s (limits.stall)"
-        for rank in range(2):
-            told = attempt.texts(rank, rank if nodes > 1 else 0)
-            assert told[0] == "begun"
-            assert any("Fatal Python error: Aborted" in text for text in told)
-            assert any("in last_step" in text for text in told), "\n".join(told)
-        assert not list(tmp_path.rglob("core*")), "no core is left behind"
+def test_a_stopped_rank_ends_the_attempt_and_all_ranks_say_where_they_are(tmp_path):
+    """On one node and on two, which wait for the limit at the same time."""
+    with ExitStack() as stack:
+        attempts = []
+        for nodes in (1, 2):
+            attempt = Attempt(tmp_path / str(nodes), HANGING, nodes=nodes, processes=2 // nodes, stall_s=LIMIT_S)
+            attempts.append(stack.enter_context(attempt).start())
+            for node in range(nodes):
+                attempt.heard("begun", node, 2 // nodes)
+        for nodes, attempt in enumerate(attempts, 1):
+            assert attempt.wait() == [69] * nodes
+            for node in range(nodes):
+                status = attempt.status(node)
+                assert (status["state"], status["exit_code"]) == ("LOST", None)
+                assert status["reason"] == f"nothing happened for {LIMIT_S} s (limits.stall)"
+            for rank in range(2):
+                told = attempt.texts(rank, rank if nodes > 1 else 0)
+                assert told[0] == "begun"
+                assert any("Fatal Python error: Aborted" in text for text in told)
+                assert any("in last_step" in text for text in told), "\n".join(told)
+    assert not list(tmp_path.rglob("core*")), "no core is left behind"
 
 
 def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, census):
@@ -55,9 +63,10 @@ def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, censu
     (project / "train.py").write_text(first_only)
     job = {"name": "hangs", "source": str(project), "entrypoint": "train.py", "limits": {"stall": f"{LIMIT_S}s"}}
     run = Submitter(target="local").submit({**job, "retry": {"max_attempts": 2}})
+    wait_for(lambda: any(line.text == "begun" for line in run.logs()), "its start")
+    once = Submitter(target="local").submit({**job, "name": "once", "retry": {"max_attempts": 1}})
     assert run.wait(WAIT_S).state is State.SUCCEEDED
     assert [attempt.status.state for attempt in run.attempts] == [State.LOST, State.SUCCEEDED]
-    once = Submitter(target="local").submit({**job, "name": "once", "retry": {"max_attempts": 1}})
     assert once.wait(WAIT_S).state is State.LOST
     verdict = Run.find(once.run_id).verdict()
     assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")

@@ -277,7 +277,7 @@ def test_results_that_cannot_be_brought_home_are_no_success(s3: S3, tmp_path: Pa
         with Attempt(
             tmp_path / str(code), SAVE, argv=("train.py", str(code)), output="s3://bucket/home", environ=s3.environ
         ) as attempt:
-            assert attempt.run() == [code or 74]
+            assert attempt.set("output/sync", "TRIES", 2).run() == [code or 74]
             status = attempt.status()
             assert (status["state"], status["by"]) == (state, "launcher" if code == 0 else "script")
             assert "the output is not complete: s3://bucket/home/run: PermissionError" in status["reason"]
@@ -306,6 +306,8 @@ def test_cancel_breaks_the_last_upload_off(s3: S3, tmp_path: Path):
         attempt.heard("saved")
         wait_for(lambda: not attempt.status() or attempt.status()["state"] in ("RUNNING", "FAILED"), "the ranks")
         (attempt.folders[0] / "cancel").touch()
+        wait_for(lambda: attempt.events("result"), "the outcome, while the store takes nothing")
+        s3.hold.set()  # the history of the run waits for it
         assert attempt.wait() == [75]
         assert attempt.status()["state"] == "CANCELLED"
 
@@ -331,7 +333,7 @@ def test_credentials_may_come_as_secrets_of_the_job_and_are_not_logged(s3: S3, t
 def test_the_results_event_says_why(s3: S3, tmp_path: Path):
     s3.refuse = "home/run/outputs/"
     with Attempt(tmp_path, SAVE, argv=("train.py", "0"), output="s3://bucket/home", environ=s3.environ) as attempt:
-        assert attempt.run() == [74]
+        assert attempt.set("output/sync", "TRIES", 2).run() == [74]
         (event,) = attempt.events("result")
         assert (event["code"], event["state"], event["by"]) == (74, "FAILED", "launcher")
         assert json.dumps(event).count("not complete") == 1
