@@ -231,23 +231,23 @@ def test_node_0_waits_a_moment_to_tell_a_late_node(tmp_path: Path):
 
 
 def test_too_few_nodes_are_no_capacity(tmp_path: Path):
-    """The next attempt may find them: it is not refused."""
-    with Attempt(tmp_path, UP, nodes=3, min_nodes=3, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "15"}) as attempt:
-        attempt.start(0, 2)
-        assert attempt.wait() == [75, 75]
-        assert attempt.status(0)["state"] == "PREEMPTED"
-        assert attempt.status(0)["reason"] == "2 of 3 nodes joined within 15 s; missing: 1"
-
-
-def test_min_nodes_lets_fewer_begin_and_numbers_them_anew(tmp_path: Path):
+    """The next attempt may find them: it is not refused. With min_nodes fewer begin, and are numbered anew."""
     script = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['NODE_RANK'])"
-    with Attempt(tmp_path, script, nodes=3, min_nodes=2, environ={"CLOUDTRAIN_JOIN_TIMEOUT_S": "15"}) as attempt:
+    late = {"CLOUDTRAIN_JOIN_TIMEOUT_S": "15"}  # both attempts wait at the same time
+    with (
+        Attempt(tmp_path / "enough", script, nodes=3, min_nodes=2, environ=late) as attempt,
+        Attempt(tmp_path / "too-few", UP, nodes=3, min_nodes=3, environ=late) as ended,
+    ):
         attempt.start(0, 2)
+        ended.start(0, 2)
         assert attempt.wait() == [0, 0]
         assert attempt.texts(0) == ["0 2 0"] and attempt.texts(1, node=2) == ["1 2 1"]
         (world,) = attempt.events("world", 2)
         assert (world["nodes"], world["node_rank"], world["world_size"]) == (2, 1, 2)
         assert attempt.status(2)["world_size"] == 2
+        assert ended.wait() == [75, 75]
+        assert ended.status(0)["state"] == "PREEMPTED"
+        assert ended.status(0)["reason"] == "2 of 3 nodes joined within 15 s; missing: 1"
 
 
 def test_a_node_that_cannot_reach_node_0_says_so(tmp_path: Path):
