@@ -111,6 +111,7 @@ def _check_history(home: Path) -> Finding:
 
     store = Store(home)
     try:
+        store.check()
         count = len(store.names())
     except CloudtrainError as error:
         return Finding("history", False, error.message, error.hint)

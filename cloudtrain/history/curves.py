@@ -17,6 +17,7 @@ from typing import Any
 from cloudtrain.events import is_evaluation
 from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.migrations import BLOCK
+from cloudtrain.history.repaired import repaired
 from cloudtrain.history.sampling import Block, Point, downsample, to_float
 
 MOST = 1000  # default number of points of a curve
@@ -55,11 +56,12 @@ def of_rank(rank: int | None) -> str:
     return "1" if rank is None else f"c.rank = {int(rank)}" if rank else _LOWEST
 
 
+@repaired
 class Curves:
     """Queries for the curves of all runs in one history; every method runs one or two SQL queries."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     def summary(self, run_id: str, rank: int | None = 0) -> list[Summary]:
         """Return a summary of each curve of a run, in the order of their first points; of all ranks for None."""
@@ -69,7 +71,7 @@ class Curves:
             " ORDER BY a.number, c.node, c.block, c.name"
         )
         summaries: dict[tuple[str, int | None], Summary] = {}
-        with self._database.read() as db:
+        with self.database.read() as db:
             for name, of, points, first, last, lowest, highest, step, at in db.execute(query, (run_id,)):
                 key = name, (of if rank is None else rank)
                 earlier = summaries.get(key)
@@ -102,7 +104,7 @@ class Curves:
             "SELECT name, points, first_value, last_value, lowest, highest, last_step, last_at, rank FROM curves c"
             f" WHERE attempt_id = ? AND name = ? AND {_LOWEST} ORDER BY node DESC, block DESC LIMIT 1"
         )
-        with self._database.read() as db:
+        with self.database.read() as db:
             rows = [
                 db.execute(query, tuple(name_row)).fetchone() for name_row in db.execute(names, (run_id,)).fetchall()
             ]
@@ -114,13 +116,13 @@ class Curves:
     def metric_names(self, attempt_id: str, before: int) -> set[str]:
         """Return the names of an attempt's metrics that have points with a sequence number below `before`."""
         query = "SELECT DISTINCT name FROM curves WHERE attempt_id = ? AND block < ?"
-        with self._database.read() as db:
+        with self.database.read() as db:
             return {row[0] for row in db.execute(query, (attempt_id, before // BLOCK))}
 
     def first(self, attempt_id: str, since: int, before: int) -> tuple[int, str] | None:
         """Return sequence number and name of node 0's first point with since <= number < before, or None."""
         query = "SELECT seq, name FROM metrics WHERE attempt_id = ? AND node = 0 AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1"
-        with self._database.read() as db:
+        with self.database.read() as db:
             row = db.execute(query, (attempt_id, since, before)).fetchone()
         return (row[0], row[1]) if row else None
 
@@ -138,7 +140,7 @@ class Curves:
             " WHERE a.run_id = ? ORDER BY a.number, c.node, c.block"
         )
         last: dict[int, dict[tuple[int, str], Any]] = {}
-        with self._database.read() as db:
+        with self.database.read() as db:
             for attempt, rank, name, value in db.execute(query, (run_id,)):
                 last.setdefault(attempt, {})[rank, name] = value
         return last
@@ -149,7 +151,7 @@ class Curves:
             "SELECT epoch FROM (SELECT m.epoch FROM attempts a JOIN metrics m USING (attempt_id) WHERE a.run_id = ?"
             " ORDER BY a.number, m.node, m.seq LIMIT 1000) WHERE epoch IS NOT NULL LIMIT 1"
         )
-        with self._database.read() as db:
+        with self.database.read() as db:
             row = db.execute(query, (run_id,)).fetchone()
         return row[0] if row else None
 
@@ -165,7 +167,7 @@ class Curves:
             " ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT 1"
         )
         last_points = {}
-        with self._database.read() as db:
+        with self.database.read() as db:
             for (run_id,) in db.execute(runs_query, (json.dumps(list(run_ids)), *names)).fetchall():
                 for name in names:
                     if row := db.execute(query, (run_id, name)).fetchone():
@@ -180,13 +182,13 @@ class Curves:
             "SELECT DISTINCT a.number, c.name, c.rank FROM attempts a JOIN curves c USING (attempt_id)"
             f" WHERE a.run_id = ? AND {of_rank(rank)}"
         )
-        with self._database.read() as db:
+        with self.database.read() as db:
             return [(attempt, name, of) for attempt, name, of in db.execute(query, (run_id,))]
 
     def ranks(self, run_id: str, name: str | None = None) -> list[int]:
         """Return the ranks that have logged a metric, or any."""
         query = "SELECT DISTINCT c.rank FROM attempts a JOIN curves c USING (attempt_id) WHERE a.run_id = ?"
-        with self._database.read() as db:
+        with self.database.read() as db:
             rows = db.execute(f"{query} AND c.name = ?" if name else query, (run_id, name) if name else (run_id,))
             return sorted(row[0] for row in rows)
 
@@ -209,7 +211,7 @@ class Curves:
         """Return the end of a curve in about `most` values, the oldest first. A longer curve is averaged over neighbours,
         a much longer one over blocks."""
         query = f"{_BLOCKS} AND {_LOWEST} ORDER BY a.number DESC, c.node DESC, c.block DESC LIMIT ?"
-        with self._database.read() as db:
+        with self.database.read() as db:
             blocks = [Block(*row) for row in db.execute(query, (run_id, name, most))][::-1]
         if len(blocks) < most // 2 or sum(block.points for block in blocks) <= 4 * most:
             points: Iterable[Point] = downsample(self._single_points(blocks, name, {}), most)
@@ -219,7 +221,7 @@ class Curves:
 
     def _blocks(self, run_id: str, name: str, rank: int) -> list[Block]:
         query = f"{_BLOCKS} AND {of_rank(rank)} ORDER BY a.number, c.node, c.block"
-        with self._database.read() as db:
+        with self.database.read() as db:
             return [Block(*row) for row in db.execute(query, (run_id, name))]
 
     def _lost_from(self, run_id: str, name: str, rank: int) -> dict[int, int]:
@@ -235,7 +237,7 @@ class Curves:
             " GROUP BY a.number, c.name"
         )
         first: dict[int, int] = {}
-        with self._database.read() as db:
+        with self.database.read() as db:
             if db.execute("SELECT max(number) FROM attempts WHERE run_id = ?", (run_id,)).fetchone()[0] == 1:
                 return {}
             for attempt, _, step in db.execute(query, (run_id, *names)):
@@ -263,7 +265,7 @@ class Curves:
             "SELECT step, value, at, epoch FROM metrics WHERE attempt_id = ? AND node = ? AND seq >= ? AND seq < ?"
             " AND name = ? AND rank = ? ORDER BY seq"
         )
-        with self._database.read() as db:
+        with self.database.read() as db:
             for block in blocks:
                 first, resumed = block.block * BLOCK, lost_from.get(block.attempt)
                 where = (block.attempt_id, block.node, first, first + BLOCK, name, block.rank)

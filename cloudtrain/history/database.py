@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import sqlite3
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError
-from cloudtrain.history.migrations import MIGRATIONS
+from cloudtrain.history import migrations, repair
+from cloudtrain.history.journal import Journal
+from cloudtrain.history.network import on_network
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
 
 BUSY_S = 60.0  # how long a writer waits for another writer
-NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "9p",
-        "afs",
-        "fuse.sshfs",
-        "fuse.gcsfuse",
-        "fuse.s3fs",
-    }
-)
+MOST_VERSIONS = 1000  # of the schema that this cloudtrain takes for those of a newer one
+# What SQLite may also say of a damaged file, and of an error of ours: the file is checked.
+_SUSPECT = ("no such table", "no such column", "already exists", "Could not decode", "malformed", "unsupported file")
+_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _HINTS = {
     "full": "free some disk space",
     "locked": "another process holds it; try again",
@@ -40,14 +34,24 @@ _HINTS = {
 }
 
 
+class Repaired(StoreError):
+    """The history was damaged and has been repaired: what was asked of it can be asked again."""
+
+
 class Database:
-    """A connection to `<home>/history.sqlite3`, opened on first use. Each process and thread needs its own object."""
+    """A connection to `<home>/history.sqlite3`, opened on first use. Each process and thread needs its own object.
+
+    A home that cannot be written is read from a copy, which is made again when the history has changed.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.path = home / "history.sqlite3"
+        self.journal = Journal(home)
         self.warnings: list[str] = []  # for the user, such as a damaged file that was moved aside
         self._connection: sqlite3.Connection | None = None
+        self._opened: object = None  # identity of the file that the connection is to
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._pid = 0
         _OPEN.add(self)
 
@@ -57,13 +61,19 @@ class Database:
         with suppress(KeyboardInterrupt):
             self.close()
 
+    @property
+    def read_only(self) -> bool:
+        """Whether the home cannot be written."""
+        return self.home.is_dir() and not os.access(self.home, os.W_OK)
+
     def close(self) -> None:
         """Close the connection; the next use opens a new one. A connection of another thread or process stays open."""
         if self._connection is not None and self._pid == os.getpid():
             with suppress(sqlite3.ProgrammingError):  # it belongs to another thread
                 if not self._connection.in_transaction:
-                    self._connection.close()
-                    self._connection = None
+                    moved = self._copy is None and self._is_replaced()
+                    repair.leak(self._connection) if moved else self._connection.close()
+                    self._connection = self._copy = None
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -75,40 +85,91 @@ class Database:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection inside one transaction, which is rolled back when the block raises; raises StoreError."""
         with self._translated_errors():
-            db = self.open()
+            if self.read_only:
+                raise StoreError(
+                    f"the history {self.path} cannot be written: {self.home} is read-only", _HINTS["readonly"]
+                )
+            if self._copy is not None:
+                self.close()  # the disk was full
+            db = self.open(writing=True)
             try:
                 db.execute("BEGIN IMMEDIATE")
+                if self._is_replaced():  # while we waited
+                    raise Repaired(f"the history {self.path} was repaired just now", "run the command again")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
-                    db.execute("ROLLBACK")
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
                 raise
+
+    def record_attempt(self, plan: Plan, **columns: str | None) -> None:
+        """Name a stored attempt in the journal, from which it is restored should its row be lost; raises StoreError."""
+        try:
+            self.journal.add(plan, **columns)
+        except OSError as error:
+            message = f"the file {self.journal.path} cannot be written: {error.strerror}"
+            raise StoreError(message, _HINTS["full"]) from None
+
+    def repair(self, error: Exception) -> bool:
+        """Repair the history if an error came of its damage, and return whether it did; blocking."""
+        if self.read_only or not self.path.exists():
+            return False
+        sentence = ""
+        with self._lock():
+            if self._connection is None or not self._is_replaced():
+                if not (problem := self._find_problem(error)):
+                    return False
+                sentence = self._rebuild(problem)
+        if sentence:
+            self._restore(sentence)
+        return True
+
+    def _find_problem(self, error: Exception) -> str:
+        """Return what is wrong with the file, "" where the error has another cause."""
+        if repair.is_damage(error):
+            return str(error)
+        suspect = not isinstance(error, sqlite3.Error) or any(phrase in str(error) for phrase in _SUSPECT)
+        return repair.find_problem(self.path) if suspect else ""
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Turn SQLite's errors into StoreError."""
+        """Turn SQLite's errors into StoreError; repair a damaged file first."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
+            if self.repair(error):
+                raise Repaired(f"the history {self.path} was damaged: {error}", "run the command again") from error
             raise StoreError(f"the history {self.path} cannot be used: {error}", _hint(error)) from error
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"the history {self.path} is damaged: {error}", "run the command again") from error
 
-    def open(self) -> sqlite3.Connection:
-        """Return the connection of this process."""
+    def open(self, *, writing: bool = False) -> sqlite3.Connection:
+        """Return the connection of this process; on a full disk, and not for `writing`, one to a copy of the history."""
+        if self._connection is not None and self._pid == os.getpid() and self._is_replaced():
+            self.close()
         if self._connection is None or self._pid != os.getpid():  # a connection must not survive a fork
             try:
-                self._connection = self._connect()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
+                self._connect()
+            except (sqlite3.OperationalError, OSError) as error:  # without space SQLite cannot even read
+                no_space = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if writing or not (no_space or code in _NO_SPACE) or not self.path.is_file():
                     raise
-                self._move_aside(error)
-                self._connection = self._connect()
+                self._connection = self._connect_copy()
             self._pid = os.getpid()
+        assert self._connection is not None
         return self._connection
 
-    def _connect(self, *, locked: bool = False) -> sqlite3.Connection:
+    def _is_replaced(self) -> bool:
+        """Return whether another file is in the place of the one that is open, as after a repair."""
+        identity = _identity(self.path, content=self._copy is not None)
+        return identity is not None and identity != self._opened
+
+    def _connect(self) -> None:
+        """Open the history, a new one where there is none, and repair it where it is damaged."""
+        if self.read_only:
+            self._connection = self._connect_copy()
+            return
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             ignore = self.home / ".gitignore"
@@ -118,53 +179,88 @@ class Database:
             raise StoreError(
                 f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"
             ) from None
-        db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        sentence = ""
+        with self._lock():
+            try:
+                self._open_file()
+            except sqlite3.DatabaseError as error:
+                if not (problem := self._find_problem(error)):
+                    raise
+                sentence = self._rebuild(problem)
+        newest = self.journal.newest()
+        if sentence or (newest and not self._has(newest) and not self.repair(LookupError(newest))):
+            self._restore(sentence or "the history lacked runs that its journal names")
+
+    def _connect_copy(self) -> sqlite3.Connection:
+        """Open a copy of the history, so that nothing is written into the home."""
+        self._copy = tempfile.TemporaryDirectory(prefix="cloudtrain-")
+        self._opened = _identity(self.path, content=True)
+        for suffix in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{self.path}{suffix}", f"{self._copy.name}/{self.path.name}{suffix}")
+        return self._connect_file(Path(self._copy.name) / self.path.name)
+
+    def _open_file(self) -> None:
+        self._connection = self._connect_file(self.path)
+        self._pid, self._opened = os.getpid(), _identity(self.path)
+
+    def _has(self, attempt_id: str) -> bool:
+        with self.read() as db:
+            return db.execute("SELECT 1 FROM attempts WHERE attempt_id = ?", (attempt_id,)).fetchone() is not None
+
+    def _connect_file(self, path: Path) -> sqlite3.Connection:
+        wal = Path(f"{path}-wal")
+        if path.exists() and not path.stat().st_size and wal.exists() and wal.stat().st_size:
+            raise repair.Damaged("it is empty")  # SQLite would delete the -wal file
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
-            self._prepare(db, locked)
-        except BaseException:  # Ctrl-C during a migration must not leave its transaction open
-            db.close()
+            self._prepare(db)
+        except BaseException as error:  # Ctrl-C during a migration must not leave its transaction open
+            repair.leak(db) if repair.is_damage(error) else db.close()
             raise
         return db
 
-    def _prepare(self, db: sqlite3.Connection, locked: bool) -> None:
+    def _prepare(self, db: sqlite3.Connection) -> None:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
+        version, latest = db.execute("PRAGMA user_version").fetchone()[0], len(migrations.MIGRATIONS)
+        if not 0 <= version <= latest + MOST_VERSIONS:
+            raise repair.Damaged(f"its version is {version}")
+        if version > latest:
             raise StoreError(
-                f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {len(MIGRATIONS)})",
+                f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {latest})",
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
             )
         # WAL needs shared memory, which network file systems lack (https://sqlite.org/wal.html, read 2026-11-20).
-        to_wal = not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
-        if to_wal or version < len(MIGRATIONS):
-            # Under our own lock: SQLite does not wait for a busy process when it changes the journal mode.
-            with nullcontext() if locked else self._lock():
-                if to_wal:
-                    db.execute("PRAGMA journal_mode = WAL")
-                migrate(db)
+        if not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            db.execute("PRAGMA journal_mode = WAL")
+        if version < latest:
+            migrations.migrate(db)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Lock out other processes while the file is created or moved aside, which SQLite does not guard."""
+        """Lock out other processes while the file is opened, created or replaced, which SQLite does not guard."""
         with (self.home / "history.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _move_aside(self, error: Exception) -> None:
-        """Rename a damaged file, so that a new one can be created."""
-        with self._lock():
-            try:
-                self._connect(locked=True).close()
-                return  # another process was first
-            except sqlite3.DatabaseError:
-                pass
-            aside = self.path.with_name(f"{self.path.name}.corrupt-{datetime.now(UTC):%y%m%d-%H%M%S}-{os.getpid()}")
-            for suffix in ("", "-wal", "-shm"):
-                part = Path(f"{self.path}{suffix}")
-                if part.exists():
-                    part.rename(f"{aside}{suffix}")
-            self.warnings.append(f"the history was damaged ({error}); it was kept as {aside} and a new one was begun")
+    def _rebuild(self, problem: str) -> str:
+        """Put what can be read of a damaged file in its place, and return what was done."""
+        aside, copied = repair.rebuild(self.path)
+        self.close()
+        self._open_file()
+        return f"the history was damaged ({problem}): it is kept as {aside}, and {copied} runs were copied from it"
+
+    def _restore(self, sentence: str) -> None:
+        """Add the runs that the history has lost."""
+        with self.write() as db:
+            lost = repair.restore(db, self.home)
+        self.warnings.append(sentence + (f"; {self.search()}" if lost else ""))
+
+    def search(self) -> str:
+        """Ask the platforms for the runs that were restored, and return in words what they answered; blocking."""
+        with self.read() as db:
+            return repair.search(db, self.home)
 
 
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -180,36 +276,21 @@ def _close_all() -> None:
 os.register_at_fork(before=_close_all)
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Apply the missing migrations, each one and its version number in one transaction."""
-    for number, statements in enumerate(MIGRATIONS, start=1):
-        db.execute("BEGIN IMMEDIATE")
-        if db.execute("PRAGMA user_version").fetchone()[0] < number:  # another process may have been first
-            for statement in statements:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {number}")
-        db.execute("COMMIT")
+def _identity(path: Path, *, content: bool = False) -> object:
+    """Return what tells a file from one that has replaced it, with `content` from a changed one too; None without one."""
+    try:
+        found = path.stat()
+        if not content:
+            return found.st_dev, found.st_ino
+        files = [Path(f"{path}{suffix}") for suffix in ("", "-wal")]
+        return [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
+    except OSError:
+        return None
 
 
 def placeholders(items: Sequence[object]) -> str:
     """Return SQL placeholders for as many values: `?, ?, ?`."""
     return ", ".join("?" for _ in items)
-
-
-def on_network(folder: Path) -> bool:
-    """Return whether a folder is on a network file system; False where /proc/mounts is missing."""
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-        real = os.path.realpath(folder)
-    except OSError:
-        return False
-    longest, kind = "", ""
-    for line in mounts:
-        point, name = line.split(" ", 3)[1:3]
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(longest):
-            longest, kind = point, name
-    return kind in NETWORK_FILE_SYSTEMS
 
 
 def _hint(error: Exception) -> str:

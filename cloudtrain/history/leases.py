@@ -13,6 +13,7 @@ from cloudtrain.backends.api import ATTACHED
 from cloudtrain.events import FINAL
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.queries import History
+from cloudtrain.history.repaired import repaired
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))
@@ -42,6 +43,7 @@ class EnvironmentRecord:
     lacking: tuple[str, ...]  # those of them that the watcher does not have
 
 
+@repaired
 class Leases(History):
     """The part of the store that says who watches. Every public method is one transaction."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 _FIRST = (
     """CREATE TABLE runs (
         run_id     TEXT PRIMARY KEY,
@@ -200,3 +202,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _NINTH,
     _TENTH,
 )
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Apply the missing migrations, each one and its version number in one transaction."""
+    for number, statements in enumerate(MIGRATIONS, start=1):
+        db.execute("BEGIN IMMEDIATE")
+        if db.execute("PRAGMA user_version").fetchone()[0] < number:  # another process may have been first
+            for statement in statements:
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {number}")
+        db.execute("COMMIT")

@@ -21,11 +21,13 @@ from cloudtrain.history.records import (
     attempt_from_row,
     run_from_row,
 )
+from cloudtrain.history.repaired import repaired
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Curves
 
 
+@repaired
 class History:
     """The history below a home folder, read-only. Opened on first use; each process and thread needs its own object."""
 
@@ -45,6 +47,14 @@ class History:
         """Warnings for the user, such as a damaged file that was moved aside."""
         return self.database.warnings
 
+    def check(self) -> None:
+        """Check the whole file, repair it where it is damaged, and look again for lost runs; blocking. See `warnings`."""
+        self.names()
+        if not (self.database.read_only or self.database.repair(LookupError("check"))) and (
+            text := self.database.search()
+        ):
+            self.warnings.append(text)
+
     def find(self, text: str | None) -> RunRecord:
         """Return the run with an id or a unique prefix of one, the newest run for None; raises UnknownRun."""
         with self.database.read() as db:
@@ -57,6 +67,8 @@ class History:
                         RUNS + " WHERE substr(run_id, 1, ?) = ? ORDER BY created_at DESC LIMIT 6", (len(text), text)
                     ).fetchall()
                 )
+        if not rows and text and (self.home / "runs" / text).is_dir() and self.database.repair(UnknownRun(text)):
+            return self.find(text)
         if not rows:
             raise UnknownRun(
                 "there are no runs yet" if text is None else f"no run has the id or prefix {text!r}",
@@ -64,13 +76,13 @@ class History:
             )
         if len(rows) > 1:
             raise UnknownRun(f"several runs begin with {text!r}", "one of " + ", ".join(row["run_id"] for row in rows))
-        return run_from_row(rows[0])
+        return _parsed(run_from_row(rows[0]))
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return the run with this exact id, or None."""
         with self.database.read() as db:
             row = db.execute(RUNS + " WHERE run_id = ?", (run_id,)).fetchone()
-        return run_from_row(row) if row else None
+        return _parsed(run_from_row(row)) if row else None
 
     def runs(self, *, limit: int = 50, states: Sequence[State] = (), name: str | None = None) -> list[RunRecord]:
         """List runs, the newest first."""
@@ -212,3 +224,9 @@ class History:
         """Return up to 1,000 run ids, the newest first (shell completion)."""
         with self.database.read() as db:
             return [row[0] for row in db.execute("SELECT run_id FROM runs ORDER BY created_at DESC LIMIT 1000")]
+
+
+def _parsed(record: RunRecord) -> RunRecord:
+    """Return a record whose job is JSON; raises ValueError for one that was damaged."""
+    dict(record.job)
+    return record

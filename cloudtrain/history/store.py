@@ -16,6 +16,7 @@ from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row
+from cloudtrain.history.repaired import repaired
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
@@ -24,6 +25,7 @@ MOST_REASONS = 500  # of one attempt that are kept, the newest ones
 _OF_ATTEMPT = "run_id = (SELECT run_id FROM attempts WHERE attempt_id = ?)"
 
 
+@repaired
 class Store(Leases):
     """The history below a home folder, read and write. Opened on first use; each process and thread needs its own object."""
 
@@ -70,7 +72,10 @@ class Store(Leases):
             ).rowcount
             if added and provenance:
                 db.execute("INSERT INTO provenance VALUES (?, ?)", (plan.run_id, json.dumps(provenance)))
-            return bool(added) and self._add_attempt(db, plan, owner)
+            stored = bool(added) and self._add_attempt(db, plan, owner)
+        if stored:
+            self.database.record_attempt(plan, identity=identity, key=key, parent=parent)
+        return stored
 
     def is_taken(self, run_id: str) -> bool:
         """Return whether a key's run exists, and is open or had an attempt that the platform accepted."""
@@ -100,7 +105,10 @@ class Store(Leases):
                 " target = ? WHERE run_id = ?",
                 (State.QUEUED.value, plan.backend, plan.target, plan.run_id),
             )
-            return self._add_attempt(db, plan, owner)
+            stored = self._add_attempt(db, plan, owner)
+        if stored:
+            self.database.record_attempt(plan)
+        return stored
 
     def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process) -> bool:
         return bool(
@@ -123,12 +131,14 @@ class Store(Leases):
             ).rowcount
             if added:
                 db.execute("INSERT INTO provenance VALUES (?, ?)", (run_id, json.dumps(provenance)))
-            db.execute(
+            stored = db.execute(
                 "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state)"
                 " SELECT ?, run_id, ?, ?, ?, '', ?, ? FROM runs WHERE run_id = ? AND identity = ?",
                 (plan.attempt_id, plan.attempt, plan.to_json(), handle, created_at, State.QUEUED.value, run_id,
                  ATTACHED + uri),
-            )  # fmt: skip
+            ).rowcount  # fmt: skip
+        if stored:
+            self.database.record_attempt(plan, identity=ATTACHED + uri, handle=handle)
 
     def overwrite_status(self, attempt_id: str, status: Status) -> None:
         """Set the status of an attached run's attempt, even over a final one: its own watcher decides, not this history."""

@@ -63,9 +63,10 @@ class Run:
         Where nobody watches it asks the platform (blocking), unless any process has asked in the last 5 s (30 s for a run
         older than 10 minutes), and starts a watcher. It starts no attempt itself, unless `may_send`. Where the platform
         did not answer it returns the last known status and calls `complain` (None: writes to standard error).
+        From a home that cannot be written it returns the stored status.
         """
         record = self.record
-        if record.status.state.final:
+        if record.status.state.final or self.store.database.read_only:
             return record.status
         if record.attached:
             from cloudtrain.runs import attached_history
@@ -332,5 +333,5 @@ class Run:
 
         Where nobody knows yet whether the platform has the job, an equal submit goes on taking it up.
         """
-        if not self.attempts[-1].unanswered_since:
+        if not (self.attempts[-1].unanswered_since or self.store.database.read_only):
             self.store.acknowledge(self.run_id)

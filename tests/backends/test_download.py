@@ -28,6 +28,7 @@ from cloudtrain.cli import main
 from cloudtrain.errors import BackendError, DiskError
 from cloudtrain.simulators.gcs import Storage
 from cloudtrain.simulators.http import Server
+from tests import disks
 from tests.conftest import WAIT_S
 from tests.stores import KEYS, S3
 
@@ -342,13 +343,8 @@ def test_an_archive_is_continued_and_leaves_nothing_behind(stored: Place, tmp_pa
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"only root mounts a small disk: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with disks.small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(place: Place, small_disk: Path):

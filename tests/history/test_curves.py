@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import database, sampling
+from cloudtrain.history import migrations, sampling
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
@@ -91,7 +91,7 @@ def test_a_history_of_an_older_schema_gets_its_blocks(tmp_path, monkeypatch):
     points = [(seq, seq * 2, math.nan if seq % 700 == 0 else math.cos(seq)) for seq in range(0, 5000, 3)]
     points[5] = (15, 30, math.inf)
     with monkeypatch.context() as patch:
-        patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:3])
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:3])
         old = Store(tmp_path / "old")
         assert old.intend(plan(), identity="i", owner=Process.here())
         write_as_before_ranks(old, points)

@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import StoreError, UnknownRun
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import database
+from cloudtrain.history import database, migrations, network
 from cloudtrain.history.database import on_network
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
@@ -208,9 +208,9 @@ def test_all_migrations_lead_to_the_same_schema(tmp_path, monkeypatch):
             return sorted(row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
     Store(tmp_path / "new").runs()
-    for version in range(len(database.MIGRATIONS) + 1):
+    for version in range(len(migrations.MIGRATIONS) + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:version])
+            patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:version])
             Store(tmp_path / f"v{version}").names() if version else (tmp_path / "v0").mkdir()
         Store(tmp_path / f"v{version}").runs()
         assert schema(tmp_path / f"v{version}" / "history.sqlite3") == schema(tmp_path / "new" / "history.sqlite3")
@@ -218,7 +218,7 @@ def test_all_migrations_lead_to_the_same_schema(tmp_path, monkeypatch):
 
 def test_network_file_systems_are_known(tmp_path):
     assert not on_network(tmp_path)
-    assert "nfs4" in database.NETWORK_FILE_SYSTEMS
+    assert "nfs4" in network.NETWORK_FILE_SYSTEMS
 
 
 def test_without_shared_memory_there_is_no_wal(home, monkeypatch):

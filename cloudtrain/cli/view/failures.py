@@ -17,6 +17,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def _describe(error: BaseException) -> tuple[str, str, int, dict[str, Any]]:
         return f"{prefix}{_as_clause(error.strerror or str(error))}", SYSTEM_HINTS.get(error.errno, ""), 2, {}
     if isinstance(error, MemoryError):
         return "there is not enough memory", "", 1, {}
+    if isinstance(error, Exception) and (warnings := _repair_history(error)):
+        return "; ".join(warnings), "run the command again", 2, {}
     return f"this should not have happened: {type(error).__name__}: {_first_line(error)}", _save_traceback(error), 1, {}
 
 
@@ -101,6 +104,17 @@ def _discard_output() -> int:
     """Send standard output to /dev/null: else the interpreter reports the closed pipe at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
+
+
+def _repair_history(error: Exception) -> list[str]:
+    """Repair the history if an error came of its damage; returns what was done, [] where it is sound. Blocking."""
+    from cloudtrain.history.database import Database
+    from cloudtrain.job import targets
+
+    database = Database(targets.home())
+    with suppress(Exception):  # the first error is the one to be shown
+        database.repair(error)
+    return database.warnings
 
 
 def _save_traceback(error: BaseException) -> str:

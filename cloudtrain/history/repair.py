@@ -1,0 +1,271 @@
+"""Repairs a damaged history: keeps the file, copies what SQLite can still read, and finds lost runs again.
+
+A connection to a file that was renamed is never closed: SQLite would delete the -wal file of the one that replaced it, by
+its name (https://sqlite.org/howtocorrupt.html#_unlinking_or_renaming_a_database_file_while_in_use, read 2026-11-23).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends import registry
+from cloudtrain.backends.api import Plan
+from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.events import State
+from cloudtrain.history.journal import Entry, Journal, entries_of_folders
+from cloudtrain.history.migrations import migrate
+from cloudtrain.history.records import ATTEMPTS, RUNS, attempt_from_row, run_from_row
+from cloudtrain.job.units import now
+
+# table -> the column by which its rows are read one after the other where not all can be read at once, and their order
+TABLES = {
+    "runs": ("rowid", "rowid"),
+    "attempts": ("rowid", "rowid"),
+    "provenance": ("run_id", "run_id"),
+    "environments": ("run_id", "rowid"),
+    "events": ("attempt_id", "node, seq"),
+    "metrics": ("attempt_id", "node, seq, name"),
+    "notices": ("attempt_id", "rowid"),
+    "leases": ("run_id", "rowid"),
+    "watchers": ("host", "rowid"),
+}
+SEARCHED = "repair"  # `event` of an attempt for which its platform is to be asked
+MOST_ROWS = 10_000  # that are looked for behind a row that cannot be read
+_PARTS = ("-wal", "-shm", "-journal", "")  # the file itself comes last: until then the next command begins again
+_JSON = {"job", "plan", "data", "images", "pointers", "hidden", "lacking"}
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+class Damaged(sqlite3.DatabaseError):
+    """The file is damaged in a way that SQLite does not notice."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether SQLite says that the file is damaged."""
+    return isinstance(error, Damaged) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+def leak(connection: sqlite3.Connection) -> None:
+    """Keep a connection open until this process ends, whoever drops it."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def find_problem(path: Path) -> str:
+    """Return what is wrong with a history file, "" where it is sound: integrity_check, its schema, its runs and attempts."""
+    db = sqlite3.connect(path, timeout=1.0)
+    db.row_factory = sqlite3.Row
+    found = ""
+    try:
+        if (answer := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            found = str(answer)
+        elif lacking := _schema(_new(":memory:")) - _schema(db):
+            found = f"it lacks {min(lacking)[0]}"
+        else:
+            for row in db.execute(RUNS):
+                dict(run_from_row(row).job)
+            for row in db.execute(ATTEMPTS):
+                attempt_from_row(row)
+            lost = db.execute("SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)").fetchone()
+            found = f"{lost[0]} has no attempt" if lost else ""
+    except sqlite3.OperationalError as error:
+        if not is_damage(error) and "decode" not in str(error):
+            return ""  # it is locked, say
+        found = str(error)
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, BadRequest) as error:
+        found = str(error)
+    leak(db) if found else db.close()
+    return found
+
+
+def rebuild(path: Path) -> tuple[Path, int]:
+    """Keep a damaged file beside a new one in its place; returns its new name and how many runs were copied.
+
+    Blocking. Nobody else may open the file meanwhile; who has it open sees that it is another one.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)  # of a repair that was killed
+    target, source = _new(new), None
+    if path.stat().st_size:  # else SQLite would delete the -wal file
+        source = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+        leak(source)
+        with suppress(sqlite3.Error):
+            source.execute("BEGIN IMMEDIATE")  # a process that still writes there waits
+        _Copy(source, target).run()
+    target.execute("DELETE FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)")  # restore() adds them again
+    count = target.execute("SELECT count(*) FROM runs").fetchone()[0]
+    target.close()
+    aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%y%m%d-%H%M%S-%f}-{os.getpid()}")
+    for suffix in _PARTS:
+        part = Path(f"{path}{suffix}")
+        if suffix and part.exists():
+            part.rename(f"{aside}{suffix}")
+    os.link(path, aside)
+    new.replace(path)
+    if source is not None and source.in_transaction:
+        with suppress(sqlite3.Error):
+            source.execute("ROLLBACK")
+    return aside, count
+
+
+def restore(db: sqlite3.Connection, home: Path) -> int:
+    """Add the attempts that the journal or a run's folder names and the history lacks, inside a transaction.
+
+    Returns how many runs these are. Each is LOST until `search` has asked its platform.
+    """
+    known = {row[0] for row in db.execute("SELECT attempt_id FROM attempts")}
+    entries = [*entries_of_folders(home / "runs"), *Journal(home).entries()]
+    lost = {entry.plan.attempt_id: entry for entry in entries if entry.plan.attempt_id not in known}
+    for entry in lost.values():
+        _insert(db, entry)
+    return len({entry.plan.run_id for entry in lost.values()})
+
+
+def search(db: sqlite3.Connection, home: Path) -> str:
+    """Ask the platforms for the attempts that were restored, by their labels; blocking.
+
+    Returns in words what they answered, "" where nothing was to be asked.
+    """
+    rows = db.execute(f"{ATTEMPTS} WHERE handle IS NULL AND event = ? ORDER BY created_at", (SEARCHED,)).fetchall()
+    found = unanswered = 0
+    for attempt in map(attempt_from_row, rows):
+        name, handle, event = attempt.plan.backend, None, ""
+        try:
+            handle = registry.create_for(attempt.plan, home).find(attempt.attempt_id)
+            reason = "" if handle else f"the history was damaged, and {name} has no such job"
+        except CloudtrainError as error:
+            event, reason = SEARCHED, f"the history was damaged, and {name} gives no answer: {error.message}"
+        found, unanswered = found + (handle is not None), unanswered + bool(event)
+        state, ended_at = (State.QUEUED, None) if handle else (State.LOST, now())
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(
+            "UPDATE attempts SET handle = ?, event = ?, state = ?, reason = ?, ended_at = ? WHERE attempt_id = ?",
+            (handle, event, state, reason, ended_at, attempt.attempt_id),
+        )
+        _set_run_state(db, attempt.run_id)
+        db.execute("COMMIT")
+    hint = f", {unanswered} got no answer: `cloudtrain doctor` asks again" if unanswered else ""
+    return f"{found} of {len(rows)} lost attempts were found on their platforms{hint}" if rows else ""
+
+
+def _insert(db: sqlite3.Connection, entry: Entry) -> None:
+    """Insert an attempt, and its run where that is missing."""
+    plan = entry.plan
+    state, event = (State.QUEUED, "") if entry.handle else (State.LOST, SEARCHED)
+    db.execute(
+        "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, state)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (plan.run_id, plan.job.get("name", ""), plan.backend, plan.target, entry.key, entry.parent, entry.identity,
+         json.dumps(plan.job), entry.created_at, now(), state),
+    )  # fmt: skip
+    db.execute(
+        "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, handle, owner, created_at, state, event, reason)"
+        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, '')",
+        (plan.attempt_id, plan.run_id, plan.attempt, plan.to_json(), entry.handle, entry.created_at, state, event),
+    )
+    _set_run_state(db, plan.run_id)
+
+
+def _set_run_state(db: sqlite3.Connection, run_id: str) -> None:
+    """Give a run the state of its newest attempt."""
+    db.execute(
+        "UPDATE runs SET (state, exit_code, reason, ended_at) = (SELECT state, exit_code, reason, ended_at FROM attempts a"
+        " WHERE a.run_id = runs.run_id ORDER BY number DESC LIMIT 1) WHERE run_id = ?",
+        (run_id,),
+    )
+
+
+def _new(path: Path | str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None)
+    migrate(db)
+    return db
+
+
+def _schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return the names of tables with their columns, and of indexes and triggers."""
+    query = "SELECT m.name, coalesce(c.name, '') FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"
+    return {tuple(row) for row in db.execute(query)}
+
+
+class _Copy:
+    """Copies the rows of one history into another, as far as they can be read and are what they should be."""
+
+    def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+        self._source, self._target = source, target
+        source.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+
+    def run(self) -> None:
+        with suppress(sqlite3.Error):
+            self._source.execute("PRAGMA writable_schema = ON")  # reads a file that is shorter than its header says
+        self._target.execute("BEGIN")
+        for table, (key, order) in TABLES.items():
+            with suppress(sqlite3.Error):  # the source has no such table that could be read
+                self._copy(table, key, order)
+        # Events and metrics of attempts that are open are read again from the log.
+        self._target.execute("UPDATE attempts SET cursor = NULL WHERE ended_at IS NULL")
+        query = "SELECT plan, created_at, handle FROM attempts WHERE run_id NOT IN (SELECT run_id FROM runs)"
+        for plan, created_at, handle in self._target.execute(query).fetchall():
+            _insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
+        self._target.execute("COMMIT")
+
+    def _copy(self, table: str, key: str, order: str) -> None:
+        types = {row[1]: row[2] for row in self._target.execute(f"PRAGMA table_info({table})")}
+        columns = [row[1] for row in self._source.execute(f"PRAGMA table_info({table})") if row[1] in types]
+        select = f"SELECT {key}, {', '.join(columns)} FROM {table} NOT INDEXED"
+        insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+        def take(query: str, *values: object) -> tuple[bool, Any]:
+            """Copy the rows of a query; returns whether all could be read, and the key of the last one."""
+            last = None
+            try:
+                for found in self._source.execute(query, values):
+                    last, *row = found
+                    if _is_valid(table, dict(zip(columns, row, strict=True)), types):
+                        self._target.execute(insert, row)
+            except sqlite3.DatabaseError:
+                return False, last
+            return True, last
+
+        whole, last = take(select + ("" if key != "rowid" else " ORDER BY rowid"))
+        if whole:
+            return
+        if key != "rowid":
+            owners = "runs" if key == "run_id" else "attempts"
+            for (owner,) in self._target.execute(f"SELECT {key} FROM {owners}").fetchall() if key != "host" else ():
+                for direction in ("", " DESC"):
+                    columns_in_order = ", ".join(f"{column}{direction}" for column in order.split(", "))
+                    if take(f"{select} WHERE {key} = ? ORDER BY {columns_in_order}", owner)[0]:
+                        break
+            return
+        first = (last or 0) + 1
+        _, end = take(f"{select} WHERE rowid >= ? ORDER BY rowid DESC", first)
+        for rowid in range(first, end or first + MOST_ROWS):
+            take(f"{select} WHERE rowid = ?", rowid)
+
+
+def _is_valid(table: str, row: dict[str, Any], types: dict[str, str]) -> bool:
+    """Return whether the values of a row are what their columns hold: text that decodes, JSON that parses, numbers."""
+    try:
+        for column, value in row.items():
+            if value is None:
+                continue
+            if isinstance(value, str):
+                value.encode()
+            if column in _JSON:
+                json.loads(value)
+            if not isinstance(value, str if types[column] == "TEXT" else int | float):
+                return False
+        if table == "attempts":
+            plan = Plan.from_json(row["plan"])
+            if (plan.attempt_id, plan.run_id, plan.attempt) != (row["attempt_id"], row["run_id"], row["number"]):
+                return False
+        return "state" not in row or row["state"] in State.__members__
+    except (ValueError, TypeError, BadRequest):
+        return False
