@@ -116,8 +116,14 @@ LAWS = (
     ),
     Law(
         "Every log line once",
-        "In order on each node, the last without a newline too; from a cursor on nothing is repeated or left out.",
-        ("tests/laws/test_law9_log.py", "tests/entrypoints/launcher/test_log.py"),
+        "In order on each node, the last without a newline too; from a cursor on nothing is repeated or left out. What a full"
+        " disk costs is said in the log.",
+        (
+            "tests/laws/test_law9_log.py",
+            "tests/entrypoints/launcher/test_log.py",
+            "tests/entrypoints/launcher/test_full_disk.py",
+            "tests/runs/test_full_home.py",
+        ),
     ),
     Law(
         "Secrets never land",
@@ -132,9 +138,9 @@ LAWS = (
 )
 STORE = Law(
     "Beside the laws: the history",
-    "It survives many writers, killed writers, a full disk and a network file system. How fast a long one answers is"
+    "It survives many writers, killed writers, damage to its file, a full disk and a network file system. How fast a long one answers is"
     " measured by `benchmarks/history.py` (`benchmarks/results/history.md`).",
-    ("tests/laws/test_store_load.py", "tests/history/test_store.py"),
+    ("tests/laws/test_store_load.py", "tests/history/test_store.py", "tests/history/test_repair.py"),
 )
 
 

@@ -61,7 +61,7 @@ def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: boo
     if nothing:
         terminal.note(f"{run.run_id} has left no {' or '.join(fetched)}" + ("" if status.state.final else " yet"))
         terminal.note(f"  a script leaves them in {', '.join(RESULT_VARIABLES[name] for name in fetched)}")
-        for text in summary.not_kept(run):
+        for text in summary.remarks(run, "not_kept"):
             terminal.note(f"  {text}")
         terminal.note("  docs/scripts.md: `--output_dir {model_dir}` names one to a script, `keep: [out]` keeps others")
     elif not status.state.final:

@@ -98,7 +98,8 @@ def _print_run(run: Run) -> None:
             ("spent", spend.describe_run(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),
             ("model", summary.model_location(run)),
-            *(("not kept", text) for text in summary.not_kept(run)),
+            *(("not kept", text) for text in summary.remarks(run, "not_kept")),
+            *(("warning", text) for text in summary.remarks(run, "incomplete")),
         ]
     )
     timeline.print_timeline(run)

@@ -23,6 +23,7 @@ def record_loss(folder: str | None, guard: int, number: int) -> int:
         log.say(reason)
         log.event("result", code=EXIT_LOST, state="LOST", by="launcher", failed_rank=None, reason=reason)
         log.event("state", state="LOST")
+        log.close()
     except OSError:
         pass  # a full disk: the status matters more
     try:

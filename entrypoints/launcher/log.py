@@ -5,17 +5,16 @@ r"""The log of a node: numbered, timed lines of all ranks and of the launcher it
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 import time
 
 from .masks import Masks
+from .sink import Sink
 from .status import now
 
 MAX_LINE = 64 * 1024  # bytes of text; a longer line is cut into pieces
-MAX_BACKLOG = 16 << 20  # bytes kept in memory while the disk is full
 MARK = "::cloudtrain::"
 CHUNK = 1 << 20
 LAUNCHER = -1
@@ -24,10 +23,9 @@ LAUNCHER = -1
 class Log:
     """Appends lines to a descriptor, in whole lines; safe to use from several threads."""
 
-    def __init__(self, descriptor: int, seq: int = 0) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, seq: int = 0, reserve: int | None = None) -> None:
+        self._sinks = [Sink(descriptor, reserve)]
         self._seq = seq
-        self._backlog = b""
         self._closed = False
         self.copy: tuple[int, int] | None = None  # a descriptor to read all of it from, and where its own lines begin
         self.printed_at = time.monotonic()  # when a rank last printed a line
@@ -40,10 +38,10 @@ class Log:
         descriptor = os.open(os.path.join(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, 2 * MAX_LINE, max(0, size - 2 * MAX_LINE)) if size else b""
-        log = cls(descriptor)
+        log = cls(descriptor, reserve=_unnamed_file(folder))
         log.copy = (descriptor, size)
         if tail and not tail.endswith(b"\n"):
-            log._write(b"\n")  # whoever wrote before was killed in the middle of a line
+            log._sinks[0].write(b"\n")  # whoever wrote before was killed in the middle of a line
         for line in reversed(tail.split(b"\n")):
             number = line.split(b" ", 1)[0]
             if number.isdigit():
@@ -58,10 +56,13 @@ class Log:
         if rank != LAUNCHER:
             self.printed_at = time.monotonic()
         with self._lock:
-            head = f" {rank} {now()} ".encode()
+            at = now()
+            head = f" {rank} {at} ".encode()
             first = self._seq
             self._seq += len(lines)
-            self._write(b"".join([b"%d%b%b\n" % (seq, head, line) for seq, line in enumerate(lines, first)]))
+            data = b"".join([b"%d%b%b\n" % (seq, head, line) for seq, line in enumerate(lines, first)])
+            for sink in self._sinks:
+                sink.put(first, at, data, rank == LAUNCHER)
 
     def say(self, text: str) -> None:
         """Append lines of the launcher's own."""
@@ -72,10 +73,18 @@ class Log:
         """Append an event of the launcher's own."""
         self.say(MARK + json.dumps({"kind": kind, **data}, separators=(",", ":"), ensure_ascii=False))
 
+    def settle(self) -> int:
+        """Write what a full disk has refused, and return how many lines are lost; the ranks have ended."""
+        with self._lock:
+            lost = [sink.settle() for sink in self._sinks]
+        return lost[0]  # those of the copy are not lost where the log is read
+
     def close(self) -> None:
         """Accept nothing more: the last line stays the last."""
-        self.flush()
         self._closed = True
+        with self._lock:
+            for sink in self._sinks:
+                sink.close()
 
     def forget(self) -> None:
         """Keep no copy where none is needed (KeptLog has one)."""
@@ -83,22 +92,8 @@ class Log:
     def flush(self) -> None:
         """Try again to write what a full disk has refused."""
         with self._lock:
-            if self._backlog:
-                self._write(b"")
-
-    def _write(self, data: bytes) -> None:
-        if self._backlog:
-            data = self._backlog + data
-            self._backlog = b""
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:
-                time.sleep(0.001)
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and len(data) <= MAX_BACKLOG:
-                    self._backlog = data
-                return  # no reader any more (EPIPE), or more than memory should hold: training continues
+            for sink in self._sinks:
+                sink.flush()
 
 
 class KeptLog(Log):
@@ -108,24 +103,28 @@ class KeptLog(Log):
         super().__init__(descriptor)
         import tempfile
 
-        try:
-            self._copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this process lives
-        except OSError:
-            return
-        self.copy = (self._copy.fileno(), 0)
+        self._copy = _unnamed_file(tempfile.gettempdir())
+        if self._copy is not None:
+            self._sinks.append(Sink(self._copy, _unnamed_file(tempfile.gettempdir())))
+            self.copy = (self._copy, 0)
 
     def forget(self) -> None:
-        if self.copy is not None:
+        if self._copy is not None:
             self.copy = None
-            self._copy.close()
+            del self._sinks[1:]
+            os.close(self._copy)
+            self._copy = None
 
-    def _write(self, data: bytes) -> None:
-        if self.copy is not None:
-            try:
-                self._copy.write(data)
-            except OSError:
-                pass  # a full disk: standard output has it
-        super()._write(data)
+
+def _unnamed_file(folder: str) -> int | None:
+    """Return a new file in a folder that has no name there, None where there can be none."""
+    path = os.path.join(folder, f".log-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+    except OSError:
+        return None
+    return descriptor
 
 
 class Splitter:

@@ -23,6 +23,7 @@ from .loop import Loop
 from .output.written import NewCheckpoints
 from .prepare.node import prepare_node
 from .ranks import Ranks
+from .sink import incomplete
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
@@ -361,7 +362,9 @@ class Supervisor:
         if outcome.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
         code = launcher_code(outcome)
-        not_kept = {"not_kept": text} if self._prepared and (text := self._prepared.keeper.not_kept) else {}
+        remarks = {"not_kept": text} if self._prepared and (text := self._prepared.keeper.not_kept) else {}
+        if lost := self.log.settle():
+            remarks["incomplete"] = incomplete(lost)
         self.log.event(
             "result",
             code=code,
@@ -369,7 +372,7 @@ class Supervisor:
             by=outcome.by,
             failed_rank=outcome.failed_rank,
             reason=reason,
-            **not_kept,
+            **remarks,
         )
         if outcome.state != "SUCCEEDED":
             from . import sagemaker_failure

@@ -176,11 +176,11 @@ def model_location(run: Run) -> str:
     return str(folder) if folder.is_dir() and any(folder.iterdir()) else ""
 
 
-def not_kept(run: Run) -> list[str]:
-    """Return what the newest attempt's ranks left in their working directories, a text for each node that says so."""
+def remarks(run: Run, what: str) -> list[str]:
+    """Return what the newest attempt's nodes say of `not_kept` files or an `incomplete` log at their end."""
     newest = run.attempts[-1].attempt_id
     results = [event for event in run.store.events(run.run_id, "result") if event.attempt == newest]
-    last = {event.node: str(event.data.get("not_kept") or "") for event in results}
+    last = {event.node: str(event.data.get(what) or "") for event in results}
     texts = {node: text for node, text in last.items() if text}
     return [text if len(texts) == 1 else f"node {node}: {text}" for node, text in sorted(texts.items())]
 

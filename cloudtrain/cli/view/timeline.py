@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("status", "state", "world", "checkpoint", "alarm", "result")
 MAX_LINES = 30  # of events
 BAR_WIDTH = 24  # columns
-_PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "versions", "not_kept")
+_PRINTED_ELSEWHERE = ("hostname", "pid", "node_rank", "platform", "python", "versions", "not_kept", "incomplete")
 
 
 def print_timeline(run: Run) -> None:
