@@ -68,6 +68,7 @@ SLOW = (
     "history/test_repair.py",
     "lab",
     "laws/test_law2_arguments.py",
+    "laws/test_law3_commands.py",
     "laws/test_law3_outcomes.py",
     "laws/test_law3_outcomes_clusters.py",
     "laws/test_law3_outcomes_sdk.py",

@@ -24,8 +24,10 @@ from cloudtrain.runs.submit import Submitter
 from tests.conftest import WAIT_S, wait_for
 
 LIFE_S = 180
-SHARDS, EACH = 4, 25
-LATEST_S = 1.2  # a moment is between the intent and so much later; a run is up after about a third of it
+SHARDS, EACH = 4, 27
+LATEST_S = 1.2  # a moment is so much later at most than what it waits for
+# What a moment waits for: the stored intent, a run that the platform has but whose ranks cannot start yet, a running one.
+MOMENTS = ("intended", "starting", "running")
 SCRIPT = f"""
 import os, signal, subprocess, sys, time
 token, deaf = sys.argv[1:]
@@ -59,10 +61,10 @@ def left(*marks: str) -> list[str]:
 
 
 class Victim:
-    """A run that is submitted by a thread, or by the real command line, and cancelled while that goes on."""
+    """A run that is submitted by a thread, or by the real command line, and cancelled at a drawn moment after `since`."""
 
-    def __init__(self, folder: Path, choose: random.Random, *, by_hand: bool) -> None:
-        self.home = folder / "home"
+    def __init__(self, folder: Path, choose: random.Random, since: str, *, by_hand: bool) -> None:
+        self.home, self.since = folder / "home", since
         self.token = f"{LIFE_S}.{choose.getrandbits(60):019d}"  # seconds that nobody else sleeps
         self.delay_s = LATEST_S * choose.random() ** 1.5
         self.source = folder / "source"
@@ -76,6 +78,8 @@ class Victim:
             "limits": {"grace": "1s"},
             "retry": {"max_attempts": choose.choice((1, 3))},
         }
+        if since == "starting":  # its ranks start after this, so it is starting whenever the cancel comes
+            self.job["setup"] = f"trap '' TERM; setsid env -i sleep {self.token} & sleep {self.token}"
         self.by_hand = by_hand
         self.error: list[BaseException] = []
 
@@ -86,6 +90,8 @@ class Victim:
                 return
             words = [f"--set={key}={self.job[key]}" for key in ("num_nodes", "processes_per_node")]
             words += [f"--set=retry.max_attempts={self.job['retry']['max_attempts']}", "--set=limits.grace=1s"]
+            if setup := self.job.get("setup"):
+                words.append(f"--set=setup={setup}")
             subprocess.run(
                 [sys.executable, "-m", "cloudtrain.cli", "submit", "victim.py", *words, "--", *self.job["args"]],
                 cwd=self.source,
@@ -96,6 +102,11 @@ class Victim:
         except BaseException as error:
             self.error.append(error)
 
+    def far(self, run: Run) -> str:
+        if not run.attempts[-1].handle:
+            return "intended"
+        return "running" if any(line.text == "up" for line in run.logs()) else "starting"
+
     def go(self) -> str:
         """Submit, cancel, and look at what is left; return how far the run had come."""
         submitting = threading.Thread(target=self.submit)
@@ -103,11 +114,10 @@ class Victim:
         store = Store(self.home)
         record = wait_for(lambda: self.error or store.runs(), "a run")[0]
         assert not self.error, self.error
-        time.sleep(self.delay_s)
         run = Run(record.run_id, store, watch=self.by_hand)
-        far = "accepted" if run.attempts[-1].handle else "intended"
-        if far == "accepted" and any(line.text == "up" for line in run.logs()):
-            far = "running"
+        wait_for(lambda: MOMENTS.index(self.far(run)) >= MOMENTS.index(self.since), self.since)
+        time.sleep(self.delay_s)
+        far = self.far(run)
         run.cancel()
         status = run.wait(WAIT_S)
         assert status.state is State.CANCELLED, (status, [line.text for line in run.logs()][-10:])
@@ -123,11 +133,13 @@ def test_cancelled_at_random_moments(tmp_path, figure, shard):
     number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
     print(f"CLOUDTRAIN_SEED={number}")
     choose = random.Random(number)
-    victims = [Victim(tmp_path / str(n), choose, by_hand=n % 10 == shard) for n in range(EACH)]
+    moments = choose.sample(MOMENTS * (EACH // len(MOMENTS)), EACH)
+    victims = [Victim(tmp_path / str(n), choose, moments[n], by_hand=n % 10 == shard) for n in range(EACH)]
     with ThreadPoolExecutor(4) as pool:
         reached = list(pool.map(Victim.go, victims))
     figure("runs cancelled, no process left after any", len(reached))
-    for far in ("intended", "accepted", "running"):
+    for far in MOMENTS:
+        assert far == "intended" or 3 * reached.count(far) >= EACH, reached
         figure(f"of them when the run was {far}", reached.count(far))
 
 
