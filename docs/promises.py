@@ -44,7 +44,8 @@ class Law(NamedTuple):
 LAWS = (
     Law(
         "The plan is what is sent",
-        "What a platform receives equals what `plan` printed. `plan` needs no network, no credentials and no SDK.",
+        "What a platform receives equals what `plan` printed. `plan` needs no network, no credentials and no SDK,"
+        " and starts no process but git.",
         (
             "tests/laws/test_law1_plan.py",
             "tests/backends/local/test_backend.py::test_plan_is_pure",

@@ -252,6 +252,18 @@ class HasManifests(Protocol):
 
 
 @runtime_checkable
+class HasPreflight(Protocol):
+    """A backend that can see from here, before anything is stored or sent, that an attempt cannot run.
+
+    What needs a process, a file of this machine or a call stands here: `plan` is pure.
+    """
+
+    def preflight(self, plan: Plan) -> None:
+        """Raise BadRequest with every reason why the attempt cannot run; blocking. It changes nothing."""
+        ...
+
+
+@runtime_checkable
 class HasRemains(Protocol):
     """A backend whose submission has several steps: an interrupted one can leave parts that still run."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.errors import Problem
+from cloudtrain.errors import BadJob, Problem
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
 
 
@@ -31,16 +32,14 @@ def notes(job: Job, where: str) -> list[str]:
     return [f"no accelerators are named: {seen} (accelerators: 0 hides them)"]
 
 
-def missing(job: Job) -> Problem | None:
-    """Return the problem of a job that asks for more GPUs than this machine shows; blocking (nvidia-smi)."""
-    count = job.resources.gpus * job.num_nodes
-    if not count:
-        return None
+def check_present(plan: Plan) -> None:
+    """Raise BadJob where a plan asks for more GPUs than this machine shows; blocking (nvidia-smi)."""
     from cloudtrain.source.node_code import module
 
-    present = len(module("launcher.prepare.gpus").visible())
-    if present >= count:
-        return None
-    shown = f"{present} GPUs" if present else "no GPU"
-    message = f"is {job.resources.accelerators}, {count} GPUs in all, and this machine shows {shown} (nvidia-smi)"
-    return Problem(message, "resources.accelerators", "leave it out: the ranks see the GPUs that are there")
+    count = plan.manifest["gpus_per_node"] * plan.manifest["nodes"]
+    if count and (present := len(module("launcher.prepare.gpus").visible())) < count:
+        shown = f"{present} GPUs" if present else "no GPU"
+        named = plan.job["resources"]["accelerators"]
+        message = f"is {named}, {count} GPUs in all, and this machine shows {shown} (nvidia-smi)"
+        hint = "leave it out: the ranks see the GPUs that are there"
+        raise BadJob([Problem(message, "resources.accelerators", hint)])

@@ -176,6 +176,12 @@ class Manifest:
         return cls.from_dict(data)
 
 
+def without_effect(job: Job, backend: str, *keys: str) -> list[str]:
+    """Return the note of a plan on resources that a job names and a backend reserves nowhere."""
+    named = [f"resources.{key}" for key in keys if getattr(job.resources, key) is not None]
+    return [f"{', '.join(named)}: without effect on {backend}, which reserves none"] if named else []
+
+
 def unset_secrets(plan: Plan) -> str:
     """Return which secrets have no source but environment variables that this process does not have; "" for none."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}

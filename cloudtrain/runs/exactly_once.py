@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, HasLabels, Plan
-from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
@@ -53,7 +52,8 @@ class ExactlyOnce(Planner):
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
-        check_secrets(plan)
+        backend = self._client(plan)
+        send.preflight(plan, backend)
         files = config_files(self._folder)
         self.notes += budgets.check(self.store, plan, files, self.confirm)
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
@@ -63,7 +63,7 @@ class ExactlyOnce(Planner):
                 plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
             )
 
-        outcome = send.send_attempt(self.store, plan, self._client(plan), bundle, intent)
+        outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
         if not isinstance(outcome, Accepted):
             self._shell = {}  # the next submit may find other credentials in their files
         if outcome is None:
@@ -185,8 +185,9 @@ class ExactlyOnce(Planner):
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
-            check_secrets(attempt.plan)
-            outcome = send.send_again(self.store, attempt, registry.create_for(attempt.plan, self.home))
+            backend = registry.create_for(attempt.plan, self.home)
+            send.preflight(attempt.plan, backend)
+            outcome = send.send_again(self.store, attempt, backend)
         return self._finish_submit(attempt.run_id, outcome, adopted=True)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Feature, Plan
-from cloudtrain.backends.manifest import check_secrets
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -53,9 +52,9 @@ def send_next(
         raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
     earlier = store.attempts(run_id)
     plan, bundle, notes = plan_next(store, earlier, sets, target)
-    check_secrets(plan)
-    notes += budgets.check(store, plan, config_files(Path.cwd()), confirm)
     backend = attempts.backend_of(plan, store.home)
+    send.preflight(plan, backend)
+    notes += budgets.check(store, plan, config_files(Path.cwd()), confirm)
 
     def intent() -> bool:
         return store.next_attempt(plan, owner=Process.here(), resume=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import HasRemains
-from cloudtrain.backends.manifest import unset_secrets
+from cloudtrain.backends.api import HasPreflight, HasRemains
+from cloudtrain.backends.manifest import check_secrets, unset_secrets
 from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
@@ -57,6 +57,13 @@ class Unknown:
 
 
 Outcome = Accepted | Refused | Unknown
+
+
+def preflight(plan: Plan, backend: Backend) -> None:
+    """Raise BadRequest where this process can see that an attempt cannot run; called before its intent is stored."""
+    check_secrets(plan)
+    if isinstance(backend, HasPreflight):
+        backend.preflight(plan)
 
 
 def send_attempt(

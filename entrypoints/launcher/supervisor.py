@@ -31,7 +31,16 @@ from .usage import EVERY_S, Usage
 from .world import cluster as clusters
 from .world.channel import FEWER_S, JOIN_S, Listener, World
 from .world.coordinator import Coordinator
-from .world.outcome import EXIT_LOST, EXIT_REFUSED, EXIT_RESUMABLE, STALLED, Outcome, launcher_code, refused_outcome
+from .world.outcome import (
+    EXIT_LOST,
+    EXIT_REFUSED,
+    EXIT_RESUMABLE,
+    STALLED,
+    Outcome,
+    container_code,
+    launcher_code,
+    refused_outcome,
+)
 from .world.worker import Worker
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -43,7 +52,6 @@ SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save 
 LOST_GRACE_S = 3.0  # the same after a lost node, so that silence (channel.SILENCE_S) and grace end within 15 s
 SECOND_REQUEST_S = 3.0  # a scheduler signals every process of a job at once: guard and supervisor both receive it
 EXIT_BROKEN = 70  # an error of the launcher itself
-EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
 FINISHED_S = 900.0  # there: how long nodes wait for the uploads of all others
 EXIT_OUTPUT = 74  # training succeeded, but its results could not be brought to the output
 
@@ -390,13 +398,13 @@ class Supervisor:
         }
         if self._history is not None and not self._guard_died:
             self._history.finish(last)  # before the final status is published
-        on_vertex = self._peers is not None and self._cluster.platform == "vertex"
-        if on_vertex:
+        platform = self._cluster.platform if self._peers is not None else ""
+        if platform == "vertex":
             self._await_others()
         self.status.set(**last)
         if self._peers is not None:
             self._peers.close()
-        return EXIT_RESTART if on_vertex and outcome.state == "PREEMPTED" else code
+        return container_code(outcome, platform)
 
     def _await_others(self) -> None:
         """Leave together: the first replica that ends is the end of all others there, whatever they still upload."""

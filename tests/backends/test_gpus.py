@@ -11,6 +11,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.launch import with_gpus
 from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.runs.plan import Planner
+from cloudtrain.runs.submit import Submitter
 from tests.runs.test_entries import project, submit  # noqa: F401 - a fixture
 
 SHOW = """
@@ -45,7 +46,11 @@ def test_a_job_that_names_none_sees_those_that_are_there(project, machine_with, 
 
 
 def notes(folder: Path, backend: str, **resources: object) -> str:
-    options = {"hosts": [{"address": "10.0.0.5"}]} if backend == "ssh" else {}
+    options = {
+        "ssh": {"hosts": [{"address": "10.0.0.5"}]},
+        "slurm": {"folder": "/shared"},
+        "kubernetes": {"image": "a:1"},
+    }.get(backend, {})
     job = {"name": "x", "source": str(folder), "entrypoint": "train.py", "resources": resources}
     return "\n".join(Planner(backend, **options).plan(job).notes)
 
@@ -63,9 +68,26 @@ def test_more_than_there_are_is_refused_before_a_submit(project, machine_with, h
     code, _, said = submit(project, "train.py", "--gpus", "A100:8")
     assert code == 2 and "this machine shows no GPU (nvidia-smi)" in said and not list((home / "runs").glob("*"))
     machine_with(4)
-    with pytest.raises(BadJob, match="is A100:8, 8 GPUs in all, and this machine shows 4 GPUs"):
-        notes(project, "local", accelerators="A100:8")
+    job = {"name": "x", "source": str(project), "entrypoint": "train.py", "resources": {"accelerators": "A100:8"}}
+    submitter = Submitter("local", watch=False)
+    plan = submitter.plan(job)  # for any machine: what this one has is seen by submit
+    for submit_it in (lambda: submitter.submit(job), lambda: submitter.submit_plan(plan)):
+        with pytest.raises(BadJob, match="is A100:8, 8 GPUs in all, and this machine shows 4 GPUs"):
+            submit_it()
+    assert submitter.store.runs() == []
     assert "accelerators" not in notes(project, "local", accelerators="A100:4")
+
+
+@pytest.mark.parametrize(("backend", "ignored"), [("local", "cpus, memory, disk_gb"), ("ssh", "cpus, memory, disk_gb"),
+                                                  ("slurm", "disk_gb"), ("kubernetes", "")])  # fmt: skip
+def test_the_plan_says_which_resources_have_no_effect(project, backend: str, ignored: str):  # noqa: F811
+    (project / "train.py").write_text("")
+    found = [
+        note for note in notes(project, backend, cpus=8, memory="64GiB", disk_gb=200).split("\n") if "effect" in note
+    ]
+    keys = ", ".join(f"resources.{key}" for key in ignored.split(", ") if key)
+    assert found == [f"{keys}: without effect on {backend}, which reserves none"] * bool(ignored)
+    assert "effect" not in notes(project, backend)
 
 
 class Host:

@@ -13,7 +13,8 @@ from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from tests.conftest import WAIT_S
 
-# Loaded by Python itself before anything of ours: no socket can be made, no SDK be imported, and both are told.
+# Loaded by Python itself before anything of ours: no socket can be made, no SDK be imported, no process be started, and
+# each attempt is printed.
 BLOCK = """
 import importlib.abc, socket, sys
 SDKS = {"boto3", "botocore", "google", "googleapiclient", "kubernetes", "sagemaker", "azure", "s3fs", "gcsfs", "paramiko",
@@ -30,6 +31,12 @@ class Refused(socket.socket):
         print("SOCKET", file=sys.stderr)
         raise OSError("no network here")
 
+def started(event, arguments):
+    if event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.spawn", "os.exec", "os.fork", "os.forkpty"):
+        print("PROCESS", event, arguments[:2], file=sys.stderr)
+        raise OSError("no process here")
+
+sys.addaudithook(started)
 sys.meta_path.insert(0, Refusing())
 socket.socket = Refused
 """
@@ -46,25 +53,22 @@ def plan(folder: Path, *words: str, env: dict[str, str]) -> subprocess.Completed
     )
 
 
-def test_the_plan_is_made_with_sockets_blocked_and_no_sdk(home, tmp_path, figure):
+def test_the_plan_is_made_without_sockets_sdk_and_processes(home, tmp_path, figure):
     (tmp_path / "block").mkdir()
     (tmp_path / "block" / "sitecustomize.py").write_text(BLOCK)
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("print('hello')\n")
-    tool = tmp_path / "block" / "nvidia-smi"  # local refuses GPUs that this machine does not show
-    tool.write_text('#!/bin/sh\nfor n in 0 1 2 3 4 5 6 7; do echo "GPU $n: NVIDIA A100 (UUID: GPU-$n)"; done\n')
+    tool = tmp_path / "block" / "nvidia-smi"  # on machines without one nobody would try to start it
+    tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     path = f"{tool.parent}:{os.environ['PATH']}"
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "block"), "PATH": path}
-    probe = subprocess.run(
-        [sys.executable, "-c", "import socket; socket.socket()"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert probe.returncode != 0 and "SOCKET" in probe.stderr, "the block holds"
+    for mark, code in (("SOCKET", "import socket; socket.socket()"), ("PROCESS", "import os; os.system('true')")):
+        probe = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert probe.returncode != 0 and mark in probe.stderr, "the block holds"
     jobs = [
         ["train.py"],
         ["train.py", "--nodes", "4", "--gpus", "A100-80GB:2"],
@@ -73,9 +77,9 @@ def test_the_plan_is_made_with_sockets_blocked_and_no_sdk(home, tmp_path, figure
     for words in jobs:
         done = plan(project, "plan", *words, "--json", env=env)
         assert done.returncode == 0, done.stderr
-        assert "SOCKET" not in done.stderr and "IMPORTED" not in done.stderr, done.stderr
+        assert not [mark for mark in ("SOCKET", "IMPORTED", "PROCESS") if mark in done.stderr], done.stderr
         assert Plan.from_json(done.stdout).request
-    figure("jobs planned with sockets blocked and no SDK", len(jobs))
+    figure("jobs planned with sockets and processes blocked and no SDK", len(jobs))
 
 
 def test_what_was_planned_is_what_arrives(home, tmp_path):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 UID, BYTES = "${job.uid}", "${bundle.bytes}"
 PORT = 29380  # the launcher's, on node 0; the Service names one port because it must
+# What the launcher leaves with where its pod is to be started again; in ascending order, as the API wants it
+RESTARTS = {"lost": 69, "preempted": 75}
 MAX_INLINE_BYTES = 700 << 10  # largest bundle that goes into a ConfigMap, which holds 1 MiB of base64
 
 
@@ -92,7 +94,8 @@ class Request:
     # -- the parts -----------------------------------------------------------------------------------------------------
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
-        nodes = self.manifest.nodes
+        nodes, events = self.manifest.nodes, self._job.retry.on_events
+        restarts = [code for event, code in RESTARTS.items() if self.starts > 1 and event in events]
         deadline_s = pod["activeDeadlineSeconds"] * self.starts + (
             self._job.limits.max_wait_s or self._seconds("wait", "24h")
         )
@@ -124,9 +127,9 @@ class Request:
                         *(
                             {
                                 "action": "FailJob",
-                                "onExitCodes": {"containerName": name, "operator": "NotIn", "values": [0]},
+                                "onExitCodes": {"containerName": name, "operator": "NotIn", "values": [0, *codes]},
                             }
-                            for name in (CONTAINER, UNPACK)
+                            for name, codes in ((CONTAINER, restarts), (UNPACK, []))
                         ),
                     ]
                 },

@@ -18,7 +18,7 @@ import cloudtrain.nodes.directory as directory
 from cloudtrain.backends import gpus as own_gpus
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
-from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes.files import token as shared_token
@@ -88,8 +88,6 @@ class LocalBackend:
             "CLOUDTRAIN_RUN_DIR": str(Path(output or self.workdir) / run_id),
             "CLOUDTRAIN_STDIN": "1",
         }
-        if missing := own_gpus.missing(job):
-            raise BadJob(job.located([missing]))
         processes = [
             {
                 "folder": str(folder / f"node-{rank}"),
@@ -103,7 +101,7 @@ class LocalBackend:
             }
             for rank in range(manifest.nodes)
         ]
-        notes = own_gpus.notes(job, "this machine")
+        notes = own_gpus.notes(job, "this machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes are simulated on this machine")
         return Plan(
@@ -119,6 +117,9 @@ class LocalBackend:
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return TimeLimit.of_launcher(plan)
+
+    def preflight(self, plan: Plan) -> None:
+        own_gpus.check_present(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         requested = plan.request["nodes"]

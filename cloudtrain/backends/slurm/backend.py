@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
-from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
@@ -87,7 +87,10 @@ class SlurmBackend:
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
             job=job.to_dict(),
-            notes=tuple(request.plan_notes(self.folder, manifest, restarts)),
+            notes=(
+                *request.plan_notes(self.folder, manifest, restarts),
+                *without_effect(job, self.name, "disk_gb"),
+            ),
         )
 
     # -- its life -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import gpus as own_gpus
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
-from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
 from cloudtrain.backends.ssh.machines import (
@@ -95,7 +95,7 @@ class SshBackend:
             problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
         if problems:
             raise BadJob(problems)
-        notes = own_gpus.notes(job, "each machine")
+        notes = own_gpus.notes(job, "each machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
         if len(self.machines) > manifest.nodes:
             notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")
         if manifest.nodes > 1 and job.output is None:

@@ -13,6 +13,8 @@ from ..manifest import Manifest
 EXIT_RESUMABLE = 75  # left on request
 EXIT_REFUSED = 78  # refused before training
 EXIT_LOST = 69  # a node is gone; its exit code is not known
+EXIT_RESTART = 134  # on Vertex AI: the platform starts the job again
+EXIT_FINAL = 1  # on Kubernetes, in place of a code that starts the pod again
 SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
 SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
@@ -31,6 +33,19 @@ Start.__doc__ = "All ranks start now: the nodes that take part, in the order of 
 def launcher_code(outcome: Outcome) -> int:
     """Return what the launcher exits with."""
     return EXIT_LOST if outcome.exit_code is None else outcome.exit_code
+
+
+def container_code(outcome: Outcome, platform: str) -> int:
+    """Return what the launcher exits with on a platform that starts a container again by its exit code.
+
+    Vertex AI does so by 134; a Kubernetes Job by 75 and 69, with which nothing else may leave there.
+    """
+    code = launcher_code(outcome)
+    if platform == "vertex" and outcome.state == "PREEMPTED":
+        return EXIT_RESTART
+    if platform == "kubernetes" and code in (EXIT_RESUMABLE, EXIT_LOST) and outcome.state not in ("PREEMPTED", "LOST"):
+        return EXIT_FINAL
+    return code
 
 
 def refused_outcome(reason: str) -> Outcome:

@@ -76,6 +76,25 @@ def test_a_failure_of_its_own_is_not_repeated(place: Ground):  # noqa: F811
     assert (status.state, status.exit_code) == (State.FAILED, 3) and said(backend, handle) == ["once"]
 
 
+def test_a_launcher_that_leaves_on_request_is_started_again(place: Ground):  # noqa: F811
+    """As after `kubectl delete pod`: no condition says that the cluster took the pod, its exit code alone does."""
+    script = COUNTS.replace("< 3", "< 2")
+    backend, handle = started(place, script, output="gs://local/out", retry={"max_attempts": 3})
+    wait_for(lambda: "start 1" in said(backend, handle), "start 1", 120)
+    with place.cluster.objects.lock:
+        place.cluster.kubelet.delete(pod_of(place, handle))
+    assert ended(backend, handle).state is State.SUCCEEDED
+    assert said(backend, handle) == ["start 1", "start 2"]
+
+
+def test_one_whose_time_is_over_is_not_started_again(place: Ground):  # noqa: F811
+    script = "print('once', flush=True); import time; time.sleep(600)"
+    limits = {"max_runtime": "2s", "grace": "1s"}
+    backend, handle = started(place, script, limits=limits, retry={"max_attempts": 3})
+    status = ended(backend, handle)
+    assert (status.state, status.exit_code) == (State.TIMED_OUT, 75) and said(backend, handle) == ["once"]
+
+
 @pytest.mark.parametrize("later", ["lower", "higher"])
 def test_pods_of_one_second_come_one_after_the_other(place: Ground, monkeypatch: pytest.MonkeyPatch, later: str):  # noqa: F811
     """Creation times are in whole seconds and uids have no order; the launchers' clocks are hours ahead of the server's."""
