@@ -62,7 +62,7 @@ def read_sagemaker(lines: Iterable[str], region: str) -> Offer:
             header = row
             if missing := {*_COLUMNS, "Instance Name", "PricePerUnit"} - {*header}:
                 raise BadList(f"the list has no column {', '.join(sorted(missing))}")
-        elif row[:1] == ["Version"]:
+        elif row[:1] == ["Version"] and len(row) > 1:
             version = row[1][:40]
         elif number > 20:
             raise BadList("the list does not begin as a price list of AWS")
@@ -122,7 +122,7 @@ def read_vertex(pages: Iterable[Any], region: str) -> Offer:
                         words = [word for word in match[1].lower().split() if word not in _NOISE]
                         if unit == ("GiBy.h" if words[-1:] == ["ram"] else "h"):
                             parts.add(" ".join(words), usd)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadList(f"the catalogue has an unexpected entry: {error!r}") from None
     usd_of = parts.certain()
     prices = {}

@@ -250,6 +250,9 @@ GOOGLE_HOSTILE: dict[str, Reply] = {
     "no JSON": lambda handler: send(handler, 200, b"<html>"),
     "too deep": lambda handler: send(handler, 200, b"[" * 500_000),
     "another shape": lambda handler: send(handler, 200, b'{"skus": [{"description": 7}]}'),
+    "an infinite price": lambda handler: send(
+        handler, 200, json.dumps({"skus": SKUS[0]}).replace('"11"', "1e400").encode()
+    ),
     "no object": lambda handler: send(handler, 200, b"[1, 2]"),
     "too large": lambda handler: send(handler, 200, b" " * (2 << 20)),
     "pages without end": lambda handler: send(handler, 200, b'{"skus": [], "nextPageToken": "x"}'),
