@@ -77,6 +77,7 @@ SLOW = (
     "laws/test_store_load.py",
     "nodes/test_ssh.py",
     "runs/test_accounts.py",
+    "runs/test_cap_histories.py",
     "runs/test_distributed_env.py",
     "runs/test_exactly_once.py",
     "runs/test_faults.py",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.sections import Limits
 
 HOUR_S = 3600.0
+END_S = 30.0  # what a platform may bill of an attempt after the end that it reports
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> fl
         return status.billable_s / int(attempt.plan.manifest["nodes"])
     if status.state.final and (attempt.handle is None or status.event == "capacity"):
         return 0.0  # nothing was started
-    if status.state is not State.LOST and status.started_at and status.ended_at:
-        return max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at))
     if status.state is State.CANCELLED and not status.started_at:
         return 0.0
+    if status.state is not State.LOST and status.started_at and status.ended_at:
+        measured_s = max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)) + END_S
+        return min(measured_s, (attempt.plan.at_most or {}).get("attempt_s") or measured_s)
     return float(limit_of(attempt.plan).seconds or 0)
 
 

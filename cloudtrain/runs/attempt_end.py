@@ -66,8 +66,9 @@ class AttemptEnds:
         """Store an attempt's end, and start the next attempt where one is due, else store the run's end."""
         if run.cancel_requested and attempt.handle is None:
             status = Status(State.CANCELLED, None, "cancelled before it started", ended_at=now())
-        if status.ended_at is None:
-            status = Status(status.state, status.exit_code, status.reason, status.started_at, now(), status.url)
+        # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
+        started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
+        status = replace(status, started_at=started, ended_at=status.ended_at or now())
         if status.state is State.LOST and attempt.handle is not None:
             self.cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
         self.store.record(attempt.attempt_id, status=status)

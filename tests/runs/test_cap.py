@@ -139,7 +139,9 @@ def test_without_a_cap_a_request_is_what_the_backend_plans(name: str):
 def test_the_worst_case_is_of_the_limits_in_the_request():
     job = job_of("kubernetes", num_nodes=2, limits={"max_runtime": "1h", "grace": "30s"})
     plan = cap.plan_attempt(backend_of("kubernetes"), job, bundle(), "a-run")
-    each_s = 3600 + 30 + 90 + 900 + 30 + 90  # a pod's deadline and its grace period
+    each_s = (
+        3600 + 30 + 90 + 900 + 1800 + 30 + 90
+    )  # a pod's deadline with the wait for the other node, its grace period
     assert plan.at_most is not None and (plan.at_most["attempts"], plan.at_most["attempt_s"]) == (3, each_s)
     assert plan.at_most["usd"] == pytest.approx(3 * each_s / 3600 * 12.0, abs=0.01)
 
@@ -153,6 +155,31 @@ def test_money_needs_a_price():
     job = Job.from_dict({"name": "x", "source": "/", "entrypoint": "t.py", "limits": {"max_cost": "5 USD"}})
     with pytest.raises(BadJob, match=r"limits.max_cost.*price"):
         cap.plan_attempt(backend_of("local"), job, bundle(), "a-run")
+
+
+def test_a_queue_that_starts_jobs_again_holds_the_cap_itself():
+    """Kueue may suspend a Job and start it again, with new deadlines: under a cap it counts the time of all starts."""
+    backend = registry.create("kubernetes", {**OPTIONS["kubernetes"], "queue": "gpus"}, Path("/nowhere"))
+    uncapped = cap.plan_attempt(backend, job_of("kubernetes"), bundle(), "a-run")
+    assert uncapped.at_most is not None and "a queue may suspend" in uncapped.at_most["unbounded"]
+    job = job_of("kubernetes", limits={"max_total_runtime": "6h", "max_runtime": "9h"})
+    plan = cap.plan_attempt(backend, job, bundle(), "a-run")
+    pod = plan.request["manifests"][0]["spec"]["template"]["spec"]
+    seconds = plan.request["manifests"][0]["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"]
+    assert int(seconds) == pod["activeDeadlineSeconds"] + pod["terminationGracePeriodSeconds"] <= 6 * 3600
+
+
+def test_pods_without_a_deadline_cannot_be_capped():
+    overlay = {"spec": {"template": {"spec": {"activeDeadlineSeconds": None}}}}
+    backend = registry.create("kubernetes", {**OPTIONS["kubernetes"], "overlay": overlay}, Path("/nowhere"))
+    with pytest.raises(BadJob, match="removes the pods' activeDeadlineSeconds"):
+        cap.plan_attempt(backend, job_of("kubernetes", limits={"max_total_runtime": "6h"}), bundle(), "a-run")
+
+
+def test_machines_that_outlive_their_job_cannot_be_capped():
+    backend = registry.create("vertex", {**OPTIONS["vertex"], "persistent_resource": "mine"}, Path("/nowhere"))
+    with pytest.raises(BadJob, match="billed after the job"):
+        cap.plan_attempt(backend, job_of("vertex", limits={"max_total_runtime": "6h"}), bundle(), "a-run")
 
 
 @pytest.mark.parametrize("option", [{"keep_alive_s": 600}, {"max_wait": "12h"}])

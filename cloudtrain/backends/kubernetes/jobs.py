@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, QUEUE, RUN, STARTED
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
 from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
     condition,
@@ -128,7 +128,7 @@ class KubeJobs:
     def labels(self, handle: str) -> dict[str, str]:
         """Return the user's labels of an attempt's Job, without our own."""
         job = self.job(handle) or {"metadata": {}}
-        own_labels = (RUN, ATTEMPT, QUEUE)
+        own_labels = (RUN, ATTEMPT, QUEUE, MAX_EXEC)
         return {
             name: str(value) for name, value in (job["metadata"].get("labels") or {}).items() if name not in own_labels
         }

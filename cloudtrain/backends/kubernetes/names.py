@@ -7,4 +7,6 @@ STARTED, CANCELLED = "cloudtrain.dev/started", "cloudtrain.dev/cancelled"  # ann
 # The value of CANCELLED is when the first container had started, "" if none had.
 OUTPUT = "cloudtrain.dev/output"  # annotation: path or URI of the run's output
 QUEUE = "kueue.x-k8s.io/queue-name"
+# Label: seconds over all admissions of a queue (https://kueue.sigs.k8s.io/docs/concepts/workload, 2026-11-23)
+MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
 CONTAINER, UNPACK = "node", "source"  # the launcher's container, and the init container

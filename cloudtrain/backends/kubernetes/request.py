@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules
-from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, OUTPUT, QUEUE, RUN, STARTED, UNPACK
+from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, MAX_EXEC, OUTPUT, QUEUE, RUN, STARTED, UNPACK
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
 from cloudtrain.backends.manifest import Manifest
@@ -144,6 +144,8 @@ class Request:
     def _add_queue_label(self, job: dict[str, Any]) -> dict[str, Any]:
         if queue := self._options.get("queue"):
             job["metadata"]["labels"][QUEUE] = str(queue)
+            if self._job.limits.capped:
+                job["metadata"]["labels"][MAX_EXEC] = str(_pod_seconds(job["spec"]["template"]["spec"]))
         return job
 
     @property
@@ -228,10 +230,22 @@ class Request:
 
 def time_limit(plan: Plan) -> TimeLimit:
     """Return the longest time of an attempt: the deadline and the grace period of each pod that may be started."""
-    spec = plan.request["manifests"][0]["spec"]
-    pod = spec["template"]["spec"]
-    once_s = pod["activeDeadlineSeconds"] + pod["terminationGracePeriodSeconds"]
-    return TimeLimit(once_s * (spec["backoffLimit"] + 1), "counted from a pod's start; nodes may be billed before")
+    job = plan.request["manifests"][0]
+    spec, labels = job["spec"], job["metadata"]["labels"]
+    if QUEUE in labels and MAX_EXEC not in labels:
+        return TimeLimit(None, "a queue may suspend the Job: when it starts again, its deadlines begin anew")
+    once_s = _pod_seconds(spec["template"]["spec"])
+    if once_s is None:
+        return TimeLimit(None, "options.kubernetes.overlay removes the pods' activeDeadlineSeconds")
+    note = f"the queue must know the label {MAX_EXEC} (Kueue 0.10); " if QUEUE in labels else ""
+    seconds = once_s * (spec["backoffLimit"] + 1)
+    return TimeLimit(seconds, f"{note}counted from a pod's start; nodes may be billed before")
+
+
+def _pod_seconds(pod: Mapping[str, Any]) -> int | None:
+    """Return how long a pod may be on its node, None without a limit."""
+    deadline_s = pod.get("activeDeadlineSeconds")
+    return int(deadline_s) + int(pod.get("terminationGracePeriodSeconds", 30)) if deadline_s else None
 
 
 def kubectl_manifests(request: Mapping[str, Any], bundle_bytes: bytes) -> list[dict[str, Any]]:

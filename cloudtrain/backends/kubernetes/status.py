@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
-from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, QUEUE, UNPACK
+from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, MAX_EXEC, QUEUE, UNPACK
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 def status_of(job: Object, pods: Sequence[Object]) -> Status:
     """Return an attempt's state; `pods` are its pods that still exist, in order of creation."""
     newest_pods = newest_by_node(pods)
-    started = first_start(pods)
+    started = _started_at(job, newest_pods, pods)
     end_condition = condition(job, "Complete") or condition(job, "Failed")
     ended = end_condition.get("lastTransitionTime") if end_condition else None
     if end_condition and end_condition["type"] == "Complete":
@@ -48,8 +48,19 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
 
 
 def first_start(pods: Iterable[Object]) -> str | None:
-    """Return when the first container of some pods started, None before that."""
-    return min((at for pod in pods if (at := container_state(pod).get("startedAt"))), default=None)
+    """Return when the first of some pods got its node, None before that: its deadline and its node's time count from then."""
+    return min((at for pod in pods if (at := pod["status"].get("startTime"))), default=None)
+
+
+def _started_at(job: Object, newest_pods: Mapping[int, Object], pods: Sequence[Object]) -> str | None:
+    """Return when an attempt's first pod got its node.
+
+    None where a pod is not there: nobody knows then when it began. Of a capped Job that a queue may have started before,
+    only its creation is known.
+    """
+    if newest_pods and MAX_EXEC in (job["metadata"].get("labels") or {}):
+        return str(job["metadata"]["creationTimestamp"])
+    return first_start(pods) if len(newest_pods) == job["spec"]["completions"] else None
 
 
 def waiting_reason(pods: Iterable[Object]) -> str:

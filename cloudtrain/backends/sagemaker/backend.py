@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import ecr, listing, logs, request, status
+from cloudtrain.backends.sagemaker import ecr, limits, listing, logs, request, status
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -80,7 +80,7 @@ class SagemakerBackend:
         return built.plan(self.name, self._options, job, bundle, "platform")
 
     def time_limit(self, plan: Plan) -> TimeLimit:
-        return request.time_limit(plan)
+        return limits.time_limit(plan)
 
     def machine(self, plan: Plan) -> str:
         return f"sagemaker/{self._options.get('region') or ''}/{plan.request['ResourceConfig']['InstanceType']}"

@@ -11,12 +11,16 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.errors import Problem
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 MAX_RUNTIME_S = 28 * 86400  # documents
+STOP_S = 120  # between SIGTERM and SIGKILL
+# For results, after MaxRuntimeInSeconds; 118 s were seen (github.com/aws/sagemaker-python-sdk/issues/4451)
+UPLOAD_S = 600
 MAX_DISK_GB = 16384  # documents
 MAX_HYPERPARAMETERS, MAX_VALUE = 100, 2500
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 50, 128, 256
@@ -30,6 +34,14 @@ KEY = r"[a-zA-Z0-9:/_-]*"
 NETWORK = r"[-0-9a-zA-Z]{0,32}"
 URI = r"(https|s3)://([^/]+)/?(.*)"
 BUCKET = r"(?!\d+\.\d+\.\d+\.\d+/)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # documents
+
+
+def time_limit(plan: Plan) -> TimeLimit:
+    """Return the longest time of an attempt; SageMaker's own retries share it (docs of RetryStrategy, seen 2026-11-23)."""
+    stopping = plan.request["StoppingCondition"]
+    longest_s = max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
+    note = f"an upload of results that takes longer than {UPLOAD_S // 60} minutes is extra"
+    return TimeLimit(longest_s + STOP_S + UPLOAD_S, note)
 
 
 def find_problems(request: Mapping[str, Any], job: Job) -> list[Problem]:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.sagemaker import docker, local_s3, status
+from cloudtrain.backends.sagemaker.limits import STOP_S
 from cloudtrain.backends.sagemaker.local_request import run_folder
 from cloudtrain.backends.sagemaker.local_s3 import LocalS3
-from cloudtrain.backends.sagemaker.request import STOP_S
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import now

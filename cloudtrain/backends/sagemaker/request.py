@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
-from cloudtrain.backends.api import Plan, TimeLimit
+from cloudtrain.backends.api import Plan
 from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import images, limits, toolkit
@@ -33,7 +33,6 @@ OBJECT = "source.tar.gz"
 DISK_GB = 100  # default of resources.disk_gb; SageMaker's default, 30, is too small for a model and its checkpoints
 MARGIN_S = 900  # added to max_runtime, which the launcher enforces: for downloads before and the last checkpoint after
 WAIT_S = 24 * 3600  # default wait for spot capacity (options.sagemaker.max_wait)
-STOP_S = 120  # SageMaker's time between SIGTERM and SIGKILL
 EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # metrics of our events that SageMaker's charts show
 # The program of `python -W ignore -c`; SageMaker takes at most 256 characters for each argument.
 UNPACK = (
@@ -128,8 +127,8 @@ def build_request(
     _add_options(request, job, machine, options)
     problems += limits.find_problems(request, job)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
-    if job.limits.grace_s > STOP_S - 20:
-        notes.append(f"SageMaker kills a job {STOP_S} s after it is asked to stop: limits.grace is longer")
+    if job.limits.grace_s > limits.STOP_S - 20:
+        notes.append(f"SageMaker kills a job {limits.STOP_S} s after it is asked to stop: limits.grace is longer")
     if job.resources.use_spot:
         notes.append("interrupted spot machines are replaced by SageMaker until max_wait is over (retries: platform)")
         if job.limits.capped:
@@ -140,13 +139,6 @@ def build_request(
     if price:
         price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
-
-
-def time_limit(plan: Plan) -> TimeLimit:
-    """Return the longest time of an attempt; SageMaker's own retries share it (docs of RetryStrategy, seen 2026-11-23)."""
-    stopping = plan.request["StoppingCondition"]
-    longest_s = max(stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds", 0))
-    return TimeLimit(longest_s + STOP_S, "the upload of results after the end is billed too, and has no limit")
 
 
 def hyperparameters(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:

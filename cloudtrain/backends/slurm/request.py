@@ -5,6 +5,7 @@ r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure 
     <folder>/runs/<run>/a<N>/      an attempt
         job.sh, source/            the script, and the bundle, extracted once for all nodes
         job                        Slurm's job number, written by submit or by the script, whichever is first
+        begun                      when the allocation began, in seconds since 1970
         owner                      a link to the number of the job that may run; a second submission of the job exits
         state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
         cancel, stop               a user asked to cancel; the client gave up the attempt
@@ -37,7 +38,7 @@ MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the st
 STRAGGLER_S = 120  # how long tasks may run after the first one has ended
 # Options of sbatch that the plan sets itself; `directives` must not contain them.
 RESERVED_OPTIONS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
-        "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment")  # fmt: skip
+        "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment", "time")  # fmt: skip
 SHORT_OPTIONS = {
     "J": "job-name",
     "o": "output",
@@ -47,6 +48,7 @@ SHORT_OPTIONS = {
     "a": "array",
     "D": "chdir",
     "W": "wait",
+    "t": "time",
 }
 
 _SCRIPT = r"""#!/bin/bash -l
@@ -54,6 +56,7 @@ _SCRIPT = r"""#!/bin/bash -l
 cd {folder} || exit 1
 ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
 printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
+[ -e begun ] || printf %s "${{SLURM_JOB_START_TIME:-$(date +%s)}}" >begun # what Slurm counts from
 restart=${{SLURM_RESTART_COUNT:-0}}
 say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
 phase() {{ scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.events import EXIT_REFUSED, State, Status
+from cloudtrain.job.units import format_time
 from cloudtrain.nodes import directory
 
-FILES = ("job", "owner", "state", "cancel", "stop", "node-*/status.json")
+FILES = ("job", "owner", "begun", "state", "cancel", "stop", "node-*/status.json")
 
 
 def is_settled(files: Mapping[str, str], queue_entry: QueueEntry | None, nodes_status: Status | None) -> bool:
@@ -57,7 +59,14 @@ def merge_nodes(files: Mapping[str, str]) -> Status | None:
     script = ScriptState.of(files)
     count = int(script.phase) if script.name == "STARTED" and script.phase.isdigit() else len(reported)
     missing: list[tuple[None, None]] = [(None, None)] * (count - len(reported))
-    return directory.merge_statuses([*reported, *missing])
+    status = directory.merge_statuses([*reported, *missing])
+    return replace(status, started_at=begun_at(files) or status.started_at)
+
+
+def begun_at(files: Mapping[str, str]) -> str | None:
+    """Return when the job got its nodes, which Slurm counts from; None before that. The launcher starts after the setup."""
+    text = files.get("begun", "").strip()
+    return format_time(int(text)) if text.isdigit() else None
 
 
 def stopped_status(files: Mapping[str, str], job_state: str, nodes_status: Status) -> Status:
@@ -80,7 +89,7 @@ def attempt_status(
 ) -> Status:
     """Return an attempt's status from its files and Slurm's state; `last_output` reads the last line of the job's output."""
     script = ScriptState.of(files)
-    started = nodes_status.started_at if nodes_status else None
+    started = nodes_status.started_at if nodes_status else begun_at(files)
     if queue_entry is not None and not queue_entry.ended:
         if "cancel" in files:
             return Status(State.STOPPING, started_at=started)

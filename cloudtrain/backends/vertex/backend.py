@@ -16,6 +16,7 @@ from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.vertex.jobs import CustomJobs, has_sdk
+from cloudtrain.backends.vertex.limits import time_limit
 from cloudtrain.backends.vertex.request import Request
 from cloudtrain.errors import BadJob, CloudtrainError, Problem
 from cloudtrain.events import LogLine, Status
@@ -80,13 +81,7 @@ class CustomJobsBackend:
         )
 
     def time_limit(self, plan: Plan) -> TimeLimit:
-        """Return the timeout of an attempt, or why there is none; raises nothing."""
-        scheduling = plan.request["customJob"]["jobSpec"]["scheduling"]
-        if not scheduling.get("disableRetries"):
-            return TimeLimit(None, "Vertex AI restarts a job, and does not say whether that begins its timeout anew")
-        return TimeLimit(
-            int(scheduling["timeout"].removesuffix("s")), "boot disks and the fee of spot machines are extra"
-        )
+        return time_limit(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         return self._jobs.submit(plan.request, bundle, self._client)

@@ -249,6 +249,9 @@ class Request:
         else:
             # Ranks cannot join a running process group: when one replica restarts, all must.
             scheduling["restartJobOnWorkerRestart"] = True
+        if options.get("persistent_resource") and job.limits.capped:
+            message = "cannot be held under a cap: its machines are billed after the job"
+            self._add_problem(self._option_path("persistent_resource"), message, "leave one of the two out")
         if strategy:
             scheduling["strategy"] = strategy
         max_wait = options.get("max_wait") or (job.limits.max_wait if strategy == "FLEX_START" else None)

@@ -26,6 +26,11 @@ class JobController:
         self._deadlines: dict[str, float] = {}
         self._hosts: dict[str, list[str]] = {}  # addresses of a job's pods
 
+    @property
+    def due(self) -> list[float]:
+        """When (monotonic) Jobs reach their deadlines or get pods again."""
+        return [*self._deadlines.values(), *self._retry_at.values()]
+
     def collect(self) -> None:
         """Collect garbage: delete objects whose owners are all gone."""
         existing_uids = {

@@ -68,7 +68,8 @@ class Kubelet(threading.Thread):
                 return
             grace = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
             metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": int(grace)}
-            self._kill_at[uid] = time.monotonic() + grace
+            # A kubelet that ends a pod already gives it no more time (calculateEffectiveGracePeriod in its pod_workers.go).
+            self._kill_at[uid] = min(time.monotonic() + grace, self._kill_at.get(uid, float("inf")))
             if uid in self._containers:
                 self._containers[uid].terminate()
             self._objects.touch("pods", pod)
@@ -85,14 +86,21 @@ class Kubelet(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(TICK_S):
-            with self._objects.lock:
-                for job in self._objects.all("jobs"):
-                    self._controller.reconcile(job)
-                self._controller.collect()
-                for pod in self._objects.all("pods"):
-                    self._advance(pod)
+            self.step()
         for container in self._containers.values():
             container.kill()
+
+    def step(self) -> float:
+        """Advance all Jobs and pods once; return when (monotonic) the next one has something to do by itself."""
+        with self._objects.lock:
+            for job in self._objects.all("jobs"):
+                self._controller.reconcile(job)
+            self._controller.collect()
+            for pod in self._objects.all("pods"):
+                self._advance(pod)
+        now = time.monotonic()
+        times = [*self._deadlines.values(), *self._kill_at.values(), *self._controller.due]
+        return min((at for at in times if at > now), default=float("inf"))
 
     # -- one pod -------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Behavior:
 
     pending_s: float = 0.0  # between creation and start
     stop_s: float = 120.0  # between SIGTERM and SIGKILL
+    upload_s: float = 0.0  # of results, after the last host has ended
     logs_late_s: float = 0.0  # delay of lines in CloudWatch
     logs_twice: bool = False
     capacity_errors: int = 0  # so many of the next jobs fail with insufficient capacity

@@ -6,17 +6,19 @@ that folder, and its own loopback address as host name. Logs, checkpoints and re
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
 import tarfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.simulators.sagemaker.host import Behavior, Call, Host, iter_files, split_uri
+from cloudtrain.simulators.steps import Steps, follow
 
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 SYNC_S = 0.5  # interval of the upload of checkpoints
@@ -24,7 +26,7 @@ LINGER_S = 20.0  # how long the other hosts may run after one has failed
 
 
 class TrainingJob:
-    """A training job from creation to its end, executed by `thread`."""
+    """A training job from creation to its end, executed by `thread`, or by who goes through `steps`."""
 
     def __init__(self, request: Mapping[str, Any], arn: str, folder: Path, number: int, call: Call, behavior: Behavior):
         self.request, self.arn, self.behavior = dict(request), arn, behavior
@@ -40,7 +42,8 @@ class TrainingJob:
         self._stop, self._preempt = threading.Event(), threading.Event()
         self._exceeded_limit = ""  # secondary status of the exceeded limit
         self._restarts = 0
-        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._waits_until = time.monotonic() + int(request["StoppingCondition"].get("MaxWaitTimeInSeconds", 1 << 40))
+        self.thread = threading.Thread(target=lambda: follow(self.steps()), name=self.name, daemon=True)
         self._transition("Starting", "Starting the training job")
 
     # -- API ----------------------------------------------------------------------------------------------
@@ -60,7 +63,7 @@ class TrainingJob:
                 description["FailureReason"] = self.failure
             if self._started is not None:
                 description["TrainingStartTime"] = self._started
-                seconds = int((self._ended or time.time()) - self._started) + 1
+                seconds = math.ceil((self._ended or time.time()) - self._started)
                 description |= {"TrainingTimeInSeconds": seconds, "BillableTimeInSeconds": seconds}
             return description
 
@@ -95,15 +98,16 @@ class TrainingJob:
 
     # -- execution ------------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def steps(self) -> Steps:
+        """Execute the job."""
         try:
-            self._stop.wait(self.behavior.pending_s)
+            yield from self._pause(self.behavior.pending_s)
             if self.behavior.capacity_errors > 0:
                 self.behavior.capacity_errors -= 1
                 message = "CapacityError: Unable to provision requested ML compute capacity"
                 self._end("Failed", "Failed", message)
                 return
-            while not self._stop.is_set() and self._attempt():
+            while not self._stop.is_set() and (yield from self._attempt()):
                 pass
             if self._stop.is_set() or self._exceeded_limit:
                 self._end("Stopped", self._exceeded_limit or "Stopped")
@@ -112,7 +116,12 @@ class TrainingJob:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _attempt(self) -> bool:
+    def _pause(self, seconds: float) -> Steps:
+        until = time.monotonic() + seconds
+        while not self._stop.is_set() and time.monotonic() < until:
+            yield until
+
+    def _attempt(self) -> Generator[float, None, bool]:
         """Run all hosts once; True when they must be restarted on other instances."""
         specification = self.request["AlgorithmSpecification"]
         command = [*specification.get("ContainerEntrypoint", ()), *specification.get("ContainerArguments", ())]
@@ -134,7 +143,7 @@ class TrainingJob:
         stamp = int(self._created) + self._restarts
         for host in self._hosts:
             host.start(command, f"{self.name}/algo-{host.number + 1}-{stamp}", self._call)
-        preempted = self._watch()
+        preempted = yield from self._watch()
         for host in self._hosts:
             host.finish()
         self._sync()
@@ -143,11 +152,15 @@ class TrainingJob:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._transition("Starting", "Starting the training job on other machines")
             return True
-        if self._stop.is_set() or self._exceeded_limit:
-            self._upload()
-            return False
-        self._transition("Uploading", "Uploading generated training model")
+        stopped = self._stop.is_set() or self._exceeded_limit
+        if not stopped:
+            self._transition("Uploading", "Uploading generated training model")
+        uploaded_at = time.monotonic() + self.behavior.upload_s
+        while time.monotonic() < uploaded_at:
+            yield uploaded_at
         self._upload()
+        if stopped:
+            return False
         failed = min((host for host in self._hosts if host.code), key=lambda host: host.ended_at, default=None)
         if failed is None:
             self._end("Completed", "Completed")
@@ -158,19 +171,19 @@ class TrainingJob:
         )
         return False
 
-    def _watch(self) -> bool:
+    def _watch(self) -> Generator[float, None, bool]:
         """Wait until every host has ended; True when the job was preempted."""
         limit = time.monotonic() + int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
-        terminating, kill_at, synced_at, preempted = False, float("inf"), 0.0, False
+        terminating, kill_at, synced_at, preempted = False, float("inf"), float("-inf"), False
         while any(host.running for host in self._hosts):
             now = time.monotonic()
             if now - synced_at >= SYNC_S:
                 synced_at = now
                 self._sync()
             if not terminating:
-                if now >= limit:
-                    self._exceeded_limit = "MaxRuntimeExceeded"
-                    self._transition("MaxRuntimeExceeded", "The training job exceeded its time")
+                if now >= limit or now >= self._waits_until:
+                    self._exceeded_limit = "MaxRuntimeExceeded" if now >= limit else "MaxWaitTimeExceeded"
+                    self._transition(self._exceeded_limit, "The training job exceeded its time")
                 elif self._preempt.is_set():
                     self._preempt.clear()
                     preempted = True
@@ -184,7 +197,7 @@ class TrainingJob:
             elif now >= kill_at:
                 for host in self._hosts:
                     host.end()
-            time.sleep(0.02)
+            yield kill_at if terminating else min(limit, self._waits_until)
         return preempted
 
     def _sync(self) -> None:

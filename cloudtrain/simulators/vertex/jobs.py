@@ -115,7 +115,7 @@ class CustomJobs:
             self._jobs[number] = job
             self.change(number)
             if self._behavior.execute:
-                self._lifecycles[number] = JobLifecycle(
+                lifecycle = self._lifecycles[number] = JobLifecycle(
                     job,
                     self._folder / number,
                     self._entries,
@@ -123,6 +123,7 @@ class CustomJobs:
                     self._storage_url,
                     lambda **fields: self.change(number, **fields),
                 )
+                lifecycle.start()
         return Response(answer)
 
     def _get(self, _: Request, project: str, __: str, number: str) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 from cloudtrain.job.units import format_time
 from cloudtrain.simulators.http import ApiError
 from cloudtrain.simulators.replicas import Replica, list_containers
+from cloudtrain.simulators.steps import Steps, follow
 from cloudtrain.simulators.vertex.logs import LogEntries
 
 TRANSIENT = (6, 134, 11, 139)  # exit codes after which the platform restarts the job
 MAX_RESTARTS, MAX_SPOT_RESTARTS = 3, 6
-TICK_S = 0.02
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Behavior:
 
 
 class JobLifecycle:
-    """Executes a job in its own thread and reports changed fields to `change`."""
+    """Executes a job, in a thread after `start`, and reports changed fields to `change`."""
 
     def __init__(
         self,
@@ -49,7 +49,10 @@ class JobLifecycle:
         self._cancelled = threading.Event()
         self._replicas: list[Replica] = []
         self._kill_at: dict[str, float] = {}  # task -> time of its SIGKILL
-        self._thread = threading.Thread(target=self._run, name=f"job-{self._number}", daemon=True)
+
+    def start(self) -> None:
+        """Execute the job in a thread."""
+        self._thread = threading.Thread(target=lambda: follow(self.steps()), name=f"job-{self._number}", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
@@ -66,9 +69,10 @@ class JobLifecycle:
     def join(self) -> None:
         self._thread.join(120)
 
-    def _run(self) -> None:
+    def steps(self) -> Steps:
+        """Execute the job."""
         try:
-            state, error = self._execute()
+            state, error = yield from self._execute()
         except ApiError as refusal:
             state, error = "JOB_STATE_FAILED", {"code": 3, "message": refusal.message}
         except Exception as failure:
@@ -80,11 +84,11 @@ class JobLifecycle:
         fields = {"error": error} if error else {}
         self._change(state=state, endTime=format_time(time.time()), **fields)
 
-    def _execute(self) -> tuple[str, dict[str, Any] | None]:
+    def _execute(self) -> Generator[float, None, tuple[str, dict[str, Any] | None]]:
         scheduling = self._job["jobSpec"].get("scheduling") or {}
         if self._behavior.queue_s:
             longest = _parse_duration(scheduling.get("maxWaitDuration"))
-            if self._cancelled.wait(min(self._behavior.queue_s, longest or self._behavior.queue_s)):
+            if (yield from self._pause(min(self._behavior.queue_s, longest or self._behavior.queue_s))):
                 return "JOB_STATE_CANCELLED", None
             if longest and longest < self._behavior.queue_s:
                 message = "Resources are insufficient in region: the job has waited for as long as max_wait_duration."
@@ -96,8 +100,8 @@ class JobLifecycle:
         while True:
             self._log("Job is running.")
             self._change(state="JOB_STATE_RUNNING")
-            self._start()
-            outcome, task, code = self._wait_for_end(deadline)
+            yield from self._start_replicas()
+            outcome, task, code = yield from self._wait_for_end(deadline)
             preempted = bool(self._kill_at)
             self._kill_all()
             if outcome == "cancelled":
@@ -118,27 +122,34 @@ class JobLifecycle:
                 return "JOB_STATE_FAILED", {"code": 3, "message": message}
             self._log(f"The replica {task} exited with status {code}; the job is restarted.")
             self._change(state="JOB_STATE_PENDING")
-            if self._cancelled.wait(self._behavior.restart_s):
+            if (yield from self._pause(self._behavior.restart_s)):
                 return "JOB_STATE_CANCELLED", None
 
-    def _start(self) -> None:
+    def _pause(self, seconds: float) -> Generator[float, None, bool]:
+        """Wait; True when the job was cancelled meanwhile."""
+        until = time.monotonic() + seconds
+        while not self._cancelled.is_set() and time.monotonic() < until:
+            yield until
+        return self._cancelled.is_set()
+
+    def _start_replicas(self) -> Steps:
         self._kill_at = {}
         for number, (task, command, env) in enumerate(list_containers(self._job, self._storage_url)):
-            if number == 1 and self._cancelled.wait(self._behavior.worker_late_s):
+            if number == 1 and (yield from self._pause(self._behavior.worker_late_s)):
                 return
             folder = self._folder / f"{time.time_ns()}-{task}"
             write_lines = _log_writer(self._entries, self._number, task)
             self._replicas.append(Replica(task, command, env, folder, write_lines))
 
-    def _wait_for_end(self, deadline: float) -> tuple[str, str, int]:
-        """Wait until the primary succeeds or any replica fails; blocking. Return outcome, task and exit code."""
+    def _wait_for_end(self, deadline: float) -> Generator[float, None, tuple[str, str, int]]:
+        """Wait until the primary succeeds or any replica fails; return outcome, task and exit code."""
         while True:
             now = time.monotonic()
             if self._cancelled.is_set():
-                self._terminate_all()
+                yield from self._terminate_all()
                 return "cancelled", "", 0
             if now >= deadline:
-                self._terminate_all()
+                yield from self._terminate_all()
                 return "timeout", "", 0
             for replica in list(self._replicas):
                 if self._kill_at.get(replica.task, now + 1) <= now and replica.code is None:
@@ -146,19 +157,19 @@ class JobLifecycle:
             codes = [(replica.task, replica.code) for replica in self._replicas]
             failed = next(((task, code) for task, code in codes if code), None)
             if failed is not None:
-                self._terminate_all()
+                yield from self._terminate_all()
                 return "failed", *failed
             if codes and codes[0][1] == 0:
                 return "done", codes[0][0], 0  # the others are killed without notice
-            time.sleep(TICK_S)
+            yield min([deadline, *self._kill_at.values()])
 
-    def _terminate_all(self) -> None:
+    def _terminate_all(self) -> Steps:
         """Send SIGTERM to running replicas and wait for the grace period."""
         for replica in self._replicas:
             replica.terminate()
         until = time.monotonic() + self._behavior.grace_s
         while any(replica.code is None for replica in self._replicas) and time.monotonic() < until:
-            time.sleep(TICK_S)
+            yield until
 
     def _kill_all(self) -> None:
         for replica in self._replicas:

@@ -111,6 +111,7 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
         ({"folder": "relative"}, "absolute path"),
         ({"folder": "/s", "directives": ["--output=x"]}, "cloudtrain sets --output itself"),
         ({"folder": "/s", "directives": ["-N4"]}, "cloudtrain sets --nodes itself"),
+        ({"folder": "/s", "directives": ["-t", "9"]}, "cloudtrain sets --time itself"),
         ({"folder": "/s", "directives": ["mem=3"]}, "is no argument of sbatch"),
         ({"folder": "/s", "login": {"user": "x"}}, "address"),
         ({"folder": "/s", "partitoin": "x"}, "partitoin"),

@@ -1,0 +1,18 @@
+"""Runs what a simulated platform does by itself: generators that yield until when they have nothing to do.
+
+A test may step through them with a clock of its own instead of waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+TICK_S = 0.02  # how often it is looked at what others have done meanwhile
+Steps = Iterator[float]  # of times, on the monotonic clock
+
+
+def follow(steps: Steps) -> None:
+    """Go through all steps; blocking."""
+    for due in steps:
+        time.sleep(max(0.0, min(TICK_S, due - time.monotonic())))
