@@ -142,6 +142,7 @@ def sequences(platforms: dict[str, Platform], folder: Path, count: int, figure: 
     figure("commands in them, each a process", done.total())
 
 
+@pytest.mark.timeout(600)
 def test_the_command_line_loses_answers(platforms, tmp_path, figure):
     sequences(platforms, tmp_path, EACH, figure)
 

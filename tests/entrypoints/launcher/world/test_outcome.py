@@ -10,6 +10,7 @@ from launcher.world.outcome import (
     ClusterState,
     Outcome,
     Start,
+    container_code,
     launcher_code,
     missing_outcome,
 )
@@ -219,3 +220,24 @@ def test_a_request_before_the_start_needs_nobodys_answer():
     made.join(0, "a", 1)
     made.stop("CANCELLED", 1.0)
     assert made.decide(1) == Outcome("CANCELLED", 75, "launcher", None, "cancelled before training began")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "kubernetes", "vertex"),
+    [
+        ("SUCCEEDED", 0, 0, 0),
+        ("PREEMPTED", 75, 75, 134),
+        ("LOST", None, 69, 69),
+        ("TIMED_OUT", 75, 1, 75),
+        ("CANCELLED", 75, 1, 75),
+        ("FAILED", 75, 1, 75),  # the script's own
+        ("FAILED", 69, 1, 69),
+        ("FAILED", 3, 3, 3),
+    ],
+)
+def test_a_platform_that_starts_again_by_the_exit_code_does_so_for_what_may_be_tried_again(
+    state, code, kubernetes, vertex
+):
+    outcome = Outcome(state, code)
+    assert [container_code(outcome, name) for name in ("kubernetes", "vertex")] == [kubernetes, vertex]
+    assert container_code(outcome, "local") == launcher_code(outcome)
