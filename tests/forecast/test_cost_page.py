@@ -55,3 +55,16 @@ def test_the_target_on_the_page_has_its_price(tmp_path: Path, monkeypatch, capsy
     assert tomllib.loads(other)["targets"]["lab"]["priced_as"] == "aws/us-east-1/g5.12xlarge"
     (tmp_path / "cloudtrain.toml").write_text(other)
     assert main(["plan", "train.py", "-t", "lab"]) == 0
+
+
+def test_a_job_file_leads_to_a_capped_run(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job, cap = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[:2]
+    for text, count in ((job, 2), (re.sub("limits: .*\n", cap, job), 2)):
+        (tmp_path / "job.yaml").write_text(text)
+        assert main(["plan"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        shown = PAGE.partition(text.splitlines()[3])[2].partition("```\n  ")[2].partition("```")[0].splitlines()
+        assert len(shown) == count
+        assert [line.strip() for line in shown if line.strip() not in [each.strip() for each in printed]] == []
