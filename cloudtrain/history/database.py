@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import sqlite3
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError
 from cloudtrain.history import migrations, repair
 from cloudtrain.history.journal import Journal
+from cloudtrain.history.lock import identity, locked
 from cloudtrain.history.network import on_network
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ _HINTS = {
 
 class Repaired(StoreError):
     """The history was damaged and has been repaired: what was asked of it can be asked again."""
+
+
+class _NotPrepared(Exception):
+    """The file is new, or of an older version: it is prepared under the exclusive lock."""
 
 
 class Database:
@@ -162,8 +166,8 @@ class Database:
 
     def _is_replaced(self) -> bool:
         """Return whether another file is in the place of the one that is open, as after a repair."""
-        identity = _identity(self.path, content=self._copy is not None)
-        return identity is not None and identity != self._opened
+        present = identity(self.path, content=self._copy is not None)
+        return present is not None and present != self._opened
 
     def _connect(self) -> None:
         """Open the history, a new one where there is none, and repair it where it is damaged."""
@@ -180,13 +184,17 @@ class Database:
                 f"the folder {self.home} cannot be made: {error.strerror}", "set CLOUDTRAIN_HOME"
             ) from None
         sentence = ""
-        with self._lock():
-            try:
-                self._open_file()
-            except sqlite3.DatabaseError as error:
-                if not (problem := self._find_problem(error)):
-                    raise
-                sentence = self._rebuild(problem)
+        for exclusive in (False, True):
+            with self._lock(exclusive), suppress(_NotPrepared):
+                try:
+                    self._open_file(exclusive)
+                except sqlite3.DatabaseError as error:
+                    if not (problem := self._find_problem(error)):
+                        raise
+                    if not exclusive:
+                        continue
+                    sentence = self._rebuild(problem)
+                break
         newest = self.journal.newest()
         if sentence or (newest and not self._has(newest) and not self.repair(LookupError(newest))):
             self._restore(sentence or "the history lacked runs that its journal names")
@@ -194,33 +202,33 @@ class Database:
     def _connect_copy(self) -> sqlite3.Connection:
         """Open a copy of the history, so that nothing is written into the home."""
         self._copy = tempfile.TemporaryDirectory(prefix="cloudtrain-")
-        self._opened = _identity(self.path, content=True)
+        self._opened = identity(self.path, content=True)
         for suffix in ("", "-wal", "-journal"):
             with suppress(FileNotFoundError):
                 shutil.copyfile(f"{self.path}{suffix}", f"{self._copy.name}/{self.path.name}{suffix}")
         return self._connect_file(Path(self._copy.name) / self.path.name)
 
-    def _open_file(self) -> None:
-        self._connection = self._connect_file(self.path)
-        self._pid, self._opened = os.getpid(), _identity(self.path)
+    def _open_file(self, exclusive: bool = True) -> None:
+        self._connection = self._connect_file(self.path, exclusive)
+        self._pid, self._opened = os.getpid(), identity(self.path)
 
     def _has(self, attempt_id: str) -> bool:
         with self.read() as db:
             return db.execute("SELECT 1 FROM attempts WHERE attempt_id = ?", (attempt_id,)).fetchone() is not None
 
-    def _connect_file(self, path: Path) -> sqlite3.Connection:
+    def _connect_file(self, path: Path, exclusive: bool = True) -> sqlite3.Connection:
         wal = Path(f"{path}-wal")
         if path.exists() and not path.stat().st_size and wal.exists() and wal.stat().st_size:
             raise repair.Damaged("it is empty")  # SQLite would delete the -wal file
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
-            self._prepare(db)
+            self._prepare(db, exclusive)
         except BaseException as error:  # Ctrl-C during a migration must not leave its transaction open
             repair.leak(db) if repair.is_damage(error) else db.close()
             raise
         return db
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
+    def _prepare(self, db: sqlite3.Connection, exclusive: bool) -> None:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA synchronous = FULL")  # an intent must survive a power cut
         version, latest = db.execute("PRAGMA user_version").fetchone()[0], len(migrations.MIGRATIONS)
@@ -232,17 +240,16 @@ class Database:
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
             )
         # WAL needs shared memory, which network file systems lack (https://sqlite.org/wal.html, read 2026-11-20).
-        if not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            db.execute("PRAGMA journal_mode = WAL")
-        if version < latest:
+        to_wal = not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+        if to_wal or version < latest:
+            if not exclusive:  # SQLite does not wait for a busy process when it changes the journal mode
+                raise _NotPrepared
+            if to_wal:
+                db.execute("PRAGMA journal_mode = WAL")
             migrations.migrate(db)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Lock out other processes while the file is opened, created or replaced, which SQLite does not guard."""
-        with (self.home / "history.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _lock(self, exclusive: bool = True) -> AbstractContextManager[None]:
+        return locked(self.home / "history.lock", exclusive, BUSY_S)
 
     def _rebuild(self, problem: str) -> str:
         """Put what can be read of a damaged file in its place, and return what was done."""
@@ -274,18 +281,6 @@ def _close_all() -> None:
 # A connection that is open across a fork corrupts the file: the child drops the parent's locks
 # (https://sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_, read 2026-11-22).
 os.register_at_fork(before=_close_all)
-
-
-def _identity(path: Path, *, content: bool = False) -> object:
-    """Return what tells a file from one that has replaced it, with `content` from a changed one too; None without one."""
-    try:
-        found = path.stat()
-        if not content:
-            return found.st_dev, found.st_ino
-        files = [Path(f"{path}{suffix}") for suffix in ("", "-wal")]
-        return [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
-    except OSError:
-        return None
 
 
 def placeholders(items: Sequence[object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.cli import main
 from cloudtrain.errors import StoreError, Unreachable
 from cloudtrain.events import Event, Row, State, Status
+from cloudtrain.history import database
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from tests import disks
@@ -317,3 +319,15 @@ def test_a_lost_table_is_damage(sound, home):
     assert store.provenance(RUNS[0]) == {}
     assert len(asides(home)) == 1 and "no such table: provenance" not in store.warnings[0]
     assert "it lacks provenance" in store.warnings[0] and f"{len(RUNS)} runs were copied" in store.warnings[0]
+
+
+def test_a_stopped_process_does_not_keep_others_from_a_sound_history(sound, home, monkeypatch):
+    fresh(sound, home)
+    Store(home).names()
+    with (home / "history.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # it was stopped while it opened the file
+        assert len(Store(home).names()) == len(RUNS)
+        monkeypatch.setattr(database, "BUSY_S", 0.1)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # while it replaced the file
+        with pytest.raises(StoreError, match="is locked"):
+            Store(home).names()
