@@ -64,6 +64,7 @@ SLOW = (
     "entrypoints/test_train_resume.py",
     "entrypoints/test_train_world.py",
     "entrypoints/trainer",
+    "forecast/test_oracle.py",
     "history/test_old_home.py",
     "history/test_repair.py",
     "lab",

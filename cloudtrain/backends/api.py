@@ -62,6 +62,7 @@ class Plan:
     retries: str = "client"  # who starts the next attempt: client or platform
     price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
     notes: tuple[str, ...] = ()
+    fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.forecast.worst_case
     version: int = field(default=PLAN_VERSION, compare=False)
 

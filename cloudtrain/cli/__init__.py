@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Describe a job": {
         "init": "Write a job file for a script, or for the shared trainer.",
         "plan": "Print what would be submitted, and submit nothing.",
+        "fit": "Show on which GPUs a training fits, and what would change it.",
         "package": "Show which files of a source would be packaged, and why.",
         "schema": "Print the JSON schema of the job file.",
         "doctor": "Check this machine and a target for what would stand in the way.",

@@ -18,6 +18,7 @@ from cloudtrain.cli.view.summary import print_plan
 @click.option("--key", metavar="KEY", help="Name the run by a key, as submit --key would.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Keep the plan in a file that `submit` takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
+@options.force_option
 @click.option("--manifests", is_flag=True, help="Print what `kubectl apply -f -` takes (Kubernetes).")
 def command(
     words: options.JobWords,
@@ -25,6 +26,7 @@ def command(
     key: str | None,
     output: str | None,
     as_json: bool,
+    force: bool,
     manifests: bool,
 ) -> int:
     """Print what would be submitted, and submit nothing.
@@ -37,7 +39,7 @@ def command(
     cloudtrain plan job.yaml -t prod -o plan.json
     cloudtrain plan train.py --json -- --lr 1e-4
     """
-    plan = _make_plan(parse_job_words(words), target, key)
+    plan = _make_plan(parse_job_words(words), target, key, force)
     if output and output != "-":
         Path(output).write_text(plan.to_json(), "utf-8")
     if manifests:
@@ -59,12 +61,14 @@ def command(
     return 0
 
 
-def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None) -> Plan:
+def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None, force: bool) -> Plan:
     if isinstance(job_input, Plan):
         return job_input
     from cloudtrain.runs.plan import Planner
 
-    return Planner(target).plan(job_input.job, sets=job_input.sets, key=key)
+    planner = Planner(target)
+    planner.force = force
+    return planner.plan(job_input.job, sets=job_input.sets, key=key)
 
 
 def _print_manifests(plan: Plan) -> None:

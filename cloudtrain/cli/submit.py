@@ -21,6 +21,7 @@ from cloudtrain.errors import BadRequest
 @click.option(
     "--adopt", is_flag=True, help="Take up an interrupted submit of the same job, even one that is old or has failed."
 )
+@options.force_option
 @options.json_option
 def command(
     words: options.JobWords,
@@ -32,6 +33,7 @@ def command(
     key: str | None,
     new: bool,
     adopt: bool,
+    force: bool,
     as_json: bool,
 ) -> int:
     """Submit a job file, a script or a plan.
@@ -60,6 +62,7 @@ def command(
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
     submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json))
+    submitter.force = force
 
     def start() -> Begun:
         if isinstance(job_input, Plan):

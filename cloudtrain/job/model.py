@@ -32,7 +32,7 @@ from cloudtrain.job.fields import (
     place,
 )
 from cloudtrain.job.problems import fit_name, located, quote, wrong
-from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
+from cloudtrain.job.sections import Checkpoint, Environment, Fit, Input, Limits, Parallelism, Resources, Retry
 
 SHARED_TRAINER = ".cloudtrain/train.py"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
@@ -109,6 +109,9 @@ class JobModel(Spec):
     )
     resources: Resources = Field(default=Resources(), description="What each node has.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
+    fit: Fit = Field(
+        default=Fit(), description="What a script trains, for `cloudtrain fit`; the trainer says it itself."
+    )
     limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")
     inputs: dict[str, Input] = Field(

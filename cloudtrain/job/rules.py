@@ -73,6 +73,14 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                 "stands beside accelerate_config, which says it too", "parallelism.strategy", "leave one of them out"
             ),
         )
+    said = [name for name in ("model", "batch", "sequence") if getattr(job.fit, name) is not None]
+    if said and job.trainer:
+        message = "stands beside trainer, whose arguments say it"
+        yield Conflict(("fit", "trainer"), Problem(message, f"fit.{said[0]}", "leave it out"))
+    elif said and len(said) < 3:
+        missing = next(name for name in ("model", "batch", "sequence") if name not in said)
+        hint = "write fit: {model: ..., batch: ..., sequence: ...}"
+        yield Conflict(("fit",), Problem("is missing", f"fit.{missing}", hint))
     for name in sorted(job.secrets.keys() & job.env.keys()):
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")

@@ -108,6 +108,18 @@ class Parallelism(Spec):
     )
 
 
+class Fit(Spec):
+    """What a script trains, for the forecast of its memory; nothing runs differently for it."""
+
+    model: Text | None = Field(default=None, description="A hub name, a folder with a config.json, or input:NAME.")
+    batch: Count | None = Field(default=None, description="Samples of a micro-batch on one rank.")
+    sequence: Count | None = Field(default=None, description="Tokens of a sample.")
+    precision: Literal["fp32", "bf16", "bf16-pure"] = Field(
+        default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
+    )
+    checkpointing: Flag = Field(default=False, description="Whether activations are computed again.")
+
+
 class Limits(Spec):
     """When an attempt is ended."""
 

@@ -31,8 +31,10 @@ class Planner:
     """Packages a job and makes its plan.
 
     `target` is a backend or a target of cloudtrain.toml, and wins over the job's own; `options` are that backend's and
-    win over all others. `home` is where bundles are kept.
+    win over all others. `home` is where bundles are kept. `force` plans what does not fit on its GPUs, too.
     """
+
+    force = False
 
     def __init__(self, target: str | None = None, *, home: Path | None = None, **options: Any) -> None:
         self.target = target
@@ -115,6 +117,10 @@ class Planner:
         world = made["nodes"] * made["processes_per_node"]
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
             raise BadJob(job.located(refused))
+        if job.resources.gpus and (job.trainer or job.fit.model):
+            from cloudtrain.runs import fit_check
+
+            plan = fit_check.check(job, plan, self.force)
         notes = [*plan.notes, *expected]
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")

@@ -171,6 +171,11 @@ def layout(function: F) -> F:
     return function
 
 
+force_option = click.option(
+    "--force", is_flag=True, help="Take a job that does not fit on its GPUs, too (docs/fit.md)."
+)
+
+
 def check_exclusive(follow: bool, wait: bool) -> None:
     """Refuse --follow together with --wait."""
     if follow and wait:

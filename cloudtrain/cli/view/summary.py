@@ -24,6 +24,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("limit", f"{describe_limit(plan)} (limits.max_runtime), {_describe_attempts(plan)} (retry.max_attempts)"),
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
+            ("fit", str((plan.fit or {}).get("line", ""))),
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
             *(("note", text) for text in plan.notes),

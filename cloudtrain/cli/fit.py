@@ -1,0 +1,59 @@
+"""cloudtrain fit: show on which GPUs a training fits."""
+
+from __future__ import annotations
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view import options, terminal
+from cloudtrain.cli.view.jobs import parse_job_words
+from cloudtrain.errors import BadRequest
+from cloudtrain.forecast import devices, fit
+from cloudtrain.runs.plan import Planner
+
+
+@options.command()
+@options.job_options
+@options.json_option
+def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
+    """Show on which GPUs a training fits, and what would change it.
+
+    It works for the shared trainer, and for a script whose job has a `fit` section. --gpus takes several candidates; without
+    it the job's own GPUs are shown, or all that are known. Nothing is packaged, and no network is asked.
+
+    \b
+    cloudtrain fit job.yaml
+    cloudtrain fit job.yaml --gpus A100-80GB:8,H100:8,L4:4
+    """
+    given = words.gpus.split(",") if words.gpus else []
+    first = parse_job_words(words._replace(gpus=given[0] if given else None))
+    if isinstance(first, Plan):
+        raise BadRequest("a plan says by itself whether it fits", "name a job file")
+    planner = Planner(target)
+    if not given:
+        own = planner.resolve(first.job, first.sets).job.resources
+        given = [own.accelerators] if own.gpus and own.accelerators else [f"{name}:1" for name in devices.SIZES]
+    found: dict[str, fit.Fit] = {}
+    for gpus in given:
+        settings = [text for text in first.sets if not text.startswith("resources.accelerators=")]
+        job = planner.resolve(first.job, (*settings, f"resources.accelerators={gpus}")).job
+        answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
+        if answer is None:
+            raise BadRequest("the job says nothing of its model", "fit: {model: ..., batch: ..., sequence: ...}")
+        if isinstance(answer, str):
+            raise BadRequest(answer, "name a folder with a config.json, or a model of docs/fit.md")
+        found[gpus] = answer
+    if as_json:
+        terminal.print_json({gpus: answer.to_dict() for gpus, answer in found.items()})
+        return 0
+    rows = [
+        (gpus, f"{answer.memory / fit.GIB:.1f}" if answer.memory else "?", f"{answer.low / fit.GIB:.1f}",
+         f"{answer.high / fit.GIB:.1f}", answer.answer)
+        for gpus, answer in found.items()
+    ]  # fmt: skip
+    terminal.print_table(
+        ("gpus", "GiB each", "needs from", "to", "answer"), rows, right=("GiB each", "needs from", "to")
+    )
+    gpus, shown = next(iter(found.items()))
+    terminal.print_lines("", f"allocated on one GPU of {gpus}, where it is highest ({shown.where}):")
+    terminal.print_pairs((name, f"{size / fit.GIB:8.2f} GiB") for name, size in shown.terms.items())
+    terminal.print_pairs([("not measured", ", ".join(shown.open)), ("less", shown.hint.replace("; ", "\n"))])
+    return 0

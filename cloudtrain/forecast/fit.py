@@ -1,0 +1,115 @@
+"""Does a training fit on its GPUs: fits, does not fit, or may not fit, with a band and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.forecast import devices, training
+from cloudtrain.forecast.memory import estimate
+
+if TYPE_CHECKING:
+    from cloudtrain.forecast.training import Training
+    from cloudtrain.job.job import Job
+
+GIB = 1 << 30
+FITS, NOT, PERHAPS = "fits", "does not fit", "may not fit"
+# Needed memory over the arithmetic: its own error below, the allocator's slack and the CUDA context above (docs/fit.md).
+LOW, HIGH, CONTEXT = 0.95, 1.25, 2 * GIB
+UNMEASURED = (0.7, 1.5)  # what the arithmetic may be off by where nothing was compared
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer for one kind of GPU, in bytes of one GPU."""
+
+    answer: str
+    gpu: str
+    memory: int | None  # of the GPU as the driver reports it; None: not known
+    low: int
+    high: int
+    terms: Mapping[str, int]  # allocated memory
+    where: str  # in a step it is highest
+    open: tuple[str, ...]  # why the answer can be "may not fit" only
+    changes: tuple[tuple[str, int, int], ...] = ()  # what would need less: text, from and to
+
+    @property
+    def line(self) -> str:
+        """The answer in one line."""
+        size = f"{self.memory / GIB:.1f} GiB" if self.memory else "of unknown memory"
+        line = f"{self.answer}: needs {_band(self.low, self.high)} of each {self.gpu} ({size})"
+        return line + (f"; not measured: {', '.join(self.open)}" if self.open else "")
+
+    @property
+    def hint(self) -> str:
+        """What would need less, in one sentence; "" where nothing is known."""
+        return "; ".join(f"{text} needs {_band(low, high)}" for text, low, high in self.changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain data, as a plan and `--json` have it."""
+        lists = {"open": list(self.open), "changes": [list(change) for change in self.changes]}
+        return asdict(self) | lists | {"line": self.line}
+
+
+def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Fit | str | None:
+    """Return whether a job fits on the GPUs that it names.
+
+    Args:
+        job: a resolved job.
+        parallelism: its section, as plain data.
+        world: ranks of all nodes.
+        nodes: number of nodes.
+
+    Returns:
+        The answer, why there is none, or None for a job that says nothing of its model. Reads a config.json, asks no network.
+    """
+    found = training.of_job(job, parallelism, world, nodes)
+    if found is None or isinstance(found, str):
+        return found
+    return answer(found, job.resources.accelerator or "GPU")
+
+
+def answer(found: Training, gpu: str) -> Fit:
+    """Return whether a training fits on a kind of GPU."""
+    memory = devices.size_bytes(gpu)
+    made = estimate(found.shape, found.step)
+    low, high = _needed(found)
+    verdict = PERHAPS
+    if memory and not found.open:
+        verdict = FITS if high <= memory else NOT if low > memory else PERHAPS
+    changes = () if verdict == FITS else tuple(_changes(found, high))
+    return Fit(verdict, gpu, memory, low, high, made.terms, made.where, found.open, changes)
+
+
+def _needed(found: Training) -> tuple[int, int]:
+    """Return from what to what a GPU needs, in bytes."""
+    total = estimate(found.shape, found.step).total
+    low, high = UNMEASURED if found.open else (LOW, 1.0)
+    return int(total * low), int(total * high * HIGH) + CONTEXT
+
+
+def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
+    """Yield what would need less, the strongest last."""
+    step = found.step
+    names = found.names
+    tried = []
+    if step.precision == "no":
+        tried.append((names["bf16"], replace(step, precision="bf16")))
+    if step.batch > 1:
+        half = replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)
+        tried.append((f"{names['batch']}: {half.batch}, twice the accumulation", half))
+    if not step.checkpointing:
+        tried.append((names["checkpointing"], replace(step, checkpointing=True)))
+    if step.strategy in ("ddp", "zero1", "zero2") and found.ranks > 1:
+        tried.append(("parallelism.strategy: fsdp", replace(step, strategy="fsdp", shards=found.ranks)))
+    elif step.strategy == "fsdp":
+        tried.append(("twice the GPUs", replace(step, shards=step.shards * 2)))
+    for text, other in tried:
+        needed = _needed(replace(found, step=other))
+        if needed[1] < high:
+            yield (text, *needed)
+
+
+def _band(low: int, high: int) -> str:
+    return f"{low / GIB:.1f} to {high / GIB:.1f} GiB"

@@ -1,0 +1,226 @@
+"""Memory of one training step on one GPU: allocated bytes by term, by arithmetic.
+
+Counted against torch's own account of the shared trainer's step (tests/forecast/oracle.py): each term was read off how
+the account changes with one size. N are tokens of a micro-batch, h, f, q, k widths, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cloudtrain.forecast.models import Shape
+
+CHUNK = 1 << 25  # logits of a chunk at most: LOGITS of entrypoints/trainer/chunked_loss.py
+
+# Bytes that a layer keeps of a token for the backward pass, as multiples of h, q, k and f; by precision.
+_USUAL = {"no": (24, 8, 8, 16), "mixed": (26, 4, 4, 8), "bf16": (16, 4, 4, 8)}
+_PLAIN = {"no": (20, 8, 4, 20), "mixed": (14, 4, 2, 10), "bf16": (10, 4, 2, 10)}
+_KEPT: Mapping[str, Mapping[str, tuple[int, int, int, int]]] = {
+    "qwen3": {"no": (24, 16, 16, 16), "mixed": (26, 10, 10, 8), "bf16": (16, 10, 10, 8)},
+    "gemma": _USUAL | {"bf16": (20, 4, 4, 8)},
+    "phi3": {"no": (24, 16, 8, 16), "mixed": (24, 4, 6, 8), "bf16": (20, 4, 6, 8)},
+    "olmo": {"no": (16, 8, 8, 16), "mixed": (18, 4, 4, 8), "bf16": (12, 4, 4, 8)},
+    "olmo2": {"no": (24, 16, 16, 16), "mixed": (26, 12, 12, 8), "bf16": (20, 12, 12, 8)},
+    **dict.fromkeys(("gpt2", "bert", "roberta", "distilbert"), _PLAIN),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a model is trained, as far as memory goes."""
+
+    batch: int  # samples of a micro-batch on one rank
+    sequence: int
+    precision: str = "no"  # no, bf16, fp16 (both mixed), pure bf16
+    checkpointing: bool = False
+    strategy: str = "none"
+    shards: int = 1  # ranks that divide what the strategy divides
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    accumulation: int = 1
+    chunked: bool = True  # the loss is made in chunks
+    lora: int = 0  # rank of an adapter; 0: the whole model is trained
+    eager_attention: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Allocated bytes of one rank at their highest, by term, and where in the step that is."""
+
+    terms: Mapping[str, int]
+    where: str
+
+    @property
+    def total(self) -> int:
+        """All terms together, in bytes."""
+        return sum(self.terms.values())
+
+
+def estimate(shape: Shape, step: Step) -> Estimate:
+    """Return the memory that one rank allocates at most."""
+    moments = [_at_loss, _first_backward, _last_backward, _update]
+    if step.strategy in ("fsdp", "hsdp", "zero3"):
+        moments += [_second_backward, _second_done, _gathering, _embedding, _root_reduced]
+    sizes = _Sizes(shape, step)
+    found = [(moment.__name__.strip("_").replace("_", " "), moment(sizes)) for moment in moments]
+    where, terms = max(found, key=lambda item: sum(item[1].values()))
+    return Estimate({name: int(size) for name, size in terms.items() if size >= 1}, where)
+
+
+class _Sizes:
+    """What the moments of a step are put together from, in bytes of one rank."""
+
+    def __init__(self, shape: Shape, step: Step) -> None:
+        self.shape, self.step = shape, step
+        sharded = step.strategy in ("fsdp", "hsdp", "zero3")
+        pure = step.precision == "pure bf16"
+        self.stored = 2 if pure else 4  # bytes of a parameter at rest
+        self.computed = 4 if step.precision == "no" else 2
+        kind = "no" if self.computed == 4 else "bf16" if pure or sharded else "mixed"
+        split = step.tensor * step.pipeline
+        self.tokens = step.batch * step.sequence // step.context
+        self.residual = 2 if kind == "bf16" else 4  # bytes of a number between layers
+        self.layers = -(-shape.layers // step.pipeline)
+        self.sharded = sharded
+        # parameters
+        count = shape.layers * shape.layer / split + shape.root / (step.tensor if step.pipeline == 1 else 1)
+        learned = self._adapter() if step.lora else count
+        parts = step.shards if sharded else 1
+        self.weights = self.stored * count / parts
+        self.moments = 0 if step.offload else 2 * self.stored * learned / (step.shards if step.strategy != "ddp" else 1)
+        self.gradients = self.stored * learned / (step.shards if step.strategy in ("zero2", *_SHARDED) else 1)
+        self.layer = shape.layer / step.tensor
+        self.root = shape.root
+        self.head = shape.embedding
+        self.learns = not step.lora
+        # activations
+        kept = _KEPT.get(shape.family, _USUAL)[kind]
+        widths = (shape.hidden, shape.queries / step.tensor, shape.keys / step.tensor, shape.inner / step.tensor)
+        heads = shape.heads / step.tensor
+        small = (
+            4 * heads
+            + 8
+            + (4 * (shape.heads + shape.keys * shape.heads / shape.queries) if shape.family == "qwen3" else 0)
+        )
+        attention = 2 * self.computed * heads * step.sequence if step.eager_attention else 0
+        each = sum(bytes_ * width for bytes_, width in zip(kept, widths, strict=True)) + small + attention
+        self.casts = 2 * shape.layer_matrices / step.tensor if kind == "mixed" and self.learns else 0
+        self.layer_kept = self.tokens * each + self.casts
+        self.between = self.tokens * self.residual * shape.hidden if step.checkpointing else self.layer_kept
+        rotary = 0 if shape.positions else 2 * self.residual * (shape.queries // shape.heads) * step.sequence
+        self.inputs = 16 * self.tokens + rotary
+        rest = {"no": 8, "mixed": 8, "bf16": 6}[kind]
+        self.norm = self.tokens * rest * shape.hidden
+        self.in_layer = self.tokens * 2 * self.computed * widths[3] + self.computed * shape.hidden * widths[3]
+        self.flow = self.tokens * self.residual * shape.hidden  # the gradient that goes from layer to layer
+        # gradients that are there before a step's last backward pass
+        self.earlier = self.gradients if step.accumulation > 1 or step.strategy == "ddp" else 0
+
+    def _adapter(self) -> float:
+        """Parameters of an adapter on queries and values."""
+        shape, rank = self.shape, self.step.lora
+        return shape.layers * rank * (2 * shape.hidden + shape.queries + shape.keys)
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"weights": self.weights, "optimizer": self.moments, "inputs": self.inputs}
+
+    def gathered(self, layers: int) -> float:
+        """What FSDP has gathered: the root group and some layers."""
+        return self.computed * (self.root + layers * self.layer) if self.sharded else 0
+
+    @property
+    def layer_gradients(self) -> float:
+        return max(self.earlier, self.gradients - self.stored * self.root / self.step.shards * self.learns)
+
+    @property
+    def head_gradient(self) -> float:
+        width = self.computed if self.sharded else self.stored
+        return width * self.head if self.learns and self.step.pipeline == 1 else 0
+
+
+_SHARDED = ("fsdp", "hsdp", "zero3")
+
+
+def _at_loss(s: _Sizes) -> dict[str, float]:
+    vocabulary, hidden = s.shape.vocabulary, s.shape.hidden
+    if s.step.chunked:
+        logits = min(s.tokens * vocabulary, max(CHUNK, vocabulary))
+        weight = 4 * s.head + (s.computed * s.head if s.computed == 2 and not s.sharded and s.stored == 4 else 0)
+        product = s.computed * s.head
+        loss: float = weight + max((6 if s.computed == 2 else 4) * logits, s.computed * logits + product)
+        loss += s.tokens * 2 * s.residual * hidden + (
+            2 * hidden * logits / vocabulary if s.residual != s.computed else 0
+        )
+    else:
+        loss = 12 * s.tokens * vocabulary + s.tokens * s.computed * hidden
+        loss += s.computed * s.head if s.casts else 0
+    return {
+        **s.states, "gradients": s.earlier, "activations": s.layers * s.between + s.norm, "loss": loss,
+        "gathered": s.gathered(1),
+    }  # fmt: skip
+
+
+def _first_backward(s: _Sizes) -> dict[str, float]:
+    """The last layer, which comes first."""
+    kept = s.layers * s.between + (s.layer_kept if s.step.checkpointing else 0)
+    final = s.tokens * 24 * s.shape.hidden if not s.step.checkpointing else 0
+    buffers = max(final, s.in_layer + (0 if s.step.checkpointing and s.residual == 4 else s.flow))
+    gradients = s.earlier + s.head_gradient
+    return {**s.states, "gradients": gradients, "activations": kept, "buffers": buffers, "gathered": s.gathered(2)}
+
+
+def _last_backward(s: _Sizes) -> dict[str, float]:
+    """The first layer, which comes last: the gradients of all others are there."""
+    alone = 0 if s.shape.tied else s.head  # its gradient comes after this
+    gradients = max(s.earlier, s.gradients - s.stored * (s.layer + alone) / s.step.shards * s.learns)
+    return {
+        **s.states, "gradients": gradients, "activations": s.layer_kept, "buffers": s.in_layer + s.flow,
+        "gathered": s.gathered(1) + s.computed * s.head if s.sharded else 0,
+    }  # fmt: skip
+
+
+def _update(s: _Sizes) -> dict[str, float]:
+    """The embedding's gradient is added to the head's; then the optimizer works in place."""
+    both = 2 * s.stored * s.head if s.shape.tied and not s.sharded and s.learns else 0
+    return {**s.states, "gradients": s.gradients, "buffers": both}
+
+
+def _second_backward(s: _Sizes) -> dict[str, float]:
+    """FSDP: the layer before is reduced while the next is computed."""
+    terms = _first_backward(s)
+    terms["activations"] -= s.between
+    terms["buffers"] = s.in_layer + s.flow + 4 * s.layer
+    return terms
+
+
+def _second_done(s: _Sizes) -> dict[str, float]:
+    terms = _second_backward(s)
+    terms["activations"] -= s.layer_kept if s.layers > 1 else 0
+    terms["buffers"] = 4 * s.layer + s.computed * s.layer + s.flow
+    return terms
+
+
+def _gathering(s: _Sizes) -> dict[str, float]:
+    """FSDP: what arrives is copied into place, at the start of a forward pass."""
+    return {**s.states, "gradients": s.earlier, "gathered": 2 * s.gathered(1)}
+
+
+def _embedding(s: _Sizes) -> dict[str, float]:
+    """FSDP: the embedding's gradient, beside that of the head, and their sum where they are one matrix."""
+    buffers = (3 if s.shape.tied else 2) * s.computed * s.head * s.learns + 4 * s.layer
+    return {**s.states, "gradients": s.layer_gradients, "buffers": buffers, "gathered": s.gathered(0)}
+
+
+def _root_reduced(s: _Sizes) -> dict[str, float]:
+    """FSDP: the root group's gradients on their way to their shards."""
+    buffers = (4 + s.computed) * s.root * s.learns
+    return {**s.states, "gradients": s.layer_gradients, "buffers": buffers}
+
+
+def halved(step: Step) -> Step:
+    """Return the step with half the micro-batch and twice the accumulation."""
+    return replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)

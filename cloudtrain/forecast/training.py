@@ -1,0 +1,156 @@
+"""What a job says of its training, as far as memory goes: the shared trainer's arguments, or a script's `fit` section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.forecast.memory import Step
+from cloudtrain.forecast.models import FAMILIES, Shape, find
+from cloudtrain.source.node_code import module
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+# Held against torch's own account, with dropout 0, in one process and under FSDP (tests/forecast).
+MEASURED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2")
+_TRAINER = {
+    "bf16": "bf16: true", "batch": "per_device_train_batch_size", "checkpointing": "gradient_checkpointing: true",
+}  # fmt: skip
+_OWN = {"bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient checkpointing"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and how it is trained."""
+
+    shape: Shape
+    step: Step
+    ranks: int  # that take samples of their own
+    open: tuple[str, ...]  # what of it was never compared with a measurement
+    names: Mapping[str, str]  # how the job's owner writes a change
+
+
+def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str | None:
+    """Return a job's training, why it is not known, or None where the job says nothing of it."""
+    if job.trainer:
+        return _of_trainer(job, parallelism, world, nodes)
+    return _of_script(job, parallelism, world) if job.fit.model else None
+
+
+def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str:
+    if parallelism.get("accelerate_config"):
+        return "only the node reads the Accelerate file"
+    arguments = module("trainer.arguments").parse(job.argv()[1:])
+    plan = module("trainer.strategies.mesh").choose_plan(parallelism, world, nodes)
+    shape = _pretrained(arguments.model, job) if arguments.model else _from_scratch(arguments, job)
+    if isinstance(shape, str):
+        return shape
+    per_rank = arguments.per_device_train_batch_size
+    samples = arguments.global_batch_size
+    if arguments.global_batch_tokens > 0:
+        samples = arguments.global_batch_tokens // arguments.block_size
+    pieces = samples // (per_rank * plan.data_ranks) if samples > 0 else arguments.gradient_accumulation_steps
+    step = Step(
+        batch=per_rank,
+        sequence=arguments.block_size,
+        precision=arguments.mixed_precision,
+        checkpointing=arguments.gradient_checkpointing,
+        strategy=plan.strategy,
+        shards=plan.parts,
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        context=plan.context,
+        accumulation=max(1, pieces),
+        chunked=plan.tensor * plan.pipeline == 1 and not arguments.torch_compile and arguments.writes
+        and shape.family not in ("bert", "roberta", "distilbert"),
+        lora=arguments.lora_r if arguments.use_peft else 0,
+        eager_attention=arguments.attn_implementation == "eager",
+        offload=plan.offload,
+    )  # fmt: skip
+    dropout = shape.dropout if arguments.model or arguments.dropout < 0 else arguments.dropout
+    more = [
+        (arguments.task != "causal-lm", arguments.task),
+        (arguments.torch_compile, "torch_compile"),
+        (arguments.optim != "adamw_torch_fused", arguments.optim),
+    ]
+    reasons = [*_open(shape, step, dropout), *(text for wrong, text in more if wrong)]
+    return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER)
+
+
+def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training | str:
+    """Return what a script's owner says of it: its model as transformers has it, AdamW, whole logits."""
+    said = job.fit
+    assert said.model and said.batch and said.sequence, "job/rules.py wants all three"
+    shape = _pretrained(said.model, job)
+    if isinstance(shape, str):
+        return shape
+    split = {key: int(parallelism.get(f"{key}_size") or 1) for key in ("tp", "pp", "cp")}
+    ranks = max(1, world // (split["tp"] * split["pp"] * split["cp"]))
+    strategy = str(parallelism.get("strategy") or "none")
+    shards = int(parallelism.get("dp_shard_size") or ranks) if strategy not in ("none", "ddp") else 1
+    step = Step(
+        said.batch, said.sequence, {"fp32": "no", "bf16-pure": "pure bf16"}.get(said.precision, said.precision),
+        said.checkpointing, strategy, shards, split["tp"], split["pp"], split["cp"], chunked=False,
+        offload=bool(parallelism.get("offload")),
+    )  # fmt: skip
+    return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN)
+
+
+def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:
+    """Yield what of a training was never compared with a measurement."""
+    grouped = shape.keys != shape.queries
+    reasons = (
+        (shape.family not in MEASURED, shape.family),
+        (bool(shape.special), shape.special),
+        (dropout > 0, f"dropout {dropout:g}"),
+        (step.strategy not in ("none", "ddp", "fsdp"), step.strategy),
+        (step.tensor > 1, f"tp_size {step.tensor}"),
+        (step.pipeline > 1, f"pp_size {step.pipeline}"),
+        (step.context > 1, f"cp_size {step.context}"),
+        (step.offload, "offload"),
+        (step.lora > 0, "LoRA"),
+        (step.eager_attention, "eager attention"),
+        (step.precision == "fp16", "fp16"),
+        (step.precision == "no" and grouped, "grouped heads in float32"),
+        (0 < shape.window < step.sequence, f"a window of {shape.window} tokens"),
+    )
+    return (text for wrong, text in reasons if wrong)
+
+
+def _pretrained(name: str, job: Job) -> Shape | str:
+    """Return the sizes of a model that a job names, or why they are not known."""
+    if name.startswith("input:"):
+        place = job.inputs.get(name.removeprefix("input:"))
+        if place is None or "://" in place.uri:
+            return f"the model {name} is not on this machine"
+        name = place.uri
+    return find(name, Path(job.source))
+
+
+def _from_scratch(arguments: Any, job: Job) -> Shape | str:
+    """Return the sizes that the arguments give, as entrypoints/trainer/model.py does."""
+    kind = FAMILIES.get(arguments.model_type)
+    if kind is None:
+        return f"models of the type {arguments.model_type} are not counted"
+    tokenizer = arguments.tokenizer or "bpe:4096"
+    if tokenizer.startswith("bpe:"):
+        vocabulary = int(tokenizer.removeprefix("bpe:"))
+    else:
+        like = _pretrained(tokenizer, job)
+        if isinstance(like, str):
+            return f"the size of the tokenizer {tokenizer} is not known here"
+        vocabulary = like.vocabulary
+    hidden, heads = arguments.hidden_size, arguments.num_attention_heads
+    inner = arguments.intermediate_size
+    if inner < 0:
+        inner = 64 * round(hidden * 8 / 3 / 64) if kind.gated and arguments.model_type != "olmo2" else 4 * hidden
+    width = kind.head_dim or hidden // heads
+    own = arguments.num_key_value_heads
+    return Shape(
+        arguments.model_type, hidden, inner, arguments.num_hidden_layers, heads, heads * width,
+        (own if own > 0 and kind.gated else heads) * width, vocabulary, arguments.tie_word_embeddings,
+        arguments.block_size if kind.learned_positions else 0, kind.dropout,
+    )  # fmt: skip

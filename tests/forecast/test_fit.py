@@ -1,0 +1,126 @@
+"""Whether a training fits: the answers, their bands, and what plan and the command make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.errors import BadJob
+from cloudtrain.forecast import devices, fit
+from cloudtrain.job.job import Job
+from cloudtrain.runs.plan import Planner
+from tests.cli.conftest import cli  # noqa: F401 - a fixture
+
+GIB = 1 << 30
+TRAINER = {"trainer": True, "name": "t", "source": "/"}
+EIGHT_B = {"model": "meta-llama/Llama-3.1-8B", "bf16": True, "block_size": 4096, "per_device_train_batch_size": 1}
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def asked(gpus: str, parallelism: dict | None = None, **more) -> fit.Fit | str | None:
+    job = Job(**{**TRAINER, "hyperparameters": EIGHT_B | more, "resources": {"accelerators": gpus},
+                 "parallelism": parallelism or {}})  # fmt: skip
+    return fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
+
+
+@pytest.mark.parametrize(
+    "gpus, parallelism, more, answer",
+    [
+        ("H100:8", {"strategy": "fsdp"}, {}, fit.FITS),
+        ("A100-80GB:8", {"strategy": "ddp"}, {}, fit.NOT),
+        ("L4:8", {"strategy": "fsdp"}, {}, fit.NOT),
+        ("H100:8", {"strategy": "fsdp"}, {"per_device_train_batch_size": 2}, fit.PERHAPS),
+        ("H100:8", {"strategy": "fsdp", "tp_size": 2}, {}, fit.PERHAPS),
+        ("H100:8", {"strategy": "zero3"}, {}, fit.PERHAPS),
+        ("H100:8", {"strategy": "fsdp"}, {"use_peft": True}, fit.PERHAPS),
+        ("X1:8", {"strategy": "fsdp"}, {}, fit.PERHAPS),
+    ],
+)
+def test_there_are_three_answers(gpus: str, parallelism: dict, more: dict, answer: str):
+    found = asked(gpus, parallelism, **more)
+    assert isinstance(found, fit.Fit) and found.answer == answer, found
+    assert 0 < found.low < found.high and sum(found.terms.values()) > 0
+    if answer != fit.PERHAPS:
+        assert not found.open
+    elif gpus == "H100:8" and "per_device_train_batch_size" not in more:
+        assert found.open and found.open[0] in found.line, "what was never measured has no other answer, and says why"
+
+
+def test_what_would_need_less_is_said_and_does():
+    found = asked("A100-80GB:8", {"strategy": "ddp"}, per_device_train_batch_size=4)
+    assert isinstance(found, fit.Fit)
+    texts = [text for text, _, _ in found.changes]
+    assert "parallelism.strategy: fsdp" in texts and "gradient_checkpointing: true" in texts
+    assert all(high < found.high for _, _, high in found.changes)
+    again = asked("A100-80GB:8", {"strategy": "fsdp"}, per_device_train_batch_size=4)
+    assert (
+        isinstance(again, fit.Fit)
+        and {text: high for text, _, high in found.changes}["parallelism.strategy: fsdp"] == again.high
+    )
+
+
+def test_sizes_are_those_of_the_driver():
+    assert devices.size_bytes("A100") == devices.size_bytes("A100-40GB") == 40960 << 20, "the smallest that is meant"
+    assert devices.size_bytes("h100") == 81559 << 20 and devices.size_bytes("TPU") is None
+
+
+def test_from_scratch_the_sizes_are_the_arguments(tmp_path: Path):
+    found = asked("T4:1", None, model="", hidden_size=512, num_hidden_layers=8, tokenizer="bpe:32000", bf16=False)
+    assert isinstance(found, fit.Fit) and found.answer == fit.FITS
+    assert "is not known here" in str(asked("T4:1", None, model="", tokenizer="me/words"))
+    assert "are not known here" in str(asked("T4:1", None, model="me/secret"))
+
+
+def test_of_a_script_nothing_is_claimed_unless_it_says_its_model():
+    job = Job(name="s", source="/", entrypoint="train.py", resources={"accelerators": "T4:1"})
+    assert fit.of_job(job, {}, 1, 1) is None
+    said = job.replace(fit={"model": "Qwen/Qwen2.5-7B", "batch": 1, "sequence": 512})
+    found = fit.of_job(said, {}, 1, 1)
+    assert isinstance(found, fit.Fit) and found.answer == fit.NOT
+    with pytest.raises(BadJob, match="fit"):
+        job.replace(fit={"model": "gpt2"})
+    with pytest.raises(BadJob, match="fit"):
+        Job(**TRAINER, fit={"model": "gpt2", "batch": 1, "sequence": 8})
+
+
+def test_plan_refuses_what_cannot_fit_unless_forced(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "t.py").write_text("")
+    job = {**TRAINER, "source": str(source), "hyperparameters": EIGHT_B, "resources": {"accelerators": "L4:1"}}
+    planner = Planner("kubernetes", home=tmp_path / "home")
+    job |= {"image": "img:1", "output": "s3://b/x"}
+    with pytest.raises(BadJob) as refused:
+        planner.plan(job)
+    assert "does not fit" in str(refused.value) and "--force" in str(refused.value)
+    planner.force = True
+    plan = planner.plan(job)
+    assert plan.fit and plan.fit["answer"] == fit.NOT and plan.from_json(plan.to_json()).fit == plan.fit
+    script = {"name": "s", "entrypoint": "t.py", "source": str(source), "image": "img:1", "output": "s3://b/x",
+              "resources": {"accelerators": "L4:1"}}  # fmt: skip
+    planner.force = False
+    assert planner.plan(script).fit is None
+    warned = planner.plan(script | {"fit": {"model": "llama-3.1-8b", "batch": 1, "sequence": 512}})
+    assert warned.fit and warned.fit["answer"] == fit.NOT, "a script is never refused"
+
+
+def test_the_command_compares_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli):  # noqa: F811
+    (tmp_path / "job.yaml").write_text(
+        json.dumps({"name": "t", "trainer": True, "hyperparameters": EIGHT_B, "parallelism": {"strategy": "fsdp"}})
+    )
+    monkeypatch.chdir(tmp_path)
+    shown = cli("fit", "job.yaml", "--gpus", "A100-80GB:8,H100:8,L4:4")
+    assert shown.code == 0 and [line.split()[0] for line in shown.out.splitlines()[1:4]] == [
+        "A100-80GB:8",
+        "H100:8",
+        "L4:4",
+    ]
+    rows = cli("fit", "job.yaml", "--gpus", "A100-80GB:8,H100:8,L4:4", "--json").json
+    assert [row["answer"] for row in rows.values()] == [fit.FITS, fit.FITS, fit.NOT]
+    assert cli("fit", "job.yaml", "--set", "hyperparameters.model=me/x").code == 2
