@@ -7,6 +7,7 @@
     <node>/started        created before the supervisor is started
     <node>/lock           held (flock) by the supervisor while it lives, so that it is never started twice
     <node>/cancel         a user asked to cancel
+    <node>/cgroup         the control group of its processes, where one could be made
 
 Shared by local, ssh and slurm. supervisor.py and agent.py work in the folder itself, on this or another machine; logs.py
 merges the logs.

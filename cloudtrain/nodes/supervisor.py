@@ -165,13 +165,13 @@ def stop(node: AnyPath) -> None:
 
 
 def kill_leftovers(node: AnyPath) -> int:
-    """Kill every process with this node's directory in its environment; return how many there were.
+    """Kill every process of this node's control group or with its directory in the environment; return how many.
 
     A fallback for a supervisor that was killed: otherwise it does this itself, as the subreaper of its processes.
     """
     killed: set[int] = set()
     for _ in range(100):  # a dying tree may fork once more
-        pids = [pid for pid in _marked_pids(expand_path(node)) if pid != os.getpid()]
+        pids = [pid for pid in _pids(expand_path(node)) if pid != os.getpid()]
         if not pids:
             break
         for pid in pids:
@@ -181,15 +181,35 @@ def kill_leftovers(node: AnyPath) -> int:
             except (ProcessLookupError, PermissionError):
                 pass
         time.sleep(0.01)
+    for group in reversed(_groups(expand_path(node))):
+        try:
+            group.rmdir()
+        except OSError:
+            pass
     return len(killed)
 
 
 def has_leftovers(node: AnyPath) -> bool:
     """Return whether processes of a node still run without their supervisor."""
-    return any(_marked_pids(expand_path(node)))
+    node = expand_path(node)
+    return bool(_groups(node)) or any(_pids(node))
 
 
-def _marked_pids(node: Path) -> Iterator[int]:
+def _groups(node: Path) -> list[Path]:
+    """Return a node's control group (launcher/cgroup.py) and those below it; empty where it has none."""
+    try:
+        group = Path((node / "cgroup").read_text())
+    except OSError:
+        return []
+    return [group, *sorted(path for path in group.rglob("*") if path.is_dir())] if group.is_dir() else []
+
+
+def _pids(node: Path) -> Iterator[int]:
+    for group in _groups(node):
+        try:
+            yield from (pid for pid in map(int, (group / "cgroup.procs").read_text().split()) if start_time(pid))
+        except OSError:
+            continue
     mark = f"CLOUDTRAIN_NODE_DIR={node}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)

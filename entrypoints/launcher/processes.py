@@ -38,6 +38,14 @@ def adopt_orphans() -> bool:
     return _prctl is not None and _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
+def die_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent dies (Linux); ends it where the parent has died already."""
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(137)
+
+
 def spawn(argv: list[str], env: dict[str, str], cwd: str, out: int) -> int:
     """Start argv as the leader of a session of its own and return its pid; raises OSError when it cannot be executed.
 
@@ -49,10 +57,7 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, out: int) -> int:
     if pid == 0:
         try:
             os.setsid()
-            if _prctl is not None:
-                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != parent:
-                    os._exit(137)  # it died between the fork and the line above
+            die_with_parent(parent)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.dup2(out, 1)

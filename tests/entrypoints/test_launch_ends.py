@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from launcher import guard, processes, status
 
+from cloudtrain.nodes import supervisor
 from tests.conftest import WAIT_S, wait_for
 from tests.entrypoints.launching import Attempt
 
@@ -72,31 +74,76 @@ def test_a_killed_half_of_the_launcher_is_outlived_by_the_other(tmp_path: Path, 
         assert [line[0] for line in attempt.lines()] == list(range(len(attempt.lines())))
 
 
-def test_both_halves_killed_together_leave_only_what_bears_the_mark(tmp_path: Path):
-    """Ranks die with their supervisor; what has fled is found by its environment."""
-    with Attempt(tmp_path, STAYS) as attempt:
-        started(attempt, *ESCAPED)
-        halves = attempt.guard(), attempt.supervisor()
-        ranks = [
-            pid
-            for pid in attempt.left()
-            if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getsid(pid) == pid
-        ]
+MASKS = {
+    "v2": "true",
+    "v1": "mount -t tmpfs none /sys/fs/cgroup/unified 2> /dev/null || mount -t tmpfs none /sys/fs/cgroup",
+    "a parent": "mount -t tmpfs none /sys/fs/cgroup",
+}
+# A daemon of its own session with an empty environment; its name is the folder's, and nothing else is known of it.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", "daemon of " + os.getcwd()], {})
+    os._exit(0)
+os.wait()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes control groups, and hides them")
+@pytest.mark.parametrize("way", MASKS)
+def test_guard_and_supervisor_killed_together_leave_no_daemon(tmp_path: Path, way: str):
+    """A client finds it by its control group; without one the guard's parent ends it, and nobody has to look."""
+    folders = {"v2": ["unified", "."], "v1": ["freezer"], "a parent": []}[way]
+    if not any(os.access(f"/sys/fs/cgroup/{name}/cgroup.procs", os.W_OK) for name in folders) and way != "a parent":
+        pytest.skip(f"this machine has no control groups {way} that a process may make")
+    with Attempt(tmp_path, DAEMON) as attempt:
+        hidden, attempt.python = attempt.python, str(tmp_path / "masked")
+        Path(attempt.python).write_text(
+            f'#!/bin/sh\nexec unshare --mount sh -c \'{MASKS[way]}; exec "$0" "$@"\' {hidden} "$@"\n'
+        )
+        os.chmod(attempt.python, 0o755)
+        started(attempt, "up")
+        node = attempt.folders[0]
+        group = (node / "cgroup").read_text() if (node / "cgroup").exists() else ""
+        assert (not group) if way == "a parent" else ("/freezer/" in group) == (way == "v1")
+        halves, daemon = (attempt.guard(), attempt.supervisor()), daemons(node)
+        assert len(daemon) == 1
         for pid in halves:
             os.kill(pid, signal.SIGSTOP)
         for pid in reversed(halves):  # the guard last: its death would wake a supervisor that stands still (SIGCONT)
             os.kill(pid, signal.SIGKILL)
-        attempt.wait()
-        assert len(ranks) >= 1
-        wait_for(lambda: not set(ranks) & set(attempt.left()), "the end of the rank")
-        assert attempt.left()  # what fled into a session of its own
+        assert attempt.wait() == [-signal.SIGKILL]
+        if way != "a parent":
+            wait_for(lambda: supervisor.read_state(node)["state"] == "LOST", "LOST")
+            assert daemons(node) == daemon and supervisor.has_leftovers(node)
+            assert supervisor.kill_leftovers(node) >= 1
+            assert not Path(group).exists()
+        assert not daemons(node) and not supervisor.has_leftovers(node)
+        assert supervisor.read_state(node)["state"] == "LOST"
 
-        def swept() -> bool:
-            for pid in attempt.left():
-                processes.kill(pid, signal.SIGKILL)
-            return not attempt.left()
 
-        wait_for(swept, "the end of every process")
+def daemons(node: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (
+                f"daemon of {node}/source".encode() in (entry / "cmdline").read_bytes()
+                and state(int(entry.name)) != "Z"
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_run_that_has_ended_leaves_no_control_group(tmp_path: Path):
+    with Attempt(tmp_path, "print(open('/proc/self/cgroup').read())") as attempt:
+        assert attempt.run() == [0]
+        assert not (attempt.folders[0] / "cgroup").exists()
+        for group in Path("/sys/fs/cgroup").rglob(f"cloudtrain-{attempt.status()['pid']}-*"):
+            pytest.fail(f"{group} is left")
 
 
 def test_processes_that_are_never_the_same_are_ended(tmp_path: Path):
