@@ -214,8 +214,12 @@ class CheckpointManager:
         """
 
         def choose() -> files.Checkpoint | None:
-            counts = epochs.Chain(self.folder, files.find(self.folder)).has
-            return files.newest(self.folder, self.say, counts)
+            while True:
+                found = files.find(self.folder)
+                chosen = files.newest(self.folder, self.say, epochs.Chain(self.folder, found).has)
+                if chosen is not None or files.find(self.folder) == found:
+                    return chosen
+                # An older start has removed what was being looked at, for one that is newer: look again.
 
         while True:
             try:

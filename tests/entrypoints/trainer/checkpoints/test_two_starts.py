@@ -123,6 +123,23 @@ def test_what_a_start_resumes_from_outlives_the_other_ones_pruning(
     assert (files.hold(found[1], 3) is None) and not list(tmp_path.glob(".step*"))
 
 
+def test_a_start_looks_again_when_all_that_it_listed_was_removed_for_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    damage = files.damage
+
+    def removed_meanwhile(path: Path) -> str | None:
+        if path.name == "step-00000003.a1" and path.exists():
+            write(tmp_path, 6)
+            files.discard(path)
+        return damage(path)
+
+    write(tmp_path, 3)
+    monkeypatch.setattr(files, "damage", removed_meanwhile)
+    epoch, chosen, held = manager(tmp_path, attempt=2)[0]._begin()
+    assert (epoch, chosen.path.name, held.path.name) == (2, "step-00000006.a1", "step-00000006.a2")
+
+
 def test_the_best_one_is_held_too(tmp_path: Path):
     write(tmp_path, 3)
     keep, _, _ = manager(tmp_path, attempt=2)
