@@ -192,12 +192,6 @@ def unset_secrets(plan: Plan) -> str:
     )
 
 
-def check_secrets(plan: Plan) -> None:
-    """Raise BadRequest where this process does not have what the job's secrets come from."""
-    if unset := unset_secrets(plan):
-        raise BadRequest(unset, "export it, or use another source")
-
-
 def secret_sources(plan: Plan) -> set[str]:
     """Return the variables of the submitting process from which secrets of a job come."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}

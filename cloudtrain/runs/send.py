@@ -16,8 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasPreflight, HasRemains
-from cloudtrain.backends.manifest import check_secrets, unset_secrets
-from cloudtrain.errors import BackendError, CloudtrainError, NoCapacity, Unreachable
+from cloudtrain.backends.manifest import unset_secrets
+from cloudtrain.errors import BackendError, BadRequest, CloudtrainError, NoCapacity, Unreachable
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now, seconds_since
@@ -61,7 +61,8 @@ Outcome = Accepted | Refused | Unknown
 
 def preflight(plan: Plan, backend: Backend) -> None:
     """Raise BadRequest where this process can see that an attempt cannot run; called before its intent is stored."""
-    check_secrets(plan)
+    if unset := unset_secrets(plan):
+        raise BadRequest(unset, "export it, or use another source")
     if isinstance(backend, HasPreflight):
         backend.preflight(plan)
 
