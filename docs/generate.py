@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md and docs/strategies.md from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md and docs/backend.md from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import contract
 import own_strategies
 import resume
 from trainer import trainer_page
@@ -66,6 +67,7 @@ def main() -> int:
         "training.md": trainer_page(WRITTEN),
         "checkpoints.md": resume.page(),
         "strategies.md": own_strategies.page(),
+        "backend.md": contract.page(),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text

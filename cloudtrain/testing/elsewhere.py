@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import locale
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -46,14 +47,15 @@ class Elsewhere:
         self._pool = ProcessPoolExecutor(
             1, get_context("spawn"), _connect, (kind.__module__, kind.__qualname__, options, workdir, folder)
         )
-        self._wait_s = wait_s
+        self._wait_s, self._pid = wait_s, self._pool.submit(os.getpid).result(wait_s)
 
     def __call__(self, method: str, *args: Any, **named: Any) -> Any:
         """Call a method there and return its result, an iterator's items as a list; raises what it raises."""
         return self._pool.submit(_call, method, args, named).result(self._wait_s)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, which may hang in a call."""
+        os.kill(self._pid, signal.SIGKILL)
         self._pool.shutdown()
 
 

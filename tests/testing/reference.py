@@ -1,0 +1,37 @@
+"""The reference backend of the mutants: the plugin of tests/plugin, with secrets and with statuses of many attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain_attic import AtticBackend
+
+from cloudtrain import nodes
+from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.events import Status
+from cloudtrain.nodes.directory import env_secrets
+from cloudtrain.source.bundle import Bundle
+
+
+class Reference(AtticBackend):
+    """Runs one node as real processes of this machine; the mutants inherit from it."""
+
+    features = frozenset({Feature.ENV_SECRETS})
+    group, calls_per_s = "attic", 10.0
+
+    def submit(self, plan: Plan, bundle: Bundle) -> str:
+        node = Path(plan.request["folder"])
+        if not (node / "source").exists():
+            bundle.extract(node / "source")
+        given = {"secrets": env_secrets(plan.manifest), "token": "none"}
+        self.launch(node, list(plan.request["argv"]), {**plan.request["env"], "CLOUDTRAIN_STDIN": "1"}, given)
+        return str(node)
+
+    def launch(self, node: Path, argv: list[str], env: dict[str, str], given: dict[str, Any]) -> None:
+        """Start the node's launcher, once; `given` goes to its standard input."""
+        nodes.start(node, argv, env, given)
+
+    def statuses(self, handles: Sequence[str]) -> dict[str, Status]:
+        return {handle: self.status(handle) for handle in handles}
