@@ -94,6 +94,7 @@ SLOW = (
     "test_training.py",
     "test_wheel.py",
     "testing/test_contract.py",
+    "testing/test_main.py",
     "thirdparty",
 )
 SMOKE = (
