@@ -166,7 +166,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 def endure_all(sound: Path, home: Path, seeds: range, command: Callable[..., str], figure: Callable) -> None:
     repaired = [endure(sound, home, seed, command) for seed in seeds]
-    assert any(repaired) and not all(repaired)  # a sound file that is old needs none
+    assert any(repaired)
     figure("drawn damages, after each of which every run is shown and no byte is gone", len(seeds))
 
 

@@ -9,7 +9,9 @@ from tests import disks
 from tests.conftest import wait_for
 
 SCRIPT = """
-import os
+import os, time
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.01)
 with open(os.environ["FILL"], "wb", buffering=0) as file:
     try:
         while True:
@@ -28,9 +30,11 @@ def test_a_full_home_shows_what_it_has_and_then_the_end_and_the_gap(tmp_path, mo
     with disks.small_disk(tmp_path / "disk", "10m") as disk:
         home, fill = disk / "home", disk / "fill"
         monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
-        job = {"name": "full", "source": str(source), "entrypoint": "train.py", "env": {"FILL": str(fill)},
+        job = {"name": "full", "source": str(source), "entrypoint": "train.py",
+               "env": {"FILL": str(fill), "GATE": str(tmp_path / "gate")},
                "environment": {"requirements": "none"}}  # fmt: skip
         run = cloudtrain.Submitter("local", home=home, watch=False).submit(job)
+        (tmp_path / "gate").touch()  # the submit is stored: only now the disk fills up
         node = home / "runs" / run.run_id / "a1" / "node-0"
         wait_for(lambda: (read_status(node) or {}).get("state") == "SUCCEEDED", "the end of the run")
         run.store.database.close()
