@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md and docs/backend.md from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import contract
+import limits
 import own_strategies
 import resume
 from trainer import trainer_page
@@ -68,6 +69,7 @@ def main() -> int:
         "checkpoints.md": resume.page(),
         "strategies.md": own_strategies.page(),
         "backend.md": contract.page(),
+        "cost.md": limits.page(),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text

@@ -96,6 +96,7 @@ def _print_run(run: Run) -> None:
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
             ("spent", spend.describe_run(attempts, run.store.home)),
+            ("cap", spend.describe_cap(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),
             ("model", summary.model_location(run)),
             *(("not kept", text) for text in summary.remarks(run, "not_kept")),

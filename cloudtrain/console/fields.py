@@ -67,7 +67,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",
         "Limits": "limits.max_runtime limits.max_cost limits.max_total_runtime retry.max_attempts"
-        " | limits.grace limits.stall limits.max_wait retry.on_events",
+        " | limits.grace limits.stall limits.idle limits.max_wait retry.on_events",
         "Environment": "env secrets",
     },
     Step.SOURCE: {
@@ -89,7 +89,7 @@ _LABELS = {
     "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",
     "limits.max_cost": "Most that it costs", "limits.max_total_runtime": "Longest run of all attempts",
     "resources.usd_per_hour": "USD per hour of a node", "resources.priced_as": "Machine of a price list",
-    "limits.grace": "Grace", "limits.stall": "Longest silence",
+    "limits.grace": "Grace", "limits.stall": "Longest silence", "limits.idle": "Longest time without GPU use",
     "checkpoint.every": "Every",
     "checkpoint.keep": "Kept", "checkpoint.required": "A later attempt needs one",
     "limits.max_wait": "Longest wait for machines", "env": "Environment variables", "source": "Folder or git address",

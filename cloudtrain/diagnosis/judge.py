@@ -88,7 +88,7 @@ def _diagnose(end: End, ranks: dict[int, list[LogLine]]) -> Verdict:
 def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
     """Return the verdict of a state that names the class itself."""
     matching = [text for text in reasons if patterns.classify("reason", text) in (label, "stalled")]
-    if any("limits.stall" in text for text in matching):
+    if any("limits.stall" in text or "limits.idle" in text for text in matching):
         label = "stalled"
     return _from_reason(label, (matching or reasons or [""])[0])
 

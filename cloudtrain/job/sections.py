@@ -135,6 +135,11 @@ class Limits(Spec):
         description="Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m.",
     )
 
+    idle: Duration | None = Field(
+        default=None,
+        description="Longest time in which all GPUs of all nodes are used under 5 %; then the attempt is lost: 1h.",
+    )
+
     max_total_runtime: Duration | None = Field(
         default=None, description="Longest time that all attempts of a run may take together: 6h."
     )
@@ -162,6 +167,10 @@ class Limits(Spec):
     @property
     def stall_s(self) -> int | None:
         return duration_s(self.stall) if self.stall else None
+
+    @property
+    def idle_s(self) -> int | None:
+        return duration_s(self.idle) if self.idle else None
 
     @property
     def max_runtime_s(self) -> int:

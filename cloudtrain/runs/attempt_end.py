@@ -113,12 +113,12 @@ class AttemptEnds:
         except Exception as error:
             self._log(f"no images: {error!r}")
 
-    def _notify(self, attempt: AttemptRecord, status: Status, *, final: bool) -> None:
-        """Send the notifications that cloudtrain.toml asks for; an error is only logged."""
+    def _notify(self, attempt: AttemptRecord, status: Status | None, *, final: bool) -> None:
+        """Send the notifications that cloudtrain.toml asks for, without a status for idle GPUs; an error is only logged."""
         from cloudtrain.runs import notify
 
         try:
-            if event := notify.event_of(status, final=final):
+            if event := notify.event_of(status, final=final) if status else "idle":
                 hidden = secret_names(attempt.plan)
                 notify.start(self.store, self.run_id, attempt.attempt_id, event, hidden, self.environ)
         except (CloudtrainError, OSError) as error:

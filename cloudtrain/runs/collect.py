@@ -32,6 +32,7 @@ class Collector:
         self._files: dict[str, MetricFiles] = {}
         self._tails: dict[str, Tail] = {}  # of attempts that were watched from their first line on
         self._spools: dict[str, Spool | None] = {}
+        self.idle: set[str] = set()  # attempts that have reported idle GPUs
 
     def read_log(self, store: Store, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> bool:
         """Store what is new in an attempt's log; blocking. Return whether the launcher said that its state changes.
@@ -63,6 +64,8 @@ class Collector:
             store.record(attempt.attempt_id, cursor=batch[-1].cursor, events=others, metrics=points)
             self._lease()
             changes = changes or any(event.kind in ("state", "result") for event in others)
+            if any(event.kind == "alarm" and event.data.get("idle") for event in others):
+                self.idle.add(attempt.attempt_id)
         if ended and (points := metrics.rest()):
             store.record(attempt.attempt_id, metrics=points)
         if spool := self._spools.get(attempt.attempt_id):

@@ -1,7 +1,7 @@
-"""Says that a run has ended, failed or was preempted: a shell command, or a webhook, as cloudtrain.toml asks for it.
+"""Says that a run has ended, failed, was preempted or uses no GPU: a shell command, or a webhook, as cloudtrain.toml asks.
 
     [notify]
-    on = ["end", "failure", "preemption"]         # which of them; all when it is left out
+    on = ["end", "failure", "preemption", "idle"] # which of them; all when it is left out
     command = "notify-send \\"$CLOUDTRAIN_RUN_ID $CLOUDTRAIN_STATE\\""
     webhook = "env:SLACK_WEBHOOK"                 # an address, or the variable that holds it
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from cloudtrain.nodes.process import detach
 
 PAUSES_S = (0.0, 2.0, 10.0, 60.0, 300.0)  # before each try
 TIMEOUT_S = 30.0  # of one try
-EVENTS = ("end", "failure", "preemption")
+EVENTS = ("end", "failure", "preemption", "idle")
 _FAILED = (State.FAILED, State.LOST, State.TIMED_OUT)
 
 
@@ -75,6 +76,8 @@ def message(store: Store, run_id: str, attempt_id: str, event: str) -> dict[str,
     record = store.find(run_id)
     attempt = next(candidate for candidate in store.attempts(run_id) if candidate.attempt_id == attempt_id)
     status = attempt.status if event == "preemption" else record.status
+    if event == "idle":
+        status = replace(status, reason="its GPUs were used under 5 % for 30 minutes")
     reason = "" if secrets.search(status.reason.encode("utf-8", "replace")) else status.reason
     ended = status.state.value + (f": {reason}" if reason else "")
     verdict = verdict_record.load_verdict(store, attempt) if event == "failure" else None

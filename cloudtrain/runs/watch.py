@@ -203,6 +203,9 @@ class Watcher(AttemptEnds):
         pace = self.pace(attempt, backend)
         if self.collector.read_log(self.store, attempt, backend, ended=ended):
             pace.expect_change()
+        if attempt.attempt_id in self.collector.idle:
+            self.collector.idle.discard(attempt.attempt_id)
+            self._notify(attempt, None, final=False)
         pace.read()
 
     def _newest(self) -> tuple[RunRecord, AttemptRecord]:

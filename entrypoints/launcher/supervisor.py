@@ -35,9 +35,10 @@ from .world.outcome import (
     EXIT_LOST,
     EXIT_REFUSED,
     EXIT_RESUMABLE,
-    STALLED,
+    HUNG,
     Outcome,
     container_code,
+    hung_reason,
     launcher_code,
     refused_outcome,
 )
@@ -215,7 +216,7 @@ class Supervisor:
                     self.log.say(f"no client has looked at this job for {self._lease.length_s:g} s: it ends")
                     self._peers.stop("PREEMPTED")
                 if self._stall is not None and self._stall.look(self._ranks.running, now):
-                    self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now))
+                    self._peers.idle(now - self.log.printed_at, self._stall.idle_s(now), usage.gpus_idle_s)
                 if self._ranks.running and measure_at is None:
                     measure_at = now + EVERY_S
                     if self._manifest.gpus_per_node:
@@ -223,6 +224,8 @@ class Supervisor:
                 elif measure_at is not None and now >= measure_at:
                     measure_at = now + EVERY_S
                     self.log.event("usage", **usage.sample(), **self._checkpoint_age())
+                    if alarm := usage.idle_alarm():
+                        self.log.event("alarm", idle=True, reason=alarm)
                     self._report_new_checkpoints()
             self._peers.tick(due)
 
@@ -252,7 +255,7 @@ class Supervisor:
         manifest, prepared = self._manifest, self._prepared
         assert prepared is not None, "the ranks start when every node is ready"
         count = manifest.processes_per_node
-        if manifest.stall_s:
+        if limit_s := min((each for each in (manifest.stall_s, manifest.idle_s) if each), default=None):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
         self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
@@ -287,9 +290,9 @@ class Supervisor:
         except OSError as error:
             self._peers.refuse(f"{argv[0]} cannot be started: {error.strerror}")
             return
-        if manifest.stall_s:
+        if limit_s:
             self.log.printed_at = time.monotonic()
-            self._stall = StallDetector(manifest.stall_s, self._ranks.running, self.log.printed_at)
+            self._stall = StallDetector(limit_s, self._ranks.running, self.log.printed_at)
         if prepared.sync is not None:
             prepared.sync.start()
         self.status.set(state="RUNNING", world_size=world_size)
@@ -327,8 +330,8 @@ class Supervisor:
         if self._ranks.running:
             self.status.set(state="STOPPING")
             self.log.event("state", state="STOPPING")
-            if state == STALLED:
-                self.log.say(f"nothing happened for {self._manifest.stall_s:g} s (limits.stall); where the ranks are:")
+            if state in HUNG:
+                self.log.say(f"{hung_reason(state, self._manifest)}; where the ranks are:")
                 show_stacks(self._ranks)
                 self._kill_at = time.monotonic() + STACKS_S
                 return

@@ -10,6 +10,7 @@ from . import processes
 from .loop import Loop
 
 EVERY_S = 10.0
+IDLE_PERCENT, IDLE_S = 5.0, 1800.0  # GPUs that are used less for so long are reported
 # Fields of /proc/PID/stat, counted from the state.
 UTIME, STIME, RSS = 11, 12, 21
 QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
@@ -26,6 +27,8 @@ class Usage:
         self._at = time.monotonic()
         self._gpus: dict[int, dict[str, float]] = {}
         self._rest = b""
+        self._busy_at = self._reported_at = self._at
+        self._noticed_at = -IDLE_S
 
     def sample(self) -> dict[str, object]:
         """Return percent of one processor, resident bytes, number of processes, and GPUs where there are any."""
@@ -47,6 +50,18 @@ class Usage:
             measured["gpus"] = [{"index": index, **self._gpus[index]} for index in sorted(self._gpus)]
         return measured
 
+    @property
+    def gpus_idle_s(self) -> float:
+        """For how long no GPU of the node was in use, as far as they were reported."""
+        return self._reported_at - self._busy_at
+
+    def idle_alarm(self) -> str:
+        """Return what to report of GPUs that have been idle for long, once; "" for nothing."""
+        if self.gpus_idle_s < IDLE_S or self._noticed_at >= self._busy_at:
+            return ""
+        self._noticed_at = self._reported_at
+        return f"the GPUs were used under {IDLE_PERCENT:g} % for {IDLE_S / 60:g} minutes"
+
     def watch_gpus(self, loop: Loop, chosen: str | None, environ: Mapping[str, str]) -> None:
         """Let nvidia-smi report the node's GPUs from now on; it is one child that prints every few seconds."""
         command = ["nvidia-smi", QUERY, "--format=csv,noheader,nounits", "-l", str(int(EVERY_S))]
@@ -61,6 +76,7 @@ class Usage:
         finally:
             os.close(write)
         os.set_blocking(read, False)
+        self._busy_at = self._reported_at = time.monotonic()
         loop.watch(read, self._reader(loop, read))
 
     def _reader(self, loop: Loop, pipe: int) -> Callable[[], None]:
@@ -85,6 +101,9 @@ class Usage:
                 index, busy, used, total = (float(part) for part in line.split(b","))
             except ValueError:
                 continue  # a warning, or [N/A] on a GPU that does not report it
+            self._reported_at = time.monotonic()
+            if busy >= IDLE_PERCENT:
+                self._busy_at = self._reported_at
             self._gpus[int(index)] = {
                 "percent": busy,
                 "memory_bytes": int(used) << 20,

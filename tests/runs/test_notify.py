@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain import events
 from cloudtrain.errors import BadJob
 from cloudtrain.events import State, Status
 from cloudtrain.history.store import Store
 from cloudtrain.runs import notify
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.testing.memory import MemoryBackend
 from tests.conftest import WAIT_S, wait_for
+from tests.runs.steps import watch
 
 TOKEN = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"  # noqa: S105 - of the right form, and nobody's
 
@@ -50,6 +53,22 @@ def receiver():
 )  # fmt: skip
 def test_what_there_is_to_say(state, final, event):
     assert notify.event_of(Status(state), final=final) == event
+
+
+def test_idle_gpus_are_told_once(memory, submitter, job, home, monkeypatch):
+    folder = Path(job.source)
+    (folder / "cloudtrain.toml").write_text('[notify]\ncommand = "true"\n')
+    monkeypatch.chdir(folder)
+    started: list[list[str]] = []
+    monkeypatch.setattr(notify, "detach", lambda command, **_: started.append(command))
+    run = submitter.submit(job)
+    alarm = events.format("alarm", {"idle": True, "reason": "the GPUs were used under 5 % for 30 minutes"})
+    for _ in range(2):
+        MemoryBackend.say(f"{run.run_id}-a1", alarm)
+        watch(run)
+    assert [command[-1] for command in started] == ["idle"]
+    told = notify.message(run.store, run.run_id, f"{run.run_id}-a1", "idle")
+    assert told["text"].endswith("RUNNING: its GPUs were used under 5 % for 30 minutes")
 
 
 def test_a_run_that_ends_is_told_once_and_without_secrets(tmp_path, home, receiver, monkeypatch, census):

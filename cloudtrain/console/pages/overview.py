@@ -59,6 +59,7 @@ def read_details(run: Run) -> RunDetails:
         ("took", runs.elapsed(status.started_at, status.ended_at) if status.ended_at else ""),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("spent", spend.describe_run(attempts, run.store.home)),
+        ("cap", spend.describe_cap(attempts, run.store.home)),
         ("billed", summary.describe_billing(attempts)),
         ("page", status.url or ""),
     )

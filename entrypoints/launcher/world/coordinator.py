@@ -11,7 +11,7 @@ from ..loop import Loop
 from ..manifest import Manifest
 from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
-from .outcome import EXIT_REFUSED, STALLED, ClusterState, Outcome, Start, refused_outcome
+from .outcome import EXIT_REFUSED, ClusterState, Outcome, Start, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class Coordinator:
         self._state.end(0)
         self._decide()
 
-    def idle(self, quiet_s: float, idle_s: float) -> None:
-        """For how long no rank of this node has printed a line, and the idlest has used no CPU."""
-        self._state.idle(0, quiet_s, idle_s)
+    def idle(self, quiet_s: float, idle_s: float, gpus_idle_s: float) -> None:
+        """For how long no rank of this node has printed a line, the idlest has used no CPU, and none a GPU."""
+        self._state.idle(0, quiet_s, idle_s, gpus_idle_s)
 
     def stop(self, state: str) -> None:
         before = self._state.stopping
@@ -102,8 +102,8 @@ class Coordinator:
             if self._outcome is None and channel.look() > SILENCE_S:  # later it is silent while it uploads its results
                 channel.close()
                 self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
-        if beat and self._state.stalled:
-            self.stop(STALLED)
+        if beat and (hung := self._state.hung):
+            self.stop(hung)
         if now >= self._say_at and (missing := self._state.missing):
             self._say_at = now + WAIT_LINE_S
             names, here = ", ".join(map(str, missing)), self._manifest.nodes - len(missing)
@@ -200,7 +200,8 @@ class Coordinator:
         elif kind == "beat":
             self._state.record_clock(node, float(message["at"]), time.time())
             if "quiet_s" in message:
-                self._state.idle(node, float(message["quiet_s"]), float(message["idle_s"]))
+                signs = (float(message[name]) for name in ("quiet_s", "idle_s", "gpus_idle_s"))
+                self._state.idle(node, *signs)
         elif kind == "ready":
             self._state.ready(node)
         elif kind == "refuse":

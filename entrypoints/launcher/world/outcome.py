@@ -18,9 +18,9 @@ EXIT_FINAL = 1  # on Kubernetes, in place of a code that starts the pod again
 SETTLE_S = 1.0  # how long the message of another node's earlier failure may take
 SIGNAL_S = 3.0  # how long after a rank died of SIGTERM or SIGINT the same request may still reach a supervisor
 TERMINATED = (128 + 15, 128 + 2)
-STALLED = (
-    "STALLED"  # what an attempt that does nothing is asked to stop with; its outcome is LOST: it may be tried again
-)
+# What an attempt that does nothing, or whose GPUs do nothing, is asked to stop with; it is LOST: it may be tried again.
+STALLED, IDLE = "STALLED", "IDLE"
+HUNG = (STALLED, IDLE)
 CLOCKS_AGREE_S = 1.0  # below this a difference between clocks is taken for the time of travel
 
 Outcome = namedtuple("Outcome", "state exit_code by failed_rank reason", defaults=("launcher", None, ""))
@@ -81,7 +81,9 @@ class ClusterState:
         self._refused: str | None = None
         self._lost: Outcome | None = None
         self._lost_node = -1
-        self._signs: dict[int, tuple[float, float]] = {}  # of life, by node: seconds of silence, of idleness
+        self._signs: dict[
+            int, tuple[float, float, float]
+        ] = {}  # of life, by node: seconds of silence, idle CPU, idle GPUs
         self.stopping: str | None = None
         self._stopped_at = 0.0
 
@@ -114,19 +116,25 @@ class ClusterState:
         entry = self._nodes[node]
         entry.clock = now - at if entry.clock is None else min(entry.clock, now - at)
 
-    def idle(self, node: int, quiet_s: float, idle_s: float) -> None:
-        """Record for how long no rank of a node has printed a line, and the idlest has used no CPU."""
-        self._signs[node] = (quiet_s, idle_s)
+    def idle(self, node: int, quiet_s: float, idle_s: float, gpus_idle_s: float) -> None:
+        """Record for how long no rank of a node has printed a line, the idlest has used no CPU, and none a GPU."""
+        self._signs[node] = (quiet_s, idle_s, gpus_idle_s)
 
     @property
-    def stalled(self) -> bool:
-        """Whether no rank of any node has printed a line, and one has used no CPU, for as long as the job allows."""
-        limit_s = self._manifest.stall_s
+    def hung(self) -> str | None:
+        """STALLED or IDLE where a limit of the job is reached.
+
+        STALLED: no rank of any node has printed a line, and one has used no CPU. IDLE: no node has used its GPUs.
+        """
         going = [number for number, node in self._nodes.items() if not node.ended]
-        if not limit_s or self._decided or self.stopping or not going or any(n not in self._signs for n in going):
-            return False
-        quiet_s = min(quiet for quiet, _ in self._signs.values())
-        return quiet_s >= limit_s and max(self._signs[number][1] for number in going) >= limit_s
+        if self._decided or self.stopping or not going or any(n not in self._signs for n in going):
+            return None
+        quiet_s = min(quiet for quiet, _, _ in self._signs.values())
+        silent_s = min(quiet_s, max(self._signs[number][1] for number in going))
+        if self._manifest.stall_s and silent_s >= self._manifest.stall_s:
+            return STALLED
+        gpus_idle_s = min(self._signs[number][2] for number in going)
+        return IDLE if self._manifest.idle_s and gpus_idle_s >= self._manifest.idle_s else None
 
     def ready(self, node: int) -> None:
         self._nodes[node].ready = True
@@ -230,9 +238,8 @@ class ClusterState:
         return SETTLE_S if len(self._nodes) > 1 else 0.0
 
     def _left(self) -> Outcome:
-        if self.stopping == STALLED:
-            why = f"nothing happened for {self._manifest.stall_s:g} s (limits.stall)"
-            return Outcome("LOST", None, "launcher", None, why)
+        if self.stopping in HUNG:
+            return Outcome("LOST", None, "launcher", None, hung_reason(self.stopping, self._manifest))
         reasons = {
             "PREEMPTED": "left on request",
             "CANCELLED": "cancelled",
@@ -243,3 +250,10 @@ class ClusterState:
 
     def _on(self, node: int, reason: str) -> str:
         return f"node {node}: {reason}" if self._manifest.nodes > 1 else reason
+
+
+def hung_reason(state: str, manifest: Manifest) -> str:
+    """Return why an attempt that hangs is ended."""
+    if state == STALLED:
+        return f"nothing happened for {manifest.stall_s:g} s (limits.stall)"
+    return f"the GPUs were not used for {manifest.idle_s:g} s (limits.idle)"

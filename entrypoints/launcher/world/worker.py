@@ -10,7 +10,7 @@ from ..loop import Loop
 from ..manifest import Manifest
 from .channel import INFORM_S, SILENCE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
-from .outcome import EXIT_RESUMABLE, STALLED, Outcome, missing_outcome, refused_outcome
+from .outcome import EXIT_RESUMABLE, HUNG, Outcome, missing_outcome, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -65,9 +65,12 @@ class Worker:
     def end(self) -> None:
         self._report(kind="end")
 
-    def idle(self, quiet_s: float, idle_s: float) -> None:
-        """For how long no rank of this node has printed a line, and the idlest has used no CPU; sent with the next beat."""
-        self._signs = {"quiet_s": quiet_s, "idle_s": idle_s}
+    def idle(self, quiet_s: float, idle_s: float, gpus_idle_s: float) -> None:
+        """For how long no rank of this node has printed a line, the idlest has used no CPU, and none a GPU.
+
+        It is sent with the next beat.
+        """
+        self._signs = {"quiet_s": quiet_s, "idle_s": idle_s, "gpus_idle_s": gpus_idle_s}
 
     def stop(self, state: str) -> None:
         self._report(kind="stop", state=state)
@@ -168,7 +171,7 @@ class Worker:
         self._channel = None
         if self._over:
             return
-        if self._stopping == STALLED:
+        if self._stopping in HUNG:
             self._settle(Outcome("LOST", None, "launcher", None, f"node 0 was lost while the attempt was ended: {why}"))
         elif self._stopping is not None:  # machines are taken away after the notice, node 0 perhaps first
             self._settle(Outcome(self._stopping, EXIT_RESUMABLE, "launcher", None, "left on request"))

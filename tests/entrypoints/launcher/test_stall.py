@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from launcher import processes
 from launcher.stall import StallDetector
-from launcher.world.outcome import STALLED, ClusterState, Outcome, Start
+from launcher.usage import Usage
+from launcher.world.outcome import IDLE, STALLED, ClusterState, Outcome, Start
 
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.events import State
@@ -72,12 +74,14 @@ def test_the_next_attempt_is_made_and_the_verdict_says_why(tmp_path, home, censu
     assert verdict is not None and (verdict.label, verdict.where) == ("stalled", "reason")
 
 
-def gang(nodes: int = 2, stall_s: float | None = 60.0) -> ClusterState:
+def gang(nodes: int = 2, stall_s: float | None = 60.0, idle_s: float | None = None) -> ClusterState:
     """Return a gang whose nodes have started."""
     from launcher import manifest
 
     made = ClusterState(
-        manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s).encode()), 100.0, 100.0
+        manifest.decode(Manifest("run", 1, ("train.py",), nodes, 1, stall_s=stall_s, idle_s=idle_s).encode()),
+        100.0,
+        100.0,
     )
     for node in range(nodes):
         made.join(node, f"node-{node}", 1)
@@ -99,31 +103,80 @@ def gang(nodes: int = 2, stall_s: float | None = 60.0) -> ClusterState:
 def test_when_nothing_happens(signs, stalled):
     attempt = gang()
     for node, (quiet_s, idle_s) in enumerate(signs):
-        attempt.idle(node, quiet_s, idle_s)
-    assert attempt.stalled is stalled
+        attempt.idle(node, quiet_s, idle_s, 0.0)
+    assert (attempt.hung == STALLED) is stalled
 
 
 def test_who_has_ended_waits_for_nothing_and_without_a_limit_nobody_does():
     attempt = gang()
-    attempt.idle(0, 99, 1)
-    attempt.idle(1, 99, 99)
+    attempt.idle(0, 99, 1, 0)
+    attempt.idle(1, 99, 99, 0)
     attempt.end(1)
-    assert not attempt.stalled
+    assert not attempt.hung
     without = gang(stall_s=None)
     for node in range(2):
-        without.idle(node, 1e6, 1e6)
-    assert not without.stalled
+        without.idle(node, 1e6, 1e6, 1e6)
+    assert not without.hung
 
 
 def test_what_has_stalled_is_lost_once():
     attempt = gang()
     for node in range(2):
-        attempt.idle(node, 99, 99)
+        attempt.idle(node, 99, 99, 0)
     attempt.stop(STALLED, 0.0)
-    assert not attempt.stalled, "it is being ended"
+    assert not attempt.hung, "it is being ended"
     for node in range(2):
         attempt.end(node)
     assert attempt.decide(1.0) == Outcome("LOST", None, "launcher", None, "nothing happened for 60 s (limits.stall)")
+
+
+def test_gpus_that_do_nothing_on_any_node_end_the_attempt():
+    attempt = gang(stall_s=None, idle_s=60.0)
+    attempt.idle(0, 0, 0, 61)
+    assert not attempt.hung, "the other node was not heard of yet"
+    attempt.idle(1, 0, 0, 1)
+    assert not attempt.hung, "it uses its GPUs"
+    attempt.idle(1, 0, 0, 60)
+    assert attempt.hung == IDLE
+    attempt.stop(IDLE, 0.0)
+    for node in range(2):
+        attempt.end(node)
+    assert attempt.decide(1.0) == Outcome(
+        "LOST", None, "launcher", None, "the GPUs were not used for 60 s (limits.idle)"
+    )
+
+
+def test_gpus_are_idle_while_none_is_used_and_it_is_reported_once(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("launcher.usage.time", SimpleNamespace(monotonic=lambda: now[0]))
+    usage = Usage()
+
+    def report(at: float, *percents: float) -> str:
+        now[0] = 1000.0 + at
+        usage.parse(b"".join(b"%d, %d, 100, 1000\n" % (index, percent) for index, percent in enumerate(percents)))
+        return usage.idle_alarm()
+
+    assert not report(10, 99, 0) and usage.gpus_idle_s == 0, "one is used"
+    assert not report(1800, 4, 0) and usage.gpus_idle_s == 1790
+    assert report(1810, 4, 4) == "the GPUs were used under 5 % for 30 minutes"
+    assert not report(1820, 0, 0), "once"
+    now[0] += 1e6
+    assert usage.gpus_idle_s == 1810, "where nothing is reported nothing is known"
+    assert not report(2000, 5, 0) and usage.gpus_idle_s == 0
+    assert report(4000, 0, 0), "again after it was used"
+
+
+def test_an_attempt_whose_gpu_is_never_used_ends(tmp_path):
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\ncase $1 in -L) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-aaaa)';;\n"
+        "*) while echo '0, 1, 9, 99'; do sleep 0.2; done;; esac\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CLOUDTRAIN_GPUS": "0"}
+    script = "import time\nwhile True:\n    print('busy, but not there', flush=True)\n    time.sleep(0.1)\n"
+    with Attempt(tmp_path / "run", script, environ=environ, idle_s=3, gpus_per_node=1) as attempt:
+        assert attempt.run() == [69]
+        assert attempt.status(0)["reason"] == "the GPUs were not used for 3 s (limits.idle)"
 
 
 def test_processor_time_is_a_sign_of_life():
