@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Unsupported
-from .files import NAME, Checkpoint
+from .files import MARKER, NAME, Checkpoint
 
 FOLDER = "epochs"
 
@@ -62,7 +62,8 @@ class Chain:
     def __init__(self, folder: Path, checkpoints: Collection[Checkpoint]) -> None:
         records = _records(folder)
         self._limits: dict[int, float] = {}  # epoch -> last step of it that counts
-        names, own = {each.path.name for each in checkpoints}, {each.attempt for each in checkpoints}
+        names = {each.path.name for each in checkpoints if (each.path / MARKER).exists()}  # removed without it
+        own = {each.attempt for each in checkpoints}
         for number in sorted(records, reverse=True):
             if number in own or records[number] in (*names, "", None):
                 break

@@ -63,6 +63,7 @@ def test_what_counts(tmp_path: Path, name: str):
 
     for step, epoch in written:
         files.folder_of(tmp_path, step, epoch).mkdir()
+        (files.folder_of(tmp_path, step, epoch) / "COMPLETE").touch()
     for epoch, short in begun.items():
         record(tmp_path, epoch, full(short) if short and short != "torn" else short)
         if short == "torn":
