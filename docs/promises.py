@@ -109,8 +109,13 @@ LAWS = (
     ),
     Law(
         "Resume is exact",
-        "For the shared trainer: killed at any step and resumed on the same layout, the samples and losses are bit-equal.",
-        ("tests/entrypoints/test_train_resume.py", "tests/runs/test_resume.py"),
+        "For the shared trainer: killed at any step and resumed on the same layout, the samples and losses are bit-equal."
+        " Of two live attempts the replaced one ends without a success, and costs the other one nothing.",
+        (
+            "tests/entrypoints/test_train_resume.py",
+            "tests/runs/test_resume.py",
+            "tests/entrypoints/trainer/checkpoints/test_two_starts.py",
+        ),
     ),
     Law(
         "The world is what was asked",
