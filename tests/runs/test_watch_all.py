@@ -83,7 +83,7 @@ def test_one_process_for_all_runs_of_a_home(shell, home, tmp_path):
     gate = tmp_path / "gate"
     ids = [submit(shell, gate) for _ in range(3)]
     (pid,) = {wait_for(lambda run_id=run_id: watched_by(home, run_id), "a watcher") for run_id in ids}
-    assert watchers(home) == [pid]
+    wait_for(lambda: watchers(home) == [pid], "the end of those that found it there")
     other = tmp_path / "other"
     run_id = submit(shell, gate, CLOUDTRAIN_HOME=str(other))
     assert wait_for(lambda: watched_by(other, run_id), "its watcher") != pid, "two homes have two"
