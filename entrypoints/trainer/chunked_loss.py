@@ -73,7 +73,7 @@ class SummedLoss(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         ctx.hidden = torch.empty_like(hidden) if wanted[0] else None
         ctx.weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
-        total = chunks(hidden, weight.to(dtype), goal, ctx.hidden, ctx.weight).sum()[None]
+        total = chunks(hidden, weight.to(dtype), goal, ctx.hidden, ctx.weight).sum(0, keepdim=True)
         if ctx.weight is not None:
             ctx.weight = ctx.weight.to(weight.dtype)
         return total

@@ -50,6 +50,7 @@ def test_losses_and_gradients_are_those_of_whole_logits(monkeypatch: pytest.Monk
     loss = head.losses(model, rows, summed=True)
     (loss.sum() / 42).backward()
     assert torch.allclose(loss.sum(), whole.sum(), rtol=1e-6)
+    assert loss._base is None, "FSDP warns of a view: its hook may be lost"
     assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-6)
     with torch.no_grad():
         assert torch.allclose(head.losses(model, rows, summed=False), whole, rtol=1e-6)
