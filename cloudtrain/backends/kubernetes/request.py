@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 UID, BYTES = "${job.uid}", "${bundle.bytes}"
 PORT = 29380  # the launcher's, on node 0; the Service names one port because it must
-# What the launcher leaves with where its pod is to be started again; in ascending order, as the API wants it
-RESTARTS = {"lost": 69, "preempted": 75}
+LOST = 69  # the launcher leaves with it where nothing happened: its pod is started again
 MAX_INLINE_BYTES = 700 << 10  # largest bundle that goes into a ConfigMap, which holds 1 MiB of base64
 
 
@@ -94,8 +93,9 @@ class Request:
     # -- the parts -----------------------------------------------------------------------------------------------------
 
     def _job_manifest(self, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
-        nodes, events = self.manifest.nodes, self._job.retry.on_events
-        restarts = [code for event, code in RESTARTS.items() if self.starts > 1 and event in events]
+        nodes = self.manifest.nodes
+        # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
+        restarts = [LOST] if self.starts > 1 and "lost" in self._job.retry.on_events else []
         deadline_s = pod["activeDeadlineSeconds"] * self.starts + (
             self._job.limits.max_wait_s or self._seconds("wait", "24h")
         )

@@ -149,7 +149,7 @@ def _failed(end_condition: Object, pods: Mapping[int, Object], started: str | No
     """Return why a Job failed: by the platform, by the launcher's result, by its container's exit code."""
     message = str(end_condition.get("message", ""))
     if end_condition.get("reason") == "DeadlineExceeded":
-        return Status(State.TIMED_OUT, None, "the Job's deadline is over (options.kubernetes.wait)", started, ended)
+        return Status(State.TIMED_OUT, None, "the Job's deadline is over (limits.max_wait)", started, ended)
     if any(pod["status"].get("reason") == "DeadlineExceeded" for pod in pods.values()):
         return Status(State.TIMED_OUT, None, "a pod's deadline is over (limits.max_runtime)", started, ended)
     disrupted = [pod for pod in pods.values() if _disruption_reason(pod)]
@@ -173,6 +173,8 @@ def _failed(end_condition: Object, pods: Mapping[int, Object], started: str | No
     exit_match = _CODE.search(message)
     code = int(failures[0]["exitCode"]) if failures else int(exit_match[1]) if exit_match else None
     reason = str(failures[0].get("message") or "").strip().split("\n")[-1][:300] if failures else ""
+    if code == EXIT_RESUMABLE and not pods:  # nothing else leaves with it: the launcher left on request
+        return Status(State.PREEMPTED, EXIT_RESUMABLE, "a pod was deleted", started, ended)
     return Status(State.FAILED, code, reason or message, started, ended)
 
 

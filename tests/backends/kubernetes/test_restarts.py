@@ -76,15 +76,15 @@ def test_a_failure_of_its_own_is_not_repeated(place: Ground):  # noqa: F811
     assert (status.state, status.exit_code) == (State.FAILED, 3) and said(backend, handle) == ["once"]
 
 
-def test_a_launcher_that_leaves_on_request_is_started_again(place: Ground):  # noqa: F811
-    """As after `kubectl delete pod`: no condition says that the cluster took the pod, its exit code alone does."""
+def test_a_pod_that_a_person_deletes_is_not_started_again(place: Ground):  # noqa: F811
+    """No condition says that the cluster took it. A pod at the end of its own deadline looks the same."""
     script = COUNTS.replace("< 3", "< 2")
     backend, handle = started(place, script, output="gs://local/out", retry={"max_attempts": 3})
     wait_for(lambda: "start 1" in said(backend, handle), "start 1", 120)
     with place.cluster.objects.lock:
         place.cluster.kubelet.delete(pod_of(place, handle))
-    assert ended(backend, handle).state is State.SUCCEEDED
-    assert said(backend, handle) == ["start 1", "start 2"]
+    assert ended(backend, handle).state is State.PREEMPTED
+    assert said(backend, handle) == ["start 1"]
 
 
 def test_one_whose_time_is_over_is_not_started_again(place: Ground):  # noqa: F811

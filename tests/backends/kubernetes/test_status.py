@@ -13,7 +13,10 @@ POD = {
     "metadata": {"uid": "pod", "labels": {INDEX: "0"}},
     "status": {
         "phase": "Failed",
-        "containerStatuses": [{"name": CONTAINER, "state": {"terminated": {"startedAt": AT, "exitCode": 75}}}],
+        "startTime": AT,
+        "containerStatuses": [
+            {"name": CONTAINER, "state": {"terminated": {"startedAt": "2026-11-22T12:03:00Z", "exitCode": 75}}}
+        ],
     },
 }
 
@@ -22,11 +25,15 @@ POD = {
 @pytest.mark.parametrize("started", [AT, ""])
 def test_a_cancelled_attempt_has_one_status(pods: list, started: str):
     suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": AT}
-    job = {"metadata": {"annotations": {CANCELLED: started}}, "spec": {}, "status": {"conditions": [suspended]}}
+    job = {
+        "metadata": {"annotations": {CANCELLED: started}},
+        "spec": {"completions": 1},
+        "status": {"conditions": [suspended]},
+    }
     status = status_of(job, pods)
     assert (status.state, status.started_at, status.ended_at) == (State.CANCELLED, started or None, AT)
 
 
-def test_the_first_start_is_that_of_a_container():
+def test_the_first_start_is_that_of_a_pod_on_its_node():
     assert first_start([POD, {"status": {"phase": "Pending"}}]) == AT
     assert first_start([]) is None
