@@ -201,7 +201,7 @@ def _groups(node: Path) -> list[Path]:
         group = Path((node / "cgroup").read_text())
     except OSError:
         return []
-    return [group, *sorted(path for path in group.rglob("*") if path.is_dir())] if group.is_dir() else []
+    return [Path(at) for at, _, _ in os.walk(group)]  # of one that is removed meanwhile: what is still there
 
 
 def _pids(node: Path) -> Iterator[int]:
