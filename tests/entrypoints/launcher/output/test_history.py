@@ -41,7 +41,7 @@ def record(path: Path) -> dict:
 
 
 def pieces(top: Path, attempt: int = 1) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted((top / "logs" / f"run-a{attempt}").rglob("0*")))
+    return b"".join(path.read_bytes() for path in sorted((top / "logs" / f"run-a{attempt}").rglob("0" + "[0-9]" * 7)))
 
 
 FIELDS = {"state": "RUNNING", "started_at": "2026-01-01T00:00:00.000000Z"}
