@@ -36,8 +36,7 @@ def leave(folder: str) -> None:
     """Remove the group that `enter` made, if any; all of its other processes have ended."""
     try:
         with open(os.path.join(folder, FILE)) as file:
-            _remove(file.read())
-        os.unlink(os.path.join(folder, FILE))
+            _remove(file.read())  # the file stays: who deletes the folder now meets nothing that vanishes
     except OSError:
         pass  # there is none
 
