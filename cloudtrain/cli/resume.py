@@ -36,7 +36,7 @@ def command(
     \b
     cloudtrain resume tiny-lm-26 -t lab --processes 4
 
-    With -t it goes on elsewhere, where its output can be reached from there. Limits, resources, ranks and options may
+    With -t the run resumes on another target, where its output can be reached. Limits, resources, ranks and options may
     change; what is trained may not.
     """
     from cloudtrain.cli.view.jobs import layout_settings

@@ -14,7 +14,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, send, watcher
+from cloudtrain.runs import attempts, budgets, retry, send, watcher
 from cloudtrain.runs.plan import Planner
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plan_next(
     newest = earlier[-1].plan
     if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
         hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
-        raise BadRequest(f"resume changes where and how long a run goes on, not {', '.join(other)}", hint)
+        raise BadRequest(f"resume changes where a run is and for how long, not {', '.join(other)}", hint)
     number = earlier[-1].number + 1
     if target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
@@ -86,8 +86,7 @@ def plan_next(
     base = replace(newest, target=resolved.target)
     backend = planner.backend(resolved)
     plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=resolved.job)
-    saved = any({"step", "written"} & event.data.keys() for event in store.events(newest.run_id, "checkpoint"))
-    if not saved:
+    if not retry.saved(store, newest.run_id):
         notes.append("no checkpoint was saved: it begins anew")
     elif not _reaches(plan, newest):
         raise BadRequest(
@@ -98,7 +97,7 @@ def plan_next(
         required = resolved.job.checkpoint.model_copy(update={"required": True})
         moved = resolved.job.model_copy(update={"checkpoint": required})
         plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=moved)
-        notes.append(f"it goes on from the newest checkpoint in {_place(plan)}")
+        notes.append(f"it resumes from the newest checkpoint in {_place(plan)}")
     return plan, bundle, [*notes, *_layout(newest, plan)]
 
 

@@ -70,10 +70,14 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
     last = [attempt for attempt in store.attempts(run_id) if number - WITHOUT_CHECKPOINT < attempt.number <= number]
     if len(last) < WITHOUT_CHECKPOINT or any(attempt.status.state not in EVENTS for attempt in last):
         return ""
-    saved = {event.attempt for event in store.events(run_id, "checkpoint") if {"step", "written"} & event.data.keys()}
-    if any(attempt.attempt_id in saved for attempt in last):
+    if saved(store, run_id) & {attempt.attempt_id for attempt in last}:
         return ""
     return (
         "no new attempt: the last two were lost before either had a newer checkpoint; save more often "
         "(checkpoint.every), then run `cloudtrain resume`"
     )
+
+
+def saved(store: Store, run_id: str) -> set[str]:
+    """Return the attempts of a run that have written a checkpoint."""
+    return {event.attempt for event in store.events(run_id, "checkpoint") if {"step", "written"} & event.data.keys()}

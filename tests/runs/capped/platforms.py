@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.runs.capped.clock import Clock
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
 
 
-class Platform:
+class Platform(ABC):
     """What the histories need of a platform. `billed` are the seconds of all nodes together, by its own record."""
 
     name = ""
@@ -42,8 +43,8 @@ class Platform:
     spot = True
     backend: Any
 
-    def billed(self) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def billed(self) -> float: ...
 
     def preempt(self) -> None:
         """Take the nodes of what runs away."""
