@@ -1,4 +1,4 @@
-"""Reads metric curves, downsampled to a given number of points. No curve mixes ranks.
+"""Metric curves, read downsampled to a given number of points. No curve mixes ranks.
 
 The table `curves` holds one block for a rank's points of one metric in 1,024 numbered log lines of a node: a million points
 are a thousand rows. Where blocks are too coarse, the points are read from the table `metrics`.
@@ -118,6 +118,22 @@ class Curves:
         query = "SELECT DISTINCT name FROM curves WHERE attempt_id = ? AND block < ?"
         with self.database.read() as db:
             return {row[0] for row in db.execute(query, (attempt_id, before // BLOCK))}
+
+    def drop_doubles(self, attempt_id: str, since: int) -> None:
+        """Delete the points from sequence number `since`, a multiple of BLOCK, on of metrics that have points before it."""
+        first = since // BLOCK
+        with self.database.write() as db:
+            query = (
+                "SELECT DISTINCT name FROM curves WHERE attempt_id = ? AND block >= ?"
+                " INTERSECT SELECT name FROM curves WHERE attempt_id = ? AND block < ?"
+            )
+            for (name,) in db.execute(query, (attempt_id, first, attempt_id, first)).fetchall():
+                db.execute(
+                    "DELETE FROM metrics WHERE attempt_id = ? AND seq >= ? AND name = ?", (attempt_id, since, name)
+                )
+                db.execute(
+                    "DELETE FROM curves WHERE attempt_id = ? AND block >= ? AND name = ?", (attempt_id, first, name)
+                )
 
     def first(self, attempt_id: str, since: int, before: int) -> tuple[int, str] | None:
         """Return sequence number and name of node 0's first point with since <= number < before, or None."""

@@ -82,6 +82,8 @@ def _copy_event_files(store: Store, backend: ReadsOutputs, uri: str, run_id: str
         for attempt_id, points in rows.items():
             store.record(attempt_id, metrics=points)
         sizes_read[name] = len(content)
+    for attempt in attempts if sizes_read else ():
+        store.curves.drop_doubles(attempt.attempt_id, event_files.FIRST_SEQ)
 
 
 def _changed_event_files(

@@ -69,6 +69,8 @@ class MetricFiles:
                 rows = [row for point in points if self._is_owner(name, point.name) for row in self._rows(point)]
                 store.record(self._attempt_id, metrics=[row for row in rows if row.name not in logged_names])
                 beat()
+        if slots:  # a line of the log may come after a file that has the same metric was read
+            store.curves.drop_doubles(self._attempt_id, event_files.FIRST_SEQ)
 
     def _reader(self, name: str, path: Path, since: float, slot: event_files.Slot) -> event_files.Reader:
         """Return the reader of a file; Trainer's newest state has another path than the one before."""

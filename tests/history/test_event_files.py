@@ -325,3 +325,18 @@ def test_metrics_off_leaves_what_the_script_reports_and_your_own_expressions(met
     MemoryBackend.finish(run.attempts[0].handle, State.SUCCEEDED, 0)
     watch.Watcher(run.store, run.run_id).run()
     assert {row.name for row in run.metrics()} == found
+
+
+def test_a_metric_whose_line_is_read_after_its_file_has_the_points_of_the_log_only(remembered):
+    """A curve of the file is there until the log has the metric, in any number of blocks; other curves stay."""
+    store, attempt = remembered.store, remembered.attempts[0]
+    board = store.home / "runs" / remembered.run_id / "outputs" / eventfiles.NAME.format(1700000000)
+    eventfiles.board(board, *[(step, "lr", 0.25) for step in range(3000)], (7, "tb/loss", 1.5))
+    watcher = watch.Watcher(store, remembered.run_id)
+    watcher.collector.read_files(store, attempt, at_once=True)
+    assert {row.name: row.points for row in store.curves.summary(remembered.run_id)} == {"lr": 3000, "tb/loss": 1}
+    event = events.Event(attempt.attempt_id, 0, 5, "2023-11-14T22:13:20.000000Z", "metric")
+    store.record(attempt.attempt_id, metrics=events.rows(event, [events.Point(3, "lr", 0.5)]))
+    watcher.collector.read_files(store, attempt, at_once=True)
+    assert [(row.name, row.step, row.value) for row in remembered.metrics()] == [("lr", 3, 0.5), ("tb/loss", 7, 1.5)]
+    assert {row.name: row.points for row in store.curves.summary(remembered.run_id)} == {"lr": 1, "tb/loss": 1}
