@@ -90,6 +90,8 @@ def _from_state(label: str, reasons: Sequence[str]) -> Verdict:
     matching = [text for text in reasons if patterns.classify("reason", text) in (label, "stalled")]
     if any("limits.stall" in text or "limits.idle" in text for text in matching):
         label = "stalled"
+    if late := [text for text in reasons if patterns.classify("launcher", text[:LONGEST]) == "capacity"]:
+        label, matching = "capacity", late
     return _from_reason(label, (matching or reasons or [""])[0])
 
 

@@ -44,7 +44,8 @@ def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> fl
     status = attempt.status
     if status.billable_s is not None:
         return status.billable_s / int(attempt.plan.manifest["nodes"])
-    if status.state.final and (attempt.handle is None or status.event == "capacity"):
+    no_nodes = status.event == "capacity" and status.state is not State.PREEMPTED  # else a part of the nodes waited
+    if status.state.final and (attempt.handle is None or no_nodes):
         return 0.0  # nothing was started
     if status.state is State.CANCELLED and not status.started_at:
         return 0.0

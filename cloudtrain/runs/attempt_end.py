@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from cloudtrain.runs.collect import Collector
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
+
+LATE_NODES = re.compile(r"\d+ of \d+ nodes joined within .*missing: ")  # entrypoints/launcher/world/outcome.py
 
 
 class AttemptEnds:
@@ -51,6 +54,7 @@ class AttemptEnds:
 
     def follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
+        status = self._explain_late_nodes(attempt, status)
         if not run.cancel_requested and retry.allowed(attempt.plan, status):
             if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
                 if (run.status.state, run.status.reason) != (State.QUEUED, reason):
@@ -97,6 +101,21 @@ class AttemptEnds:
         self.store.set_status(self.run_id, status)
         self._notify(attempt, status, final=True)
         return True
+
+    def _explain_late_nodes(self, attempt: AttemptRecord, status: Status) -> Status:
+        """Return the end of an attempt whose nodes did not all come as the event `capacity`, with what its platform said.
+
+        The launcher knows which nodes are missing. Why, the platform has said while they were waited for.
+        """
+        if status.state is not State.PREEMPTED or status.event or not LATE_NODES.search(status.reason):
+            return status
+        reasons = [
+            str(event.data.get("reason") or "")
+            for event in self.store.events(self.run_id, "status")
+            if event.attempt == attempt.attempt_id and event.data.get("state") == State.STARTING
+        ]
+        waited_for = f"; {attempt.plan.backend} reported: {reasons[-1]}" if reasons and reasons[-1] else ""
+        return replace(status, event="capacity", reason=status.reason + waited_for)
 
     def ask_images(self, attempt: AttemptRecord, backend: Backend) -> None:
         """Store which container images an attempt's nodes run, where its platform reports them; an error is only logged."""

@@ -223,6 +223,31 @@ def test_where_there_were_no_machines_another_attempt_waits_its_time(submitter, 
     assert [attempt.status.billable_s for attempt in run.attempts] == [0, 90] and run.record.status.billable_s == 90
 
 
+LATE = "2 of 3 nodes joined within 300 s; missing: 2"
+PENDING = "node 2: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def test_nodes_that_do_not_come_are_want_of_capacity_and_the_verdict_has_the_platforms_reason(submitter, job):
+    run = submitter.submit(job.replace(retry={"max_attempts": 2}))
+    seen = MemoryBackend.attempts[newest(run)]
+    for state, reason in ((State.STARTING, PENDING), (State.STOPPING, "a container failed with exit code 75")):
+        seen.status = replace(seen.status, state=state, reason=reason)
+        watch(run)
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75, LATE)
+    watch(run)
+    assert (run.state, len(run.attempts)) == (State.QUEUED, 1)
+    assert run.record.status.reason.startswith(f"{LATE}; memory reported: {PENDING}; another attempt in 1 min")
+    seen.status = replace(seen.status, ended_at="2026-01-01T00:00:00.000000Z")
+    watch(run)
+    MemoryBackend.finish(newest(run), State.PREEMPTED, 75, LATE)
+    watch(run)
+    first, last = (attempt.status for attempt in run.attempts)
+    assert (first.event, first.reason) == ("capacity", f"{LATE}; memory reported: {PENDING}")
+    assert (last.event, last.reason) == ("capacity", LATE), "nothing was reported of this one"
+    verdict = run.verdict()
+    assert (verdict.label, verdict.deciding) == ("capacity", LATE)
+
+
 def test_who_waits_for_machines_can_be_cancelled(submitter, job):
     run = submitter.submit(job.replace(retry={"max_attempts": 2}))
     MemoryBackend.finish(newest(run), State.FAILED, None, "no such machines", event="capacity")

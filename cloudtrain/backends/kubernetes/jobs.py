@@ -18,13 +18,15 @@ from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, Q
 from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
     condition,
-    container_state,
     creation_order,
     first_start,
     get_annotations,
     image_digest,
     newest_by_node,
+    newest_note,
+    silent_objects,
     status_of,
+    waiting_reason,
 )
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
@@ -185,10 +187,11 @@ class KubeJobs:
         pods = self.pods(handle)
         self.remember(handle, job, pods)
         status = status_of(job, pods)
-        if status.state is State.STARTING and not status.reason:
-            uid = str(waiting_object(job, pods)["metadata"]["uid"])
-            return replace(status, reason=self.newest_warning(str(job["metadata"]["namespace"]), uid))
-        return status
+        if status.state is not State.STARTING:
+            return status
+        namespace = str(job["metadata"]["namespace"])
+        silent = [str(each["metadata"]["uid"]) for each in silent_objects(job, pods)]
+        return replace(status, reason=waiting_reason(job, pods, self.newest_notes(namespace, silent)))
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node rank -> image digest, for nodes whose pods exist and have pulled their image."""
@@ -196,14 +199,17 @@ class KubeJobs:
             node: digest for node, pod in newest_by_node(self.pods(handle)).items() if (digest := image_digest(pod))
         }
 
-    def newest_warning(self, namespace: str, uid: str) -> str:
-        """Return the newest warning event of an object, "" if there is none or events may not be read."""
-        query = {"fieldSelector": f"involvedObject.uid={uid}"}
-        try:
-            events = self._api.get(f"/api/v1/namespaces/{namespace}/events", "events cannot be listed", query) or {}
-        except KubeError:
-            return ""  # nothing depends on it
-        return newest_warning([event for event in events.get("items") or () if event.get("type") == "Warning"])
+    def newest_notes(self, namespace: str, uids: Iterable[str]) -> dict[str, str]:
+        """Return uid -> the newest event that says why an object waits; what is known where events may not be read."""
+        notes: dict[str, str] = {}
+        for uid in uids:
+            query = {"fieldSelector": f"involvedObject.uid={uid}"}
+            try:
+                events = self._api.get(f"/api/v1/namespaces/{namespace}/events", "events cannot be listed", query) or {}
+            except KubeError:
+                break  # nothing depends on it
+            notes[uid] = newest_note(events.get("items") or ())
+        return notes
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
@@ -234,17 +240,6 @@ def pods_of(uid: str, pods: Iterable[Object]) -> list[Object]:
     """Return the pods of a Job among others, in order of creation."""
     own = [pod for pod in pods if _is_owned_by(pod, uid)]
     return sorted(own, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
-
-
-def waiting_object(job: Object, pods: Sequence[Object]) -> Object:
-    """Return the pod that waits and whose warnings say why, or the Job if it has no pods (an exceeded quota)."""
-    return next((pod for pod in newest_by_node(pods).values() if not container_state(pod)), job)
-
-
-def newest_warning(warnings: Iterable[Object]) -> str:
-    """Return the newest of some warning events as text, "" without any."""
-    newest = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default=None)
-    return f"{newest.get('reason')}: {newest.get('message')}" if newest else ""
 
 
 def _is_same_job(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:

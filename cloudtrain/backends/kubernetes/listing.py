@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
-from cloudtrain.backends.kubernetes.jobs import KubeJobs, newest_warning, parse_handle, pods_of, waiting_object
+from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle, pods_of
 from cloudtrain.backends.kubernetes.names import ATTEMPT
-from cloudtrain.backends.kubernetes.status import Object, status_of
+from cloudtrain.backends.kubernetes.status import (
+    PULLING,
+    Object,
+    newest_note,
+    silent_objects,
+    status_of,
+    waiting_reason,
+)
 from cloudtrain.events import State, Status
 
 # Without its own limits a client of client-go makes 5 requests a second (DefaultQPS,
@@ -47,29 +54,34 @@ class KubeList:
         jobs = list(self._list(f"/apis/batch/v1/namespaces/{namespace}/jobs", "the Jobs cannot be listed", query))
         pods = list(self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query))
         found: dict[str, Status] = {}
-        silent: dict[str, Object] = {}  # handle -> the object whose newest warning is the reason
+        waiting: dict[str, tuple[Object, list[Object]]] = {}  # handle -> a Job and its pods, some of which wait
+        silent: set[str] = set()  # uids of objects whose newest event is the reason
         for job in jobs:
             if handle := by_uid.get(str(job["metadata"]["uid"])):
                 own = pods_of(job["metadata"]["uid"], pods)
                 self._jobs.remember(handle, job, own)
                 status = found[handle] = status_of(job, own)
-                if status.state is State.STARTING and not status.reason:
-                    silent[handle] = waiting_object(job, own)
-        warnings = self._warnings(namespace) if silent else {}
-        for handle, waiting in silent.items():
-            found[handle] = replace(found[handle], reason=newest_warning(warnings.get(waiting["metadata"]["uid"], ())))
+                if status.state is State.STARTING:
+                    waiting[handle] = job, own
+                    silent |= {str(each["metadata"]["uid"]) for each in silent_objects(job, own)}
+        notes: dict[str, str] = {}
+        for selector in ("type=Warning", f"reason={PULLING}"):
+            if silent := {uid for uid in silent if not notes.get(uid)}:
+                notes |= {uid: newest_note(its) for uid, its in self._events(namespace, selector).items()}
+        for handle, (job, own) in waiting.items():
+            found[handle] = replace(found[handle], reason=waiting_reason(job, own, notes))
         return found
 
-    def _warnings(self, namespace: str) -> dict[str, list[Object]]:
-        """Return uid -> warning events of a namespace's objects, {} where events may not be read."""
-        warnings: dict[str, list[Object]] = {}
-        path = f"/api/v1/namespaces/{namespace}/events"
+    def _events(self, namespace: str, selector: str) -> dict[str, list[Object]]:
+        """Return uid -> events of a namespace's objects, {} where events may not be read."""
+        events: dict[str, list[Object]] = {}
         try:
-            for event in self._list(path, "events cannot be listed", {"fieldSelector": "type=Warning"}):
-                warnings.setdefault(str((event.get("involvedObject") or {}).get("uid")), []).append(event)
+            path = f"/api/v1/namespaces/{namespace}/events"
+            for event in self._list(path, "events cannot be listed", {"fieldSelector": selector}):
+                events.setdefault(str((event.get("involvedObject") or {}).get("uid")), []).append(event)
         except KubeError:
             pass  # nothing depends on it
-        return warnings
+        return events
 
     def _list(self, path: str, failure: str, query: Mapping[str, str]) -> Iterator[Object]:
         """Yield the objects of a list, page by page."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.backends.images import pinned_image
@@ -15,6 +16,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 # Values of a pod's status.reason when the platform took it away
 EVICTION_REASONS = ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "NodeAffinity")
 NORMAL_WAITS = ("ContainerCreating", "PodInitializing")  # nothing for the user to act on
+PULLING = "Pulling"  # reason of the event of a node that fetches an image
 _CODE = re.compile(r"failed with exit code (\d+)")
 Object = dict[str, Any]
 
@@ -44,7 +46,7 @@ def status_of(job: Object, pods: Sequence[Object]) -> Status:
     running = [pod for pod in newest_pods.values() if container_state(pod).get("startedAt") and not has_failed(pod)]
     if len(running) == job["spec"]["completions"]:
         return Status(State.RUNNING, None, "", started)
-    return Status(State.STARTING, None, waiting_reason(newest_pods.values()), started)
+    return Status(State.STARTING, None, waiting_reason(job, pods), started)
 
 
 def first_start(pods: Iterable[Object]) -> str | None:
@@ -63,20 +65,57 @@ def _started_at(job: Object, newest_pods: Mapping[int, Object], pods: Sequence[O
     return first_start(pods) if len(newest_pods) == job["spec"]["completions"] else None
 
 
-def waiting_reason(pods: Iterable[Object]) -> str:
-    """Return why pods do not run yet, as the cluster reports it; "" if it gives no reason."""
-    for pod in pods:
-        for pod_condition in pod["status"].get("conditions") or ():
-            if pod_condition["type"] == "PodScheduled" and pod_condition["status"] == "False":
-                return f"{pod_condition.get('reason', '')}: {pod_condition.get('message', '')}".strip(": ")
-        for container_statuses in (
-            pod["status"].get(kind) or () for kind in ("initContainerStatuses", "containerStatuses")
-        ):
-            for container_status in container_statuses:
-                waiting = (container_status.get("state") or {}).get("waiting") or {}
-                if waiting.get("reason", NORMAL_WAITS[0]) not in NORMAL_WAITS:
-                    return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return why pods do not run yet, as the cluster reports it; "" if it gives no reason.
+
+    Args:
+        noted: uid -> the newest event of a pod, or of the Job, that says nothing itself (`silent_objects`).
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, pod in newest_by_node(pods).items():
+        if is_waiting(pod) and (reason := pod_reason(pod) or noted.get(str(pod["metadata"]["uid"]), "")):
+            ranks.setdefault(reason, []).append(rank)
+    if not ranks or job["spec"]["completions"] == 1:
+        return next(iter(ranks), noted.get(str(job["metadata"]["uid"]), ""))
+    return "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in ranks.items())
+
+
+def silent_objects(job: Object, pods: Iterable[Object]) -> list[Object]:
+    """Return the pods that wait and do not say why, or the Job if it has no pods (an exceeded quota)."""
+    newest = newest_by_node(pods).values()
+    return [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)] if newest else [job]
+
+
+def newest_note(events: Iterable[Object]) -> str:
+    """Return the newest of an object's events that says why it waits, as text; "" without any."""
+    notes = [event for event in events if event.get("type") == "Warning" or event.get("reason") == PULLING]
+    newest = max(notes, key=_event_time, default=None)
+    if newest is None:
+        return ""
+    since = f" (since {_event_time(newest)})" if newest.get("reason") == PULLING else ""
+    return f"{newest.get('reason')}: {newest.get('message')}{since}"
+
+
+def _event_time(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def pod_reason(pod: Object) -> str:
+    """Return why a pod waits, by its own status; "" where that says nothing."""
+    for pod_condition in pod["status"].get("conditions") or ():
+        if pod_condition["type"] == "PodScheduled" and pod_condition["status"] == "False":
+            return f"{pod_condition.get('reason', '')}: {pod_condition.get('message', '')}".strip(": ")
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container_status in pod["status"].get(kind) or ():
+            waiting = (container_status.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason", NORMAL_WAITS[0]) not in NORMAL_WAITS:
+                return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
     return ""
+
+
+def is_waiting(pod: Object) -> bool:
+    """Return whether no container of a pod has started yet."""
+    return is_live(pod) and not container_state(pod) and not container_state(pod, UNPACK)
 
 
 def creation_order(pod: Object | None, created_at: str) -> tuple[bool, str, int]:

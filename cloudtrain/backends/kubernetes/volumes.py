@@ -15,7 +15,7 @@ from cloudtrain.backends.download import StoredObject, download_all
 from cloudtrain.backends.kubernetes import fetch_pod
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import KubeJobs
-from cloudtrain.backends.kubernetes.status import container_state, waiting_reason
+from cloudtrain.backends.kubernetes.status import container_state, pod_reason
 from cloudtrain.errors import BackendError
 
 START_S = 600.0  # timeout for the pod to start: a node may have to be added, the image pulled
@@ -78,7 +78,9 @@ class KubeVolumes:
             if state.get("startedAt"):
                 return
             if time.monotonic() >= deadline:
-                reason = waiting_reason([pod]) or self._jobs.newest_warning(namespace, str(pod["metadata"]["uid"]))
+                reason = pod_reason(pod) or "".join(
+                    self._jobs.newest_notes(namespace, [str(pod["metadata"]["uid"])]).values()
+                )
                 raise BackendError(f"the pod that reads the claim does not start: {reason or 'nothing says why'}")
             time.sleep(self._pause_s)
 

@@ -42,6 +42,7 @@ class Kubelet(threading.Thread):
         self._deadlines: dict[str, float] = {}  # activeDeadlineSeconds, counted from the pod's start
         self._reported: dict[str, tuple[str, str, str]] = {}  # last reported reason why a pod waits, by its uid
         self.absent_images: set[str] = set()
+        self.slow_images: set[str] = set()  # whose fetch does not end
         self.oom: set[str] = set()  # names of pods to be killed out of memory
         self.node: Object = {
             "apiVersion": "v1",
@@ -149,7 +150,7 @@ class Kubelet(threading.Thread):
         return PodView(self._objects, pod, self._folder / pod["metadata"]["uid"], self._folder.parent / "claims")
 
     def _start_blocker(self, pod: Object) -> tuple[str, str, str] | None:
-        """Return why a pod cannot start yet: kind (schedule, mount, image), reason, message; else None."""
+        """Return why a pod cannot start yet: kind (schedule, mount, image, pull), reason, message; else None."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         allocatable = self.node["status"]["allocatable"]
         for container in spec["containers"]:
@@ -171,6 +172,8 @@ class Kubelet(threading.Thread):
         image = spec["containers"][0]["image"]
         if image in self.absent_images:
             return "image", "ImagePullBackOff", f'Back-off pulling image "{image}"'
+        if image in self.slow_images:
+            return "pull", "Pulling", f'Pulling image "{image}"'
         for item in spec["containers"][0].get("env", ()):
             secret_reference = (item.get("valueFrom") or {}).get("secretKeyRef")
             if (
@@ -206,7 +209,7 @@ class Kubelet(threading.Thread):
             "involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"], "uid": uid},
             "reason": "FailedScheduling" if kind == "schedule" else reason,
             "message": message,
-            "type": "Warning",
+            "type": "Normal" if kind == "pull" else "Warning",
             "lastTimestamp": now(),
         }
         self._objects.add("events", pod["metadata"]["namespace"], event)

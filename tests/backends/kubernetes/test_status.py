@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER
-from cloudtrain.backends.kubernetes.status import INDEX, first_start, status_of
+from cloudtrain.backends.kubernetes.status import INDEX, first_start, silent_objects, status_of, waiting_reason
 from cloudtrain.events import State
 
 AT = "2026-11-22T12:00:00Z"
@@ -37,3 +37,25 @@ def test_a_cancelled_attempt_has_one_status(pods: list, started: str):
 def test_the_first_start_is_that_of_a_pod_on_its_node():
     assert first_start([POD, {"status": {"phase": "Pending"}}]) == AT
     assert first_start([]) is None
+
+
+def waiting(rank: int, **status) -> dict:
+    return {"metadata": {"uid": f"pod-{rank}", "labels": {INDEX: str(rank)}}, "status": {"phase": "Pending", **status}}
+
+
+def test_each_node_that_waits_has_its_reason():
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    runs = {"name": CONTAINER, "state": {"running": {"startedAt": AT}}}
+    pods = [
+        waiting(0) | {"status": {"phase": "Running", "startTime": AT, "containerStatuses": [runs]}},
+        waiting(1, conditions=[unscheduled]),
+        waiting(2, startTime=AT),
+        waiting(3, conditions=[unscheduled]),
+    ]
+    job = {"metadata": {"uid": "job"}, "spec": {"completions": 4}, "status": {}}
+    assert status_of(job, pods).state is State.STARTING
+    assert status_of(job, pods).reason == "node 1, 3: Unschedulable: 0/3 nodes"
+    assert silent_objects(job, pods) == [pods[2]] and silent_objects(job, []) == [job]
+    notes = {"pod-1": "not asked", "pod-2": "Pulling: the image"}
+    assert waiting_reason(job, pods, notes) == "node 1, 3: Unschedulable: 0/3 nodes; node 2: Pulling: the image"
+    assert waiting_reason(job, [], {"job": "FailedCreate: exceeded quota"}) == "FailedCreate: exceeded quota"

@@ -106,6 +106,15 @@ def test_warnings_are_one_list_for_all_that_say_nothing_else(place: Ground, subm
     assert {status.reason for status in backend.statuses(handles).values()} == {""}
 
 
+def test_a_slow_image_says_since_when_it_is_fetched(place: Ground, submit: Submit):
+    place.cluster.kubelet.slow_images.add("large:1")
+    backend, handle = place.backend(), submit("slow", {"image": "large:1"})
+    wait_for(lambda: 'Pulling: Pulling image "large:1" (since 20' in backend.status(handle).reason)
+    found: dict = {}
+    assert asked(place, lambda: found.update(backend.statuses([handle]))) == ["jobs", "pods", "events", "events"]
+    assert found == {handle: backend.status(handle)}
+
+
 def test_lists_have_pages_and_selectors_an_end(place: Ground, submit: Submit, monkeypatch: pytest.MonkeyPatch):
     backend = place.backend()
     handles = [submit(f"many-{n}", NOWHERE) for n in range(7)]
