@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import contract
+import job_keys
 import limits
 import own_strategies
 import resume
@@ -61,7 +62,7 @@ that was written.
 
 
 def main() -> int:
-    """Write both pages, or with --check return 1 when one is not current."""
+    """Write what is not current, or with --check return 1 when one is not current."""
     pages = {
         "cli.md": cli_page(),
         "spec.md": spec_page(),
@@ -70,18 +71,23 @@ def main() -> int:
         "strategies.md": own_strategies.page(),
         "backend.md": contract.page(),
         "cost.md": limits.page(),
+        "../cloudtrain/job/keys.pyi": job_keys.stub(),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text
     ]
     if "--check" in sys.argv:
         for name in stale:
-            sys.stdout.write(f"docs/{name} is not current: run python docs/generate.py\n")
+            sys.stdout.write(f"{_shown(name)} is not current: run python docs/generate.py\n")
         return bool(stale)
     for name in stale:
         (DOCS / name).write_text(pages[name], "utf-8")
-        sys.stdout.write(f"docs/{name} written\n")
+        sys.stdout.write(f"{_shown(name)} written\n")
     return 0
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("../") if name.startswith("../") else f"docs/{name}"
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

@@ -23,11 +23,12 @@ def test_the_reference_is_current():
 def test_a_stale_reference_is_noticed(tmp_path):
     (tmp_path / "docs").mkdir()
     scripts = ["generate.py", "trainer.py", "strategies.py", "strategies.json", "resume.py", "resume.json"]
-    scripts += ["own_strategies.py", "own_strategies.json", "contract.py", "contract.json", "limits.py"]
+    scripts += ["own_strategies.py", "own_strategies.json", "contract.py", "contract.json", "limits.py", "job_keys.py"]
     scripts += ["cli.md", "spec.md", "training.md", "checkpoints.md", "strategies.md", "backend.md", "cost.md"]
     for name in scripts:
         (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())
-    (tmp_path / "entrypoints").symlink_to(DOCS.parent / "entrypoints")
+    for name in ("cloudtrain", "entrypoints"):
+        (tmp_path / name).symlink_to(DOCS.parent / name)
     (tmp_path / "docs" / "cli.md").write_text("old")
     done = subprocess.run(
         [sys.executable, tmp_path / "docs" / "generate.py", "--check"], capture_output=True, text=True, timeout=WAIT_S

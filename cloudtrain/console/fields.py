@@ -49,7 +49,7 @@ class Field:
         return dotted(self.path)
 
 
-# step -> group -> keys; those after `|` are in an expansion
+# step -> group -> keys; those after `|` are in an expansion, and so are keys of a section that no group names.
 _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
@@ -106,11 +106,19 @@ def job_fields() -> tuple[Field, ...]:
     from cloudtrain.job.job import schema
 
     schema_parts = dict(_keys(schema()))
+    layout = {step: {group: keys.partition("|") for group, keys in groups.items()} for step, groups in _LAYOUT.items()}
+    named = {key for groups in layout.values() for main, _, rare in groups.values() for key in (main + rare).split()}
     fields = []
-    for step, groups in _LAYOUT.items():
-        for group, keys in groups.items():
-            main, _, rare_keys = keys.partition("|")
-            for key in (*main.split(), *rare_keys.split()):
+    for step, groups in layout.items():
+        for group, (main, _, rare) in groups.items():
+            sections = {key.partition(".")[0] for key in (main + rare).split()}
+            unnamed = [
+                key
+                for key in schema_parts
+                if key not in named and (key.partition(".")[0] in sections or (group == "Job" and "." not in key))
+            ]
+            named.update(unnamed)
+            for key in (*main.split(), *rare.split(), *unnamed):
                 field = _field(tuple(key.split(".")), schema_parts[key], step, group)
                 fields.append(replace(field, main=key in main.split()))
     return tuple(fields)

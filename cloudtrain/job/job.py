@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ConfigDict
 
@@ -18,6 +19,11 @@ from cloudtrain.job.load import fill_job, load_job, make_job
 from cloudtrain.job.model import NAME, SHARED_TRAINER, JobModel
 from cloudtrain.job.problems import fit_name
 from cloudtrain.job.sections import Checkpoint, Environment, Input, Limits, Parallelism, Resources, Retry
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from cloudtrain.job.keys import JobKeys
 
 __all__ = [
     "NAME",
@@ -36,12 +42,18 @@ __all__ = [
 
 
 class Job(JobModel):
-    """One job: the file's keys as attributes."""
+    """One job: the job file's keys as keyword arguments and as attributes.
+
+    Sections are mappings or their own classes: `Job(entrypoint="train.py", resources={"accelerators": "A100:8"})`.
+    Raises BadJob with all problems; does not block. docs/spec.md lists the keys of the sections.
+
+    Args:
+    """
 
     model_config = ConfigDict(defer_build=False)
 
-    def __init__(self, **data: Any) -> None:
-        data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in data.items()}
+    def __init__(self, **keys: Unpack[JobKeys]) -> None:
+        data = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in keys.items()}
         fill_job(self, data, None, Path.cwd())
 
     @classmethod
@@ -64,7 +76,8 @@ class Job(JobModel):
         One without an entry was written by version 0.1, where that asked for the shared trainer.
         """
         old = data.get("entrypoint") is None and not {"run", "trainer"} & data.keys()
-        return cls(**data, **({"trainer": True} if old else {}))
+        keys: dict[str, Any] = {**data, "trainer": True} if old else dict(data)
+        return cls(**keys)
 
     def to_dict(self, *, given: bool = False) -> dict[str, Any]:
         """Return JSON-ready plain data from which `from_dict` makes an equal job.
@@ -76,7 +89,7 @@ class Job(JobModel):
             data.setdefault("environment", {})["requirements"] = "none"
         return self._unfollowed(data) if given else data
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Unpack[JobKeys]) -> Self:
         """Return a validated copy with some fields changed; raises BadJob.
 
         What follows from other fields (the strategy from the world, the number of attempts from use_spot) follows the
@@ -91,6 +104,21 @@ class Job(JobModel):
         return isinstance(other, Job) and self.__dict__ == other.__dict__  # not where it was written
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _shown_default(value: Any) -> Any:
+    return {} if isinstance(value, Spec) else value
+
+
+# What help() and notebooks show: names and plain defaults instead of pydantic's annotations, and the keys' descriptions.
+_FIELDS = Job.model_fields
+Job.__signature__ = Signature(
+    [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_shown_default(field.get_default(call_default_factory=True)))
+        for name, field in _FIELDS.items()
+    ]
+)
+Job.__doc__ = f"{Job.__doc__}".rstrip() + "".join(f"\n        {name}: {_FIELDS[name].description}" for name in _FIELDS)
 
 
 def _plain(value: Any) -> Any:

@@ -192,12 +192,23 @@ def test_a_form_that_moves_takes_its_relative_paths_along(tmp_path):
 
 
 def test_every_key_of_the_job_file_has_one_field():
-    """A new key of the job must get a place in the form."""
     keys = [name for name, _ in fields._keys(schema())]
     assert sorted(keys) == sorted(FIELDS)
     assert len(FIELDS) == len(fields.job_fields())
     assert {field.step for field in FIELDS.values()} == set(Step) - {Step.REVIEW}
     assert all(field.help for field in FIELDS.values())
+
+
+def test_a_new_key_is_in_the_form_without_a_line_of_the_layout(monkeypatch):
+    layout = {
+        step: {group: keys.replace(" limits.idle", "").replace(" compat", "") for group, keys in groups.items()}
+        for step, groups in fields._LAYOUT.items()
+    }
+    monkeypatch.setattr(fields, "_LAYOUT", layout)
+    unnamed = {field.name: field for field in fields.job_fields.__wrapped__()}
+    assert unnamed.keys() == FIELDS.keys()
+    places = {name: (unnamed[name].step, unnamed[name].group, unnamed[name].main) for name in ("limits.idle", "compat")}
+    assert places == {"limits.idle": (Step.INFRASTRUCTURE, "Limits", False), "compat": (Step.GENERAL, "Job", False)}
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def build_request(
     machine, notes, problems = _choose_machine(job)
     if machine and machine.accelerators and not job.resources.accelerators:
         gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
-        job = job.replace(resources={**job.resources.model_dump(exclude_unset=True), "accelerators": gpus})
+        job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
         notes.append(f"{machine.name} has {gpus.replace(':', ' x ')}: each node has {job.processes} ranks")
     bucket, prefix = options.get("bucket") or "", options.get("prefix") or "cloudtrain"
     output = (job.output or f"s3://{bucket}/{prefix}/runs").rstrip("/")
