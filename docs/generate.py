@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import api
 import click
 import contract
 import job_keys
@@ -66,6 +67,7 @@ def main() -> int:
     pages = {
         "cli.md": cli_page(),
         "spec.md": spec_page(),
+        "python.md": api.page(WRITTEN),
         "training.md": trainer_page(WRITTEN),
         "checkpoints.md": resume.page(),
         "strategies.md": own_strategies.page(),

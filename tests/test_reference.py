@@ -23,7 +23,15 @@ def test_the_reference_is_current():
 def test_a_stale_reference_is_noticed(tmp_path):
     (tmp_path / "docs").mkdir()
     scripts = ["generate.py", "trainer.py", "strategies.py", "strategies.json", "resume.py", "resume.json"]
-    scripts += ["own_strategies.py", "own_strategies.json", "contract.py", "contract.json", "limits.py", "job_keys.py"]
+    scripts += [
+        "own_strategies.py",
+        "own_strategies.json",
+        "contract.py",
+        "contract.json",
+        "limits.py",
+        "job_keys.py",
+        "api.py",
+    ]
     scripts += ["cli.md", "spec.md", "training.md", "checkpoints.md", "strategies.md", "backend.md", "cost.md"]
     for name in scripts:
         (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())

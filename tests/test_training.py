@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from cloudtrain import DistributedTraining, Run, RunFailed, State
 from cloudtrain.errors import BadRequest
+from cloudtrain.training.distributed import TrainingResult
 from tests.entrypoints.training import ENTRYPOINTS  # puts the trainer's rooms on the path
 
 assert ENTRYPOINTS
@@ -105,6 +106,7 @@ def test_three_nodes_learn_what_one_process_learns(census: Path, tmp_path: Path,
         "model_name": "Wave", "nodes_used": 3, "world_size": 3, "device": "cpu", "status": "distributed_trained",
         "final_loss": losses[-1], "run_id": run.run_id, "synthetic": False, "model": model,
     }  # fmt: skip
+    assert result.keys() == TrainingResult.__required_keys__, "as docs/python.md has them"
     saved = saved_by(run, tmp_path)
     assert saved.keys() == model.state_dict().keys()
     assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudtrain.errors import BadRequest, MissingExtra, RunFailed
 from cloudtrain.events import MARK, State, Status
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 
 ENTRYPOINT = ".cloudtrain/trainer/pickled.py"
 _logger = logging.getLogger("cloudtrain.training")
+
+
+class _World(TypedDict):
+    nodes_used: int
+    world_size: int
+    device: str
+
+
+class TrainingResult(_World):
+    """What came of a training: the trained model, the last loss, and where it was trained."""
+
+    model: Any
+    model_name: str
+    final_loss: float
+    run_id: str
+    synthetic: bool
+    status: str
 
 
 class DistributedTraining:
@@ -56,18 +73,40 @@ class DistributedTraining:
         seed: int = 42,
         logging_steps: int = 10,
         **job: Any,
-    ) -> dict[str, Any]:
+    ) -> TrainingResult:
         """Train a model on a map-style dataset over nodes and return what came of it; blocks until the run is final.
 
-        `model` is a torch module or a transformers model and is trained in place; `data[i]` is a sequence whose last
-        item is the target, or a dictionary of the model's arguments with `labels`. Instead, `{"model_name": ...}` and
-        `{"samples": n, "features": m}` train a small synthetic model on that much synthetic data. `use_gpus` may name
-        the accelerators of a node ("A100:8"), True is one. `batch_size` is one process's share of a step;
-        `loss(outputs, target)` is a mean over it, by default cross entropy for whole targets and the squared error
-        for others; `optimizer(parameters)` makes one, by default AdamW. `job` is whatever else a Job takes
-        (processes_per_node, limits, retry, env, name, ...).
+        Args:
+            model: a torch module or a transformers model, trained in place; or `{"model_name": ...}`, a small synthetic one.
+            data: `data[i]` is a sequence whose last item is the target, or a dictionary of the model's arguments with
+                `labels`; or `{"samples": n, "features": m}`, synthetic data of that size.
+            nodes: how many nodes train.
+            use_gpus: the accelerators of a node ("A100:8"); True is one.
+            epochs: passes over the data.
+            batch_size: samples of a step on one process.
+            learning_rate: of the default optimizer; `optimizer` sets its own.
+            loss: `loss(outputs, target)`, a mean over the batch; by default cross entropy for whole targets and the
+                squared error for others.
+            optimizer: `optimizer(parameters)` makes one; by default AdamW.
+            collate: makes a batch of a list of samples; by default torch's.
+            seed: of the order of the samples and of the model's random numbers.
+            logging_steps: steps between two points of the curves.
+            job: whatever else a Job takes: processes_per_node, limits, retry, env, name.
 
-        Raises BadRequest for what cannot be sent, and RunFailed, with the first failing rank's last words in its notes.
+        Returns:
+            model: the trained model, the same object.
+            model_name: the name of its class.
+            final_loss: the last loss that rank 0 logged.
+            run_id: of the run, for `cloudtrain show`.
+            nodes_used: nodes that trained.
+            world_size: processes that trained.
+            device: `cpu` or `cuda`, of rank 0.
+            synthetic: whether model and data were made up.
+            status: always "distributed_trained"; what fails raises.
+
+        Raises:
+            BadRequest: what cannot be sent, or a job that cannot be done.
+            RunFailed: the run did not succeed; the first failing rank's last lines are in its notes.
         """
         _torch()
         synthetic = isinstance(model, Mapping) or isinstance(data, Mapping)
@@ -98,7 +137,7 @@ class DistributedTraining:
         self.log(f"{run.run_id} is submitted to {run.record.backend}")
         self._follow(run)
         load(run, model)
-        result = {
+        result: TrainingResult = {
             "model_name": name,
             **_world(run),
             "status": "distributed_trained",
@@ -198,7 +237,7 @@ def _torch() -> None:
         raise MissingExtra("DistributedTraining", "train") from None
 
 
-def _world(run: Run) -> dict[str, Any]:
+def _world(run: Run) -> _World:
     """Return where the run really was trained, as its launchers and its rank 0 said."""
     newest = run.attempts[-1].attempt_id
     events = [event for event in run.store.events(run.run_id, "world") if event.attempt == newest]
