@@ -114,10 +114,16 @@ class LocalAgent:
 
 
 class RemoteAgent:
-    """Runs the agent's operations on another machine; `setup` are shell lines to run first (module load, conda activate)."""
+    """Runs the agent's operations on another machine.
 
-    def __init__(self, host: Host, python: str = "python3", setup: Sequence[str] = ()) -> None:
-        self.host = host
+    Args:
+        setup: shell lines to run first (module load, conda activate).
+        process: which of this connection's processes answers. One answers its requests one after the other: what may
+            take long, such as a command, gets another.
+    """
+
+    def __init__(self, host: Host, python: str = "python3", setup: Sequence[str] = (), process: str = "") -> None:
+        self.host, self._process = host, process
         self._command = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOTSTRAP)}"
         if setup:
             lines = "\n".join(setup)
@@ -156,10 +162,13 @@ class RemoteAgent:
 
     async def _session(self) -> _Session:
         connection = await self.remote.connection()
-        sessions: dict[str, asyncio.Task[_Session]] = connection.__dict__.setdefault("cloudtrain_sessions", {})
-        task = sessions.get(self._command)
+        sessions: dict[tuple[str, str], asyncio.Task[_Session]] = connection.__dict__.setdefault(
+            "cloudtrain_sessions", {}
+        )
+        key = (self._command, self._process)
+        task = sessions.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().over)):
-            task = sessions[self._command] = asyncio.ensure_future(self._begin(connection))
+            task = sessions[key] = asyncio.ensure_future(self._begin(connection))
         return await asyncio.shield(task)
 
     async def _begin(self, connection: Any) -> _Session:

@@ -78,8 +78,6 @@ class Group:
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
         self.asking = False
-        self.failures = 0
-        self.not_before = 0.0
         self._heap: list[tuple[float, int, Entry]] = []
 
     def renew(self, backend: Backend) -> None:
@@ -119,7 +117,19 @@ class Group:
             times += [moment + self._log_wait_s()] if self._waiting else []
         if self._heap and not self.asking:
             times.append(max(self._heap[0][0], moment + (self.budget.wait_s() if self.asks else 0.0)))
-        return max(min(times), self.not_before) if times else None
+        return min(times) if times else None
+
+    def may_ask(self) -> bool:
+        """Return whether the platform may be asked for states now."""
+        return not (self.asking or (self.asks and self.budget.wait_s() > 0))
+
+    def read_log_soon(self, entry: Entry) -> None:
+        """Let a log be read that somebody follows; it waits for no answer about states."""
+        if self.may_ask():
+            self.schedule(entry, 0.0)
+        elif entry.handle and not entry.busy and not entry.queued:
+            entry.log_only = True
+            self.queue(entry, first=True)
 
     def _log_wait_s(self) -> float:
         self._log_budget.calls_per_s = self._logs_per_s / self._share.stretch
@@ -144,7 +154,7 @@ class Group:
     def take_known(self) -> list[Entry]:
         """Take the runs that are due. Those that a thread is to look at are queued, and the others are returned: the group
         asks for them in one call."""
-        if self.asking or (self.asks and self.budget.wait_s() > 0):
+        if not self.may_ask():
             return []
         known: list[Entry] = []
         soon: list[Entry] = []
@@ -169,9 +179,6 @@ class Group:
                 heapq.heappush(self._heap, (entry.due, next(_NUMBERS), entry)) if wait_s > 0 else self.schedule(
                     entry, self.pause_s(entry)
                 )
-        if len(known) == 1:  # a listing may take several calls
-            known[0].given = None
-            self.queue(known.pop(), first=True)
         for entry in known:
             if entry.pace:
                 entry.pace.asked()

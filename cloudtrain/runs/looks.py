@@ -22,6 +22,7 @@ class Result(NamedTuple):
     found: Look
     attempt: AttemptRecord | None = None  # the newest
     error: Exception | None = None
+    log_was_read: bool = False  # though the platform has not said the status
 
 
 class Looks:
@@ -45,7 +46,7 @@ class Looks:
             entry.pace = watcher.pace(attempt, self.clients.get(attempt.plan))
             return Result(found, attempt)
         except Exception as error:
-            return Result(Look.SAME, None, error)
+            return Result(Look.SAME, None, error, entry.watch is not None and entry.watch.log_was_read)
 
     def watcher_of(self, entry: Entry) -> Watcher:
         """Return what remembers a run between two looks."""

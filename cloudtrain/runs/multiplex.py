@@ -171,8 +171,9 @@ class Multiplexer:
         if moment >= self._notice_at:
             self._notice_at = moment + (NOTICE_S if len(self.runs) < FEW else LATER_S)
             for entry in self.runs.values():
-                if entry.pace and entry.group and entry.due > moment and entry.pace.log_is_due:
-                    entry.group.schedule(entry, 0.0)
+                group = entry.group
+                if entry.pace and group and (entry.due > moment or not group.may_ask()) and entry.pace.log_is_due:
+                    group.read_log_soon(entry)
 
     def notice_cancelled(self, run_ids: Iterable[str]) -> None:
         """Look at once at runs that are to be cancelled: whoever asked for it may have died before telling the platform."""
@@ -185,8 +186,6 @@ class Multiplexer:
 
     def _dispatch(self, group: Group) -> None:
         """Start what is due in a group, as far as it has threads and calls left."""
-        if time.monotonic() < group.not_before:
-            return
         if (known := group.take_known()) and group.asks:
             group.asking = True
             group.budget.take(1 + len(known) // 100)
@@ -202,7 +201,11 @@ class Multiplexer:
         found: Mapping[str, Status] = {}
         error: Exception | None = None
         try:
-            found = asks.statuses([entry.handle for entry in entries if entry.handle])
+            handles = [entry.handle for entry in entries if entry.handle]
+            if len(handles) == 1 and isinstance(asks, Backend):  # a listing may take several calls
+                found = {handles[0]: asks.status(handles[0])}
+            else:
+                found = asks.statuses(handles)
         except Exception as problem:
             error = problem
         if isinstance(asks, Backend) and (error is None or isinstance(error, BackendError)):
@@ -214,12 +217,12 @@ class Multiplexer:
     def _asked(self, group: Group, entries: list[Entry], found: Mapping[str, Status], error: Exception | None) -> None:
         group.asking = False
         if error is not None:
-            group.failures += 1
-            group.not_before = time.monotonic() + rates.outage_pause_s(group.failures)
             self._complain(group.name, error)
-        else:
-            group.failures = 0
+            if isinstance(error, BackendError) and not isinstance(error, Unreachable):
+                self._renew_client(entries[0])
         for entry in entries:
+            if entry.pace:
+                entry.pace.answered(error is None)
             if entry.busy:  # its log is being read
                 entry.arrived = found.get(entry.handle or "")
                 continue
@@ -237,13 +240,13 @@ class Multiplexer:
         self.post(lambda: self._looked(group, entry, found))
 
     def _looked(self, group: Group, entry: Entry, result: Result) -> None:
-        found, attempt, error = result
+        found, attempt, error, log_was_read = result
         group.note_looked(entry)
         entry.given, entry.arrived, entry.looked = entry.arrived, None, time.monotonic()
         if self.runs.get(entry.run_id) is not entry:
             return
         if error is not None or attempt is None:
-            entry.failures += 1
+            entry.failures += not log_was_read
             self._complain(entry.run_id, error)
             if isinstance(error, BackendError) and not isinstance(error, Unreachable):
                 self._renew_client(entry)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from cloudtrain.backends.api import Backend, HasRemoteLog
+from cloudtrain.runs import rates
 from cloudtrain.runs.attempts import FIRST_POLL_S, pause
 
 SOON_S = 0.05  # the first pause between two questions when a change is expected; each one is twice as long
@@ -33,6 +34,7 @@ class Pace:
         self._began = time.monotonic() - age_s
         self._read_at = time.monotonic()
         self._cancelled = False
+        self._unanswered = 0  # questions in a row
         self.expect_change()
 
     def expect_change(self) -> None:
@@ -62,6 +64,12 @@ class Pace:
         pause_s = min(self._pause_s, max(self._poll_s, OLD_S) if old else self._poll_s)
         self._due = moment + pause_s * random.uniform(1.0, 1.05)  # homes that began together are spread in time
         self._pause_s = min(self._pause_s * 2, OLD_S)
+
+    def answered(self, answer: bool) -> None:
+        """Note whether the platform has said the status; after questions without an answer it is asked ever more rarely."""
+        self._unanswered = 0 if answer else self._unanswered + 1
+        if not answer:
+            self._due = time.monotonic() + rates.outage_pause_s(self._unanswered)
 
     def read(self) -> None:
         """Note that the log was read just now."""

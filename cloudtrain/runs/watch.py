@@ -72,6 +72,7 @@ class Watcher(AttemptEnds):
         self._cached_backend: tuple[str, Backend] | None = None  # attempt id and client: making one is slow
         self._paces: dict[str | None, Pace] = {}  # of the handle that is looked at
         self._noted_at = -NOTED_S
+        self.log_was_read = False  # though the platform has not said the status
 
     def run(self, until: Callable[[], bool] = lambda: False, *, hold: bool = False) -> Status | None:
         """Watch until the run is final or `until` returns true, and return its status; blocking.
@@ -114,6 +115,7 @@ class Watcher(AttemptEnds):
 
         Raises BackendError, and StoreError where the history cannot be used.
         """
+        self.log_was_read = False
         run, attempt = self._newest()
         if run.status.state.final:
             return Look.ENDED
@@ -179,7 +181,7 @@ class Watcher(AttemptEnds):
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled
         if to_cancel and self.cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
-        status = status or backend.status(attempt.handle)
+        status = status or self._status(attempt, backend, attempt.handle)
         if status.state.final:
             self._ended()
         self._read_log(attempt, backend, ended=status.state.final)  # after the status: when final, the log is whole now
@@ -198,6 +200,19 @@ class Watcher(AttemptEnds):
         elif moved:
             self.pace(attempt, backend).expect_change()
         return False
+
+    def _status(self, attempt: AttemptRecord, backend: Backend, handle: str) -> Status:
+        """Ask the platform for the status. Where one that is shared does not answer, the log is read all the same."""
+        try:
+            status = backend.status(handle)
+        except BackendError:
+            if isinstance(backend, HasRemoteLog):
+                self._read_log(attempt, backend)
+                self.log_was_read = True
+                self.pace(attempt, backend).answered(False)
+            raise
+        self.pace(attempt, backend).answered(True)
+        return status
 
     def _read_log(self, attempt: AttemptRecord, backend: Backend, *, ended: bool = False) -> None:
         pace = self.pace(attempt, backend)

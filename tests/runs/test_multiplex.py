@@ -52,6 +52,8 @@ class Listing(MemoryBackend):
 
     def status(self, handle: str) -> Status:
         self.singles.append(handle)
+        if Listing.down:
+            raise Unreachable("nobody answers")
         return super().status(handle)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
@@ -268,6 +270,36 @@ def test_logs_that_nobody_follows_are_read_at_the_platforms_rate(submit, home, m
     followed = submitted[3]
     turn_until(runs, lambda: Spool(home, followed.run_id, 1).follow() or Listing.logs_read, "its log")
     assert set(Listing.logs_read) == {followed.attempts[-1].handle}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_log_that_is_followed_waits_for_no_state(submit, home, monkeypatch, hangs, count):
+    """The scheduler hangs, or is denied, and is not asked again before the test ends: its runs' logs are read on."""
+    submitted = [submit("hanging") for _ in range(count)]
+    followed = submitted[0]
+    runs = Multiplexer(home, Process.here())
+    for run in submitted:
+        runs.add(run.run_id, None)
+    turn_until(runs, lambda: states(submitted) == {State.RUNNING}, "their states")
+    if hangs:
+        Hanging.hangs = "status" if count == 1 else "statuses"
+        turn_until(runs, lambda: Hanging.held, "the question that hangs")
+    else:
+        monkeypatch.setattr(rates, "OUTAGE_S", 3600.0)
+        monkeypatch.setattr(rates, "OUTAGE_MAX_S", 3600.0)
+        Listing.down = True
+        turn_until(runs, lambda: (a := asked.last(home, followed.run_id)) and a.error, "the question that is denied")
+    Listing.logs_read.clear()
+    handle = followed.attempts[-1].handle
+    read_five = lambda: Spool(home, followed.run_id, 1).follow() or Listing.logs_read.count(handle) >= 5  # noqa: E731
+    turn_until(runs, read_five, "its log")
+    assert states(submitted) == {State.RUNNING}
+    if hangs:
+        assert len(Hanging.held) == 1, "one question waits"
+        Hanging.answers.set()
+        set_states(submitted, State.SUCCEEDED)
+        turn_until(runs, lambda: not runs.runs, "their ends")
 
 
 def test_pauses_grow_where_looks_take_their_share_or_the_machine_is_busy():

@@ -267,6 +267,9 @@ class SlurmBackend:
     @cached_property
     def _agent(self) -> Agent:
         """The agent on the machine with Slurm's commands and the shared folder: this machine, or the login node."""
+        return self._new_agent("files")
+
+    def _new_agent(self, process: str) -> Agent:
         login = self.site_options.get("login")
         if not login:
             return LocalAgent()
@@ -276,14 +279,15 @@ class SlurmBackend:
             Host(**login),
             str(self.site_options.get("python") or "python3"),
             request.environment_lines(self.site_options),
+            process,
         )
 
     @cached_property
     def _run(self) -> Callable[[Sequence[str]], Mapping[str, Any]]:
+        agent = self._new_agent("commands")  # a squeue that hangs holds up no line of a log
+
         def run(argv: Sequence[str]) -> Mapping[str, Any]:
-            completed: Mapping[str, Any] = self._agent.ask(
-                "command", argv=list(argv), hide=client.HIDDEN_VARIABLES
-            ).value
+            completed: Mapping[str, Any] = agent.ask("command", argv=list(argv), hide=client.HIDDEN_VARIABLES).value
             return completed
 
         return run

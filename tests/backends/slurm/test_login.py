@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 from tests.backends.slurm.test_ends import PATIENT
-from tests.conftest import wait_for
+from tests.conftest import WAIT_S, wait_for
 from tests.lab.connections import close_all
+from tests.lab.network import Lab
 from tests.lab.slurm import Slurm
 
 SCRIPT = """
@@ -40,6 +42,29 @@ def login(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> dict:
         "known_hosts": str(lab.known_hosts),
     }
     close_all()
+
+
+def test_a_squeue_that_hangs_holds_up_no_line(lab: Lab, tmp_path: Path) -> None:
+    pytest.importorskip("asyncssh")
+    attempt, gate = lab.shared / "a1", lab.shared / "gate"
+    (attempt / "node-0").mkdir(parents=True)
+    (attempt / "nodes").write_text("1")
+    (attempt / "node-0" / "log").write_text("1 0 2026-11-23T16:00:00.000000Z a line\n")
+    keys = {"identity": str(lab.key), "known_hosts": str(lab.known_hosts)}
+    login = {"address": lab.hosts[0].address, "user": "root", **keys}
+    backend = SlurmBackend({"folder": str(lab.shared), "python": sys.executable, "login": login}, tmp_path)
+    ended: list[int] = []
+    squeue = ["sh", "-c", f"touch {gate}.hangs; until [ -e {gate} ]; do sleep 0.1; done"]
+    thread = threading.Thread(target=lambda: ended.append(backend._run(squeue)["code"]))
+    thread.start()
+    try:
+        wait_for(Path(f"{gate}.hangs").exists, "the command that hangs")
+        assert len(list(backend.logs(str(attempt)))) == 1 and not ended
+    finally:
+        gate.touch()
+        thread.join(WAIT_S)
+        close_all()
+    assert ended == [0]
 
 
 def planned(backend: SlurmBackend, folder: Path, script: str, **job):
