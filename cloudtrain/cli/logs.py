@@ -16,6 +16,9 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 @click.option("--rank", type=click.IntRange(-1), help="Only this rank; -1 is the launcher.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
 @click.option("--after", metavar="CURSOR", help="Continue after a line: its cursor is in --json.")
+@click.option(
+    "--number", is_flag=True, help="Print each line's number on its node, as verdicts and the console have it."
+)
 @click.option("--raw", is_flag=True, help="Exactly what the job wrote: no prefixes, marked lines too.")
 @options.json_option
 def command(
@@ -25,22 +28,26 @@ def command(
     rank: int | None,
     tail: int | None,
     after: str | None,
+    number: bool,
     raw: bool,
     as_json: bool,
 ) -> int:
     """Print a run's log, of all nodes.
 
-    Without RUN it is the newest. Where there are several ranks, [node:rank] stands before each line. Marked lines
-    (::cloudtrain::) are left out, unless --raw or --json is given; --json prints one object a line: at, node, rank,
+    With -f it prints lines as they come until the run has ended, and exits with 0; `wait` prints nothing and exits with the
+    run's code. Without RUN it is the newest. Where there are several ranks, [node:rank] stands before each line. Marked
+    lines (::cloudtrain::) are left out, unless --raw or --json is given; --json prints one object a line: at, node, rank,
     seq, text and cursor. On a terminal control sequences are taken out of the text; a pipe gets it as it is.
 
     \b
     cloudtrain logs -f
     cloudtrain logs tiny-lm-26 --rank 0 --tail 50
     """
+    if number and (raw or as_json):
+        raise click.UsageError("--number does not go with --raw and --json, whose lines have `seq`")
     run = runs.find(run_id)
     run.refresh(lambda _: None)  # an outage is reported while the log is read
-    formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json)
+    formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json, number=number)
     try:
         print_log(run, formatter, follow=follow, after=after, tail=tail)
     except Interrupted as interrupt:

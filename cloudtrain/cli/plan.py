@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,6 +21,7 @@ from cloudtrain.cli.view.summary import print_plan
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Keep the plan in a file that `submit` takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @options.force_option
+@options.verbose_option
 @click.option("--manifests", is_flag=True, help="Print what `kubectl apply -f -` takes (Kubernetes).")
 def command(
     words: options.JobWords,
@@ -27,12 +30,14 @@ def command(
     output: str | None,
     as_json: bool,
     force: bool,
+    verbose: bool,
     manifests: bool,
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
     The source is packaged and the exact native request is made; no network, no credentials, no SDK is needed. With -o
-    the plan is kept: `cloudtrain submit plan.json` sends that very plan.
+    the plan is kept: `cloudtrain submit plan.json` sends that very plan. --verbose prints the request whole, with the
+    launcher's variables and long texts.
 
     \b
     cloudtrain plan                      the job.yaml here
@@ -54,11 +59,19 @@ def command(
 
         terminal.print_lines("", f"written to {output}; cloudtrain submit {shlex.quote(output)} sends it")
     else:
-        terminal.print_lines("", "request:")
-        import json
-
-        terminal.print_coloured_json(json.dumps(plan.request, indent=2, ensure_ascii=False) + "\n")
+        _print_request(plan.request, verbose)
     return 0
+
+
+def _print_request(request: Mapping[str, Any], verbose: bool) -> None:
+    import json
+
+    from cloudtrain.cli.view.request import shorten
+
+    shown, hidden = (request, 0) if verbose else shorten(request)
+    left_out = f" (--verbose has {hidden} more value{'s' * (hidden != 1)}: the launcher's variables, long texts)"
+    terminal.print_lines("", f"request{left_out if hidden else ''}:")
+    terminal.print_coloured_json(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
 
 
 def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None, force: bool) -> Plan:

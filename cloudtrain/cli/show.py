@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
 @options.target_option
 @options.sets_option
+@options.verbose_option
 @options.json_option
 def command(
     run_or_job: str | None,
@@ -37,12 +39,13 @@ def command(
     origin: bool,
     target: str | None,
     sets: tuple[str, ...],
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    Without RUN it is the newest. With --origin it shows the values of a job file instead, defaults and configuration
-    included, and where each of them was written.
+    Without RUN it is the newest. Of the job it shows what is not a default; --verbose shows all values. With --origin it
+    shows the values of a job file instead, defaults and configuration included, and where each of them was written.
 
     \b
     cloudtrain show
@@ -63,11 +66,11 @@ def command(
     if as_json:
         terminal.print_json(runs.shown_json(run), indent=2)
     else:
-        _print_run(run)
+        _print_run(run, verbose)
     return 0
 
 
-def _print_run(run: Run) -> None:
+def _print_run(run: Run, verbose: bool) -> None:
     from cloudtrain.runs import spend
 
     record, attempts = run.record, run.attempts
@@ -106,7 +109,8 @@ def _print_run(run: Run) -> None:
     timeline.print_timeline(run)
     provenance.print_provenance(run)
     terminal.print_lines("", "job")
-    terminal.print_pairs((key, _inline(value)) for key, value in record.job.items() if key not in _SHOWN_ABOVE)
+    job = record.job if verbose else _without_defaults(record.job)
+    terminal.print_pairs((key, _inline(value)) for key, value in job.items() if key not in _SHOWN_ABOVE)
 
 
 def _lacking(run: Run) -> str:
@@ -126,6 +130,20 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
     if attempt.unanswered_since is None:
         return "not accepted yet"
     return f"not known since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
+
+
+def _without_defaults(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job says otherwise than a job that says nothing; of a section those of its keys."""
+    from cloudtrain.job.job import Job
+
+    default = Job(run="true").to_dict()
+    kept: dict[str, Any] = {}
+    for key, value in job.items():
+        if isinstance(value, dict) and isinstance(default.get(key), dict):
+            value = {name: inner for name, inner in value.items() if inner != default[key].get(name)}
+        if value != default.get(key):
+            kept[key] = value
+    return kept
 
 
 def _inline(value: object) -> str:

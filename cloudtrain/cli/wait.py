@@ -24,9 +24,10 @@ TIMEOUT_EXIT_CODE = 124
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    Exits with the run's own code: 0, the script's code, 130 when it was cancelled, 124 when it ran out of time, 75 when
-    it was preempted, 69 when it was lost. Of several runs it is the first code that is not 0. Without RUN it is the
-    newest. The runs continue when this command is interrupted.
+    Nothing is printed until then: `logs -f` prints the lines as they come. Exits with the run's own code: 0, the script's
+    code, 130 when it was cancelled, 124 when it ran out of time, 75 when it was preempted, 69 when it was lost. Of several
+    runs it is the first code that is not 0. Without RUN it is the newest. The runs continue when this command is
+    interrupted.
     """
     code = 0
     for run_id in run_ids or (None,):

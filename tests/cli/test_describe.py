@@ -15,6 +15,7 @@ import yaml
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
+from cloudtrain.cli.view.request import shorten
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 
@@ -33,11 +34,36 @@ def test_plan_json_is_the_plan(cli, project):
 
 
 def test_plan_for_people_is_a_summary_and_the_request(cli, project):
-    shown = cli("plan", "train.py", "--set", "limits.max_runtime=90s")
-    head, _, request = shown.out.partition("request:\n")
-    assert "would go to local" in head and "at most 1m 30s" in head and "train.py" in head
-    assert len(json.loads(request)["nodes"]) == 1
+    shown = cli("plan", "train.py", "--set", "limits.max_runtime=90s", "--set", "env.MINE=1")
+    head, told, request = shown.out.partition(
+        "request (--verbose has 8 more values: the launcher's variables, long texts):\n"
+    )
+    assert told and "would go to local" in head and "at most 1m 30s" in head and "train.py" in head
+    (node,) = json.loads(request)["nodes"]
+    assert node["argv"][1:] == [".cloudtrain/launch.py"] and "CLOUDTRAIN_" not in request
     assert "\x1b" not in shown.out
+    whole = cli("plan", "train.py", "--key", "k", "--verbose").out.partition("request:\n")[2]
+    assert json.loads(whole) == cli("plan", "train.py", "--key", "k", "--json").json["request"]
+
+
+def test_a_shortened_request_has_all_that_a_person_would_check():
+    request = {
+        "spec": {"env": [{"name": "CLOUDTRAIN_NODE_RANK", "value": "1"}, {"name": "MINE", "value": "2"}]},
+        "HyperParameters": {"ct_manifest_0": "eNq", "lr": "1e-4"},
+        "script": "x" * 1000,
+        "count": 3,
+        "none": [],
+    }
+    assert shorten(request) == (
+        {
+            "spec": {"env": [{"name": "MINE", "value": "2"}]},
+            "HyperParameters": {"lr": "1e-4"},
+            "script": "x" * 400 + "... (1,000 characters)",
+            "count": 3,
+            "none": [],
+        },
+        3,
+    )
 
 
 def test_plan_into_a_file(cli, project):

@@ -213,9 +213,17 @@ def test_show_for_people(cli, ids):
         "at most 24h",
         "train.py --raise",
         "job\n",
-        "max_runtime: 24h",
     ):
         assert text in shown
+    job = shown.partition("\njob\n")[2]
+    assert "labels" in job and "max_runtime" not in job and "strategy" not in job, "defaults"
+    assert "max_runtime: 24h" in cli("show", ids["failed"], "--verbose").out.partition("\njob\n")[2]
+
+
+def test_show_fits_on_a_terminal(ids):
+    lines = [clean(line) for line in on_a_terminal("show", ids["failed"], columns=80).splitlines()]
+    too_long = [line for line in lines if len(line) > 80]
+    assert [line for line in too_long if len(line.split()) > 2] == [], "a path or an address alone is never cut"
 
 
 @pytest.mark.parametrize("text", ["failed", "prefix", "nothing"])

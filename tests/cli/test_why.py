@@ -25,6 +25,9 @@ def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
     assert told.format(verdict["seq"]) in waited.out
     assert (verdict["label"], verdict["rank"], verdict["changes_results"]) == ("missing-file", 0, False)
     assert shell("logs", run_id, "--json").rows[-1]["seq"] > verdict["seq"]
+    numbered = [line.split(maxsplit=1) for line in shell("logs", run_id, "--number").out.splitlines()]
+    assert [text for number, text in numbered if number == str(verdict["seq"])] == [verdict["deciding"]]
+    assert shell("logs", run_id, "--number", "--json").code == 2
     assert shell("wait", run_id, "--json").json["verdict"] == verdict
     shown = [line.split(maxsplit=1) for line in shell("show", run_id).out.splitlines()]
     assert ["why", "a file is not where it is looked for (rank 0) (missing-file)"] in shown

@@ -25,7 +25,7 @@ class LineFormatter:
 
     It leaves out events (marked lines) and the lines of other nodes or ranks. With several ranks every line begins with
     `[node:rank]`. On a terminal it removes control sequences; a pipe gets the text as it is. `raw` prints exactly what
-    the job wrote, events included. `as_json` prints every line as an object.
+    the job wrote, events included. `as_json` prints every line as an object. `number` prints a line's number on its node.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class LineFormatter:
         rank: int | None = None,
         raw: bool = False,
         as_json: bool = False,
+        number: bool = False,
     ) -> None:
         manifest = attempt.plan.manifest
         self._all = node is None and rank is None
@@ -44,6 +45,7 @@ class LineFormatter:
         self._clean: Callable[[str], str] | None = clean if is_terminal() and not raw else None
         self._encode = json.JSONEncoder(ensure_ascii=False).encode if as_json else None
         self._raw = raw
+        self._number = number
         self.for_people = not raw and not as_json
         self._prefixes: dict[tuple[int, int], str] = {}
 
@@ -62,8 +64,8 @@ class LineFormatter:
         if self._clean and not text.isprintable():
             text = self._clean(text)
         if self._prefixed or rank < 0:
-            return self._prefix(node, rank) + text
-        return text
+            text = self._prefix(node, rank) + text
+        return f"{seq:>6}  {text}" if self._number else text
 
     def _prefix(self, node: int, rank: int) -> str:
         prefix = self._prefixes.get((node, rank))

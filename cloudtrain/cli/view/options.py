@@ -97,6 +97,7 @@ rank_option = click.option(
     metavar="RANK",
     help="Metrics of this rank, or all: a curve for each; default: 0.",
 )
+verbose_option = click.option("--verbose", is_flag=True, help="Print what is shortened or left out, too.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
     "-t",

@@ -109,12 +109,24 @@ def confirmer(*, yes: bool, as_json: bool) -> Callable[[str], None]:
 
 
 def print_pairs(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
-    """Print aligned labels and values, without empty ones; a value may have several lines."""
+    """Print aligned labels and values, without empty ones; a value may have several lines. A terminal gets folded ones."""
     nonempty = [(label, value) for label, value in rows if value]
-    width = max((len(label) for label, _ in nonempty), default=0)
+    label_width = max((len(label) for label, _ in nonempty), default=0)
+    margin = " " * (len(indent) + label_width + 2)
     for label, value in nonempty:
         for number, line in enumerate(value.splitlines()):
-            print_lines(f"{indent}{label if not number else '':<{width}}  {line}")
+            print_folded(f"{indent}{label if not number else '':<{label_width}}  {line}", margin)
+
+
+def print_folded(line: str, margin: str) -> None:
+    """Print a line; on a terminal it is folded between words, and what follows stands behind `margin`."""
+    if len(line) <= width() or not is_terminal():
+        return print_lines(line)
+    import textwrap
+
+    return print_lines(
+        *textwrap.wrap(line, width(), subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def print_table(

@@ -41,7 +41,8 @@ def print_timeline(run: Run) -> None:
         terminal.print_lines("", "timeline")
         if len(lines) > MAX_LINES:
             terminal.print_lines(f"  ... {len(lines) - MAX_LINES} events before (--json has them all)")
-        terminal.print_lines(*lines[-MAX_LINES:])
+        for line in lines[-MAX_LINES:]:
+            terminal.print_folded(line, " " * 12)
 
 
 def _attempt_row(attempt: AttemptRecord, begin: datetime, whole_s: float, moved: bool) -> tuple[str, ...]:

@@ -1,0 +1,28 @@
+"""Shorten the native request of a plan for a person: without what the launcher alone reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LAUNCHER = ("CLOUDTRAIN_", "ct_manifest_")  # the job once more, packed, and places on the node
+LONGEST = 400  # characters of a text
+
+
+def shorten(request: Any) -> tuple[Any, int]:
+    """Return a request with only what a person would check, and how many values were left out or cut."""
+    if isinstance(request, Mapping):
+        inner = {name: shorten(value) for name, value in request.items() if not str(name).startswith(LAUNCHER)}
+        hidden = len(request) - len(inner) + sum(count for _, count in inner.values())
+        return {name: value for name, (value, _) in inner.items()}, hidden
+    if isinstance(request, list | tuple):
+        entries = [shorten(entry) for entry in request if not _is_launchers(entry)]
+        return [entry for entry, _ in entries], len(request) - len(entries) + sum(count for _, count in entries)
+    if isinstance(request, str) and len(request) > LONGEST:
+        return f"{request[:LONGEST]}... ({len(request):,} characters)", 1
+    return request, 0
+
+
+def _is_launchers(entry: Any) -> bool:
+    """Return whether an entry is a variable as Kubernetes and Vertex AI write it, {"name": ..., "value": ...}."""
+    return isinstance(entry, Mapping) and str(entry.get("name", "")).startswith(LAUNCHER) and len(entry) <= 2
