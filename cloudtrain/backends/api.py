@@ -64,6 +64,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.forecast.worst_case
+    candidates: tuple[Mapping[str, Any], ...] = ()  # of several targets or accelerators: cloudtrain.runs.candidates
     version: int = field(default=PLAN_VERSION, compare=False)
 
     @property
@@ -91,7 +92,7 @@ class Plan:
         unknown = data.keys() - cls.__dataclass_fields__.keys()
         if unknown:
             raise BadRequest(f"the plan has unknown entries: {', '.join(sorted(unknown))}")
-        return cls(**{**data, "notes": tuple(data.get("notes", ()))})
+        return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates")})
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     planner = Planner(target)
     if not given:
         own = planner.resolve(first.job, first.sets).job.resources
-        given = [own.accelerators] if own.gpus and own.accelerators else [f"{name}:1" for name in devices.SIZES]
+        given = [str(own.accelerators)] if own.gpus and own.accelerators else [f"{name}:1" for name in devices.SIZES]
     found: dict[str, fit.Fit] = {}
     for gpus in given:
         settings = [text for text in first.sets if not text.startswith("resources.accelerators=")]

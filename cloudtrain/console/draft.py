@@ -171,9 +171,8 @@ class Draft:
             return Review(text, problems)
         submitter = self._submitter()
         try:
-            resolved = submitter.resolve(self.form.document())
-            bundle = self._parent_bundle() or submitter.package(resolved)
-            return Review(text, (), submitter.plan_of(resolved, bundle), bundle)
+            plan, bundle = submitter.plan_job(self.form.document(), bundle=self._parent_bundle())
+            return Review(text, (), plan, bundle)
         except CloudtrainError as error:
             return Review(text, _problems(error))
 

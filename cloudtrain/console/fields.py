@@ -62,7 +62,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
         "Checkpoints": "checkpoint.every checkpoint.keep | checkpoint.required",
     },
     Step.INFRASTRUCTURE: {
-        "Place": "target | image output",
+        "Place": "target | prefer image output",
         "Nodes": "num_nodes processes_per_node resources.accelerators resources.use_spot | min_nodes"
         " resources.instance_type resources.cpus resources.memory resources.disk_gb resources.usd_per_hour"
         " resources.priced_as",
@@ -76,7 +76,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
     },
 }
 _KINDS = {
-    "entrypoint": "text", "run": "yaml", "setup": "yaml", "resume_args": "words", "keep": "lines",
+    "entrypoint": "text", "target": "text", "run": "yaml", "setup": "yaml", "resume_args": "words", "keep": "lines",
     "args": "words", "labels": "rows", "metrics": "rows", "hyperparameters": "rows", "env": "rows", "secrets": "rows",
     "inputs": "rows", "allow_secrets": "lines", "allow_large": "lines", "allow_pointers": "lines",
     "retry.on_events": "several",
@@ -91,7 +91,7 @@ _LABELS = {
     "resources.usd_per_hour": "USD per hour of a node", "resources.priced_as": "Machine of a price list",
     "limits.grace": "Grace", "limits.stall": "Longest silence", "limits.idle": "Longest time without GPU use",
     "checkpoint.every": "Every",
-    "checkpoint.keep": "Kept", "checkpoint.required": "A later attempt needs one",
+    "prefer": "Of several first", "checkpoint.keep": "Kept", "checkpoint.required": "A later attempt needs one",
     "limits.max_wait": "Longest wait for machines", "env": "Environment variables", "source": "Folder or git address",
     "environment.requirements": "Requirements file", "distributed_env": "Variables of a rank",
     "sm_env": "SageMaker's variables", "aip_env": "Vertex AI's variables",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -21,7 +23,7 @@ from pydantic import (
 from cloudtrain.errors import BadJob
 from cloudtrain.events import OFF
 from cloudtrain.job.arguments import check_key, flat, normalised, text_of
-from cloudtrain.job.problems import explain, quote, wrong
+from cloudtrain.job.problems import ONE, SEVERAL, explain, quote, wrong
 from cloudtrain.job.units import duration_s, size_bytes, usd
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -167,6 +169,11 @@ def _hyperparameters(value: dict[str, Any]) -> dict[str, Any]:
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | int | float | bool)]
+T = TypeVar("T")
+OneOrMore = Annotated[
+    Annotated[T, Tag(ONE)] | Annotated[Annotated[list[T], Field(min_length=1)], Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, list) else ONE),
+]
 Name = Annotated[str, AfterValidator(_variable)]
 Duration = Annotated[str, BeforeValidator(_duration)]
 Size = Annotated[str, BeforeValidator(_size)]

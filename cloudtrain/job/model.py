@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
@@ -23,6 +23,7 @@ from cloudtrain.job.fields import (
     Inside,
     Metrics,
     Name,
+    OneOrMore,
     Place,
     Sources,
     Spec,
@@ -130,7 +131,13 @@ class JobModel(Spec):
     )
     retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
     image: str | None = Field(default=None, description="Container image; left out: the backend's default.")
-    target: str = Field(default="local", min_length=1, description="A backend, or a target named in cloudtrain.toml.")
+    target: OneOrMore[Annotated[str, Field(min_length=1)]] = Field(
+        default="local", description="A backend, or a target named in cloudtrain.toml; of several one is chosen."
+    )
+    prefer: Literal["cost", "order"] = Field(
+        default="cost",
+        description="Which of several targets and accelerators is tried first: the cheapest, or the first as written.",
+    )
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
 
     _document: Document | None = PrivateAttr(None)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
 
 _QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
+ONE, SEVERAL = "[one]", "[several]"  # pydantic's names of the two forms of fields.OneOrMore; no part of a path
 _BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _KINDS = {
     "int": "a whole number",
@@ -52,7 +53,7 @@ def explain(
     """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
     problems = []
     for item in error.errors(include_url=False):
-        loc = tuple(part for part in item["loc"] if part != "[key]")
+        loc = tuple(part for part in item["loc"] if part not in ("[key]", ONE, SEVERAL))
         path = (*prefix, *loc)
         message, hint = _describe(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
         problems.append(located(Problem(message, dotted(path), hint), document, path))

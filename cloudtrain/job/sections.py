@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, Place, Size, Spec, Text
+from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, OneOrMore, Place, Size, Spec, Text
 from cloudtrain.job.problems import quote, wrong
 from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
 
@@ -33,8 +33,9 @@ class Environment(Spec):
 class Resources(Spec):
     """What each node has."""
 
-    accelerators: Text | None = Field(
-        default=None, description='GPUs of a node: "A100-80GB:8", or "A100" for one. 0 hides those that are there.'
+    accelerators: OneOrMore[Text] | None = Field(
+        default=None,
+        description='GPUs of a node: "A100-80GB:8", or "A100" for one; of several one is chosen. 0 hides those that are there.',
     )
     use_spot: Flag = Field(
         default=False, description="Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."
@@ -64,7 +65,9 @@ class Resources(Spec):
 
     @field_validator("accelerators")
     @classmethod
-    def _accelerators(cls, value: str | None) -> str | None:
+    def _accelerators(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list):
+            return [str(cls._accelerators(text)) for text in value]
         if value in (None, "0") or re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*(:[1-9]\d{0,3})?", value):
             return value
         number = re.fullmatch(r"(\d+)\s*[x:* ]\s*([A-Za-z][\w.-]*)|([A-Za-z][\w.-]*)\s*[x* ]\s*(\d+)", value)
@@ -73,13 +76,17 @@ class Resources(Spec):
 
     @property
     def accelerator(self) -> str | None:
-        """The accelerator's name, or None."""
-        return self.accelerators.partition(":")[0] if self.gpus and self.accelerators else None
+        """The accelerator's name, of several the first one's, or None."""
+        return self._first.partition(":")[0] if self.gpus else None
 
     @property
     def gpus(self) -> int:
-        """Accelerators of a node; 0 without."""
-        return int(self.accelerators.partition(":")[2] or 1) if self.accelerators not in (None, "0") else 0
+        """Accelerators of a node, of several the first one's; 0 without."""
+        return int(self._first.partition(":")[2] or 1) if self._first not in ("", "0") else 0
+
+    @property
+    def _first(self) -> str:
+        return self.accelerators[0] if isinstance(self.accelerators, list) else self.accelerators or ""
 
     @property
     def memory_bytes(self) -> int | None:

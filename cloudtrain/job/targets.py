@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.errors import BadJob, Problem, UnknownBackend
 from cloudtrain.job.document import Document
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 CONFIG_FILE = "cloudtrain.toml"
+_CHOSEN = (("target",), ("resources", "accelerators"))  # the keys that take several candidates, as in Choice
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,13 @@ class Resolved:
     def origins(self) -> dict[str, str]:
         """Where each value was written, by dotted path: job.yaml:3, cloudtrain.toml:7, --set, --target, Job or default."""
         return _origins(self.job, self.document)
+
+
+class Choice(NamedTuple):
+    """One candidate of a job that names several targets or accelerators; None where the job names one or none."""
+
+    target: str | None = None
+    accelerators: str | None = None
 
 
 def home() -> Path:
@@ -67,25 +76,44 @@ def named_targets(start: Path | None = None) -> dict[str, Target]:
     return _read_config(start or Path.cwd())[1]
 
 
+def choices(
+    job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+    sets: Sequence[str] = (),
+    *,
+    target: str | None = None,
+) -> list[Choice]:
+    """Return the candidates of a job as `resolve` takes them, in the order written; one where it names no lists.
+
+    Blocking: reads the job file and the configuration. Raises BadJob, BadRequest.
+    """
+    own, folder = _document(job)
+    whole = _stack([*_read_config(folder)[0], own], sets, target)
+    named: list[Sequence[str | None]] = [_listed(whole, path) or [None] for path in _CHOSEN]
+    return [Choice(*pair) for pair in product(*named)]
+
+
 def resolve(
     job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
     sets: Sequence[str] = (),
     *,
     target: str | None = None,
     backends: Collection[str] = (),
+    choice: Choice | None = None,
 ) -> Resolved:
     """Return a job (file, dictionary, Job, or a document and its folder) laid over everything that is configured, with
     settings over it.
 
     `target` names a backend or a target, and wins over the job's own; `backends` are the names that exist (none: any is
-    taken). Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
+    taken); `choice` is one of `choices`, None for the first.
+
+    Blocking: reads the job file and the configuration. Raises BadJob with all of its problems, BadRequest,
     UnknownBackend.
     """
     from cloudtrain.job.job import Job
 
     own, folder = _document(job)
     layers, named = _read_config(folder)
-    whole = _stack([*layers, own], sets, target)
+    whole = _stack([*layers, own], sets, target, choice or Choice())
     chosen = named.get(str(whole.value.get("target") or "local"))
     if chosen:  # its options stand below those of the job file
         options = Document.of({}, "")
@@ -93,7 +121,7 @@ def resolve(
         for name in ("usd_per_hour", "priced_as"):  # of each target: what its machines cost
             if (value := options.value["options"][chosen.backend].pop(name, None)) is not None:
                 options.put(("resources", name), Document.of(value, ""))
-        whole = _stack([*layers, options, own], sets, target)
+        whole = _stack([*layers, options, own], sets, target, choice or Choice())
     try:
         made = Job.from_document(whole, folder)
     except BadJob as error:
@@ -101,10 +129,10 @@ def resolve(
         raise BadJob(
             [*error.problems, *(problem for problem in _absent(whole, folder) if problem.path not in reported_paths)]
         ) from None
-    backend = chosen.backend if chosen else made.target
+    backend = chosen.backend if chosen else str(made.target)
     if backends and backend not in backends:
-        raise _unknown(made.target, backend, sorted(backends), named)
-    return Resolved(made, made.target, backend, made.options.get(backend, {}), whole)
+        raise _unknown(str(made.target), backend, sorted(backends), named)
+    return Resolved(made, str(made.target), backend, made.options.get(backend, {}), whole)
 
 
 def _read_config(folder: Path) -> tuple[list[Document], dict[str, Target]]:
@@ -132,7 +160,10 @@ def _document(
     return read(job)
 
 
-def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) -> Document:
+def _stack(
+    layers: Sequence[Document], sets: Sequence[str], target: str | None, choice: Choice | None = None
+) -> Document:
+    """Return documents laid over each other, with settings over them; `choice` replaces lists of candidates."""
     from cloudtrain.job.load import apply_sets
 
     whole = Document.of({}, "")
@@ -141,7 +172,20 @@ def _stack(layers: Sequence[Document], sets: Sequence[str], target: str | None) 
     apply_sets(whole, sets)
     if target is not None:
         whole.put(("target",), Document.of(target, "--target"))
+    for path, wanted in zip(_CHOSEN, choice or (), strict=False):
+        if listed := _listed(whole, path):
+            at = listed.index(wanted or listed[0])
+            whole.put(path, Document(listed[at], {(): whole.mark((*path, at))}))
     return whole
+
+
+def _listed(whole: Document, path: tuple[str, ...]) -> list[str]:
+    """Return the texts of a list of candidates; [] where something else stands there."""
+    value = whole.value
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    items = value if isinstance(value, list) else []
+    return [] if any(isinstance(item, dict | list | None) for item in items) else [str(item) for item in items]
 
 
 def _absent(whole: Document, folder: Path) -> list[Problem]:

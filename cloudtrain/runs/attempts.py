@@ -39,7 +39,7 @@ def replan(
 
     Args:
         earlier: the run's attempts that have used a part of its cap.
-        job: instead of the one in `plan`.
+        job: instead of the one in `plan`, whose candidates then no longer count.
 
     Raises:
         BackendError: the bundle is gone.
@@ -49,9 +49,8 @@ def replan(
     from cloudtrain.runs import cap
 
     bundle = stored_bundle(plan, home)
-    job = job or Job.from_dict(plan.job)
-    made = cap.plan_attempt(backend, job, bundle, plan.run_id, number, earlier, home)
-    return replace(made, target=plan.target), bundle
+    made = cap.plan_attempt(backend, job or Job.from_dict(plan.job), bundle, plan.run_id, number, earlier, home)
+    return replace(made, target=plan.target, candidates=() if job else plan.candidates), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:
@@ -62,6 +61,23 @@ def stored_bundle(plan: Plan, home: Path) -> Bundle:
     if bundle is None:
         raise BackendError(f"the bundle of {plan.run_id} is gone", "cloudtrain rerun --source DIR starts a new run")
     return bundle
+
+
+def reaches(new: Plan, old: Plan) -> bool:
+    """Return whether an attempt reads the checkpoints of an older one, as far as the plans say it.
+
+    A folder has the same path on both: whether it is the same folder is seen on the node (checkpoint.required).
+    """
+    if old.manifest.get("output"):
+        return bool(place(old) == place(new))
+    same = ("options", "output")
+    return old.backend == new.backend and all(old.job.get(key) == new.job.get(key) for key in same)
+
+
+def place(plan: Plan) -> str:
+    """Return where a run's checkpoints are, for a person."""
+    output = str(plan.manifest.get("output") or plan.job.get("output") or "").removeprefix("file://").rstrip("/")
+    return f"{output}/{plan.run_id}" if output else f"a folder of {plan.target or plan.backend} alone"
 
 
 def pause(age_s: float, longest_s: float) -> float:

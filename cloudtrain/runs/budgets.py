@@ -19,6 +19,7 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import OverBudget
 from cloudtrain.job import configfile, units
+from cloudtrain.runs import candidates
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -64,7 +65,7 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
     notes = []
     month = datetime.now(UTC).strftime("%Y-%m")
     shares = spend.shares(store, month)
-    most = (plan.at_most or {}).get("usd")
+    most = candidates.most_usd(plan)
     for selector, text in budgets.items():
         limit_usd = units.usd_per_month(text)
         name, _, value = selector.partition("=")
@@ -86,7 +87,7 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
 
 def _unconfirmed(plan: Plan, above_usd: float) -> str:
     """Return what a run may cost where that is more than an amount or not known; "" where it is less, or costs nothing."""
-    most = (plan.at_most or {}).get("usd")
+    most = candidates.most_usd(plan)
     if most is not None:
         return f"{plan.run_id} may cost {most:.2f} USD" if most > above_usd else ""
     if plan.price:

@@ -15,7 +15,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, environment, keys, send, watcher
+from cloudtrain.runs import attempts, budgets, candidates, environment, keys, send, watcher
 from cloudtrain.runs.clients import Clients
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
@@ -140,29 +140,36 @@ class ExactlyOnce(Planner):
 
         An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
         """
-        backend = registry.create_for(plan, self.home)
-        handles: list[str | None] = []
-        expected = int((plan.job.get("retry") or {}).get("max_attempts") or 1)
-        while len(handles) < expected or handles[-1] is not None:
-            handles.append(backend.find(f"{plan.run_id}-a{len(handles) + 1}"))
-        newest = max((number for number, handle in enumerate(handles, 1) if handle is not None), default=0)
-        if not newest:
+        bases = candidates.bases(plan)
+        clients = [registry.create_for(base, self.home) for base in bases]
+        found: list[tuple[int, str] | None] = []  # of each attempt: which candidate's platform has it, and the handle
+        expected = len(bases) * int((plan.job.get("retry") or {}).get("max_attempts") or 1)
+        while len(found) < expected or found[-1] is not None:
+            name = f"{plan.run_id}-a{len(found) + 1}"
+            asked = ((at, client.find(name)) for at, client in enumerate(clients))
+            found.append(next(((at, handle) for at, handle in asked if handle is not None), None))
+        hits = [(number, *hit) for number, hit in enumerate(found, 1) if hit]
+        if not hits:
             return None
-        handle = handles[newest - 1]
-        if isinstance(backend, HasLabels) and handle is not None:
-            keys.check_labels(key, plan, backend.labels(handle))
-        if not self.store.intend(plan, identity=identity(plan), owner=Process.here(), key=key):
-            return self.existing(plan)
-        for number, handle in enumerate(handles[:newest], 1):
-            if number > 1:
-                plan, _ = attempts.replan(plan, number, backend, self.home)
-                if not self.store.next_attempt(plan, owner=Process.here()):
-                    break
+        newest, at, last = hits[-1]
+        backend = clients[at]
+        if isinstance(backend, HasLabels):
+            keys.check_labels(key, bases[at], backend.labels(last))
+        handle: str | None
+        for number, hit in enumerate(found[:newest], 1):
+            at, handle = hit or (0, None)
+            backend = clients[at]
+            made = plan if (at, number) == (0, 1) else attempts.replan(bases[at], number, backend, self.home)[0]
+            if number == 1 and not self.store.intend(made, identity=identity(plan), owner=Process.here(), key=key):
+                return self.existing(plan)
+            if number > 1 and not self.store.next_attempt(made, owner=Process.here()):
+                break
             if handle is not None:
-                self.store.accept(plan.attempt_id, handle)
+                self.store.accept(made.attempt_id, handle)
             if number < newest:
                 absent = Status(State.LOST, None, "the platform has no such job", ended_at=now())
-                self.store.record(plan.attempt_id, status=absent if handle is None else backend.status(handle))
+                self.store.record(made.attempt_id, status=absent if handle is None else backend.status(handle))
+            plan = made
         if self.watch:
             watcher.start(self.store, plan)
         return Submitted(plan.run_id, adopted=True)

@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import targets
-from cloudtrain.runs import cap, keys, refusals, script_notes, secret_check, strategy_check
+from cloudtrain.runs import candidates, cap, keys, refusals, script_notes, secret_check, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -46,24 +46,45 @@ class Planner:
         self, job: Job | Mapping[str, Any] | str | os.PathLike[str], *, sets: Sequence[str] = (), key: str | None = None
     ) -> Plan:
         """Return what `submit` would send; packages the source, but sends and stores nothing else."""
-        resolved = self.resolve(job, sets)
-        return self.plan_of(resolved, self.package(resolved), key)
+        return self.plan_job(job, sets, key)[0]
+
+    def plan_job(
+        self,
+        job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
+        sets: Sequence[str] = (),
+        key: str | None = None,
+        bundle: Bundle | None = None,
+    ) -> tuple[Plan, Bundle]:
+        """Return the plan of a job, or of the first possible one of its candidates, and its bundle."""
+        packed = [bundle] if bundle else []  # once for all candidates: their source is the same
+
+        def make(choice: targets.Choice) -> Plan:
+            resolved = self.resolve(job, sets, choice)
+            if not packed:
+                packed.append(self.package(resolved))
+            return self.plan_of(resolved, packed[0], key)
+
+        with Quickly():
+            found = targets.choices(job, sets, target=self.target)
+        plan = make(found[0]) if len(found) == 1 else candidates.choose(found, make)
+        return plan, packed[0]
 
     def resolve(
         self,
         job: Job | Mapping[str, Any] | str | os.PathLike[str] | tuple[Document, Path],
         sets: Sequence[str] = (),
+        choice: targets.Choice | None = None,
     ) -> Resolved:
         """Return the job with its target's options merged in and validated; raises BadJob with all problems.
 
-        A document comes with the folder in which it would be a file.
+        A document comes with the folder in which it would be a file. Of several candidates it is `choice`, or the first.
         """
         if isinstance(job, tuple):
             self._folder = job[1]
         else:
             self._folder = Path(job).absolute().parent if isinstance(job, str | os.PathLike) else Path.cwd()
         with Quickly():
-            resolution = targets.resolve(job, sets, target=self.target, backends=registry.Names())
+            resolution = targets.resolve(job, sets, target=self.target, backends=registry.Names(), choice=choice)
             kind = registry.backend_class(resolution.backend)
             options = {**resolution.options, **self.overrides}
             problems = [

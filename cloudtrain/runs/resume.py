@@ -88,16 +88,16 @@ def plan_next(
     plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=resolved.job)
     if not retry.saved(store, newest.run_id):
         notes.append("no checkpoint was saved: it begins anew")
-    elif not _reaches(plan, newest):
+    elif not attempts.reaches(plan, newest):
         raise BadRequest(
-            f"the checkpoints of {newest.run_id} are in {_place(newest)}, which {resolved.target} does not read",
+            f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",
             "a run can move where its job names an output (a bucket, or a folder) that both targets use",
         )
     else:
         required = resolved.job.checkpoint.model_copy(update={"required": True})
         moved = resolved.job.model_copy(update={"checkpoint": required})
         plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=moved)
-        notes.append(f"it resumes from the newest checkpoint in {_place(plan)}")
+        notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     return plan, bundle, [*notes, *_layout(newest, plan)]
 
 
@@ -133,20 +133,3 @@ def _layout(old: Plan, new: Plan) -> list[str]:
         "the global batch stays" if fixed else "what a step learns from changes with it, unless the script divides it"
     )
     return [f"the world size was {before} and is {after}: {batch}"]
-
-
-def _reaches(new: Plan, old: Plan) -> bool:
-    """Return whether an attempt reads the checkpoints of an older one, as far as the plans say it.
-
-    A folder has the same path on both: whether it is the same folder is seen on the node (checkpoint.required).
-    """
-    if old.manifest.get("output"):
-        return bool(_place(old) == _place(new))
-    same = ("options", "output")
-    return old.backend == new.backend and all(old.job.get(key) == new.job.get(key) for key in same)
-
-
-def _place(plan: Plan) -> str:
-    """Return where a run's checkpoints are, for a person."""
-    output = str(plan.manifest.get("output") or plan.job.get("output") or "").removeprefix("file://").rstrip("/")
-    return f"{output}/{plan.run_id}" if output else f"a folder of {plan.target or plan.backend} alone"

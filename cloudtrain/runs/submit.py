@@ -54,9 +54,7 @@ class Submitter(ExactlyOnce):
             BackendError: the platform refuses the job; the run is FAILED.
             StoreError: the history cannot be used.
         """
-        resolved = self.resolve(job, sets)
-        bundle = self.package(resolved)
-        plan = self.plan_of(resolved, bundle, key)
+        plan, bundle = self.plan_job(job, sets, key)
         if not new and (found := self.adopt_interrupted(plan, key, adopt=adopt)):
             return self._run(found)
         return self.send(plan, bundle, key=key, parent=parent)

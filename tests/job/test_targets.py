@@ -281,3 +281,16 @@ def test_a_source_that_is_no_name_hides_no_other_problem(project, wrong):
         targets.resolve({"source": str(project), **wrong, "num_nodes": "two"})
     paths = [problem.path for problem in caught.value.problems]
     assert "num_nodes" in paths and len(paths) == len(set(paths))
+
+
+def test_candidates_of_lists(project):
+    """Of several the first is resolved, its value where the item stands; a choice by hand replaces the list."""
+    text = "trainer: true\ntarget: [local, ssh]\nresources:\n  accelerators:\n  - H100:8\n  - 0\n"
+    (project / "job.yaml").write_text(text)
+    found = targets.choices("job.yaml")
+    assert found == [("local", "H100:8"), ("local", "0"), ("ssh", "H100:8"), ("ssh", "0")]
+    first = targets.resolve("job.yaml", backends=BACKENDS)
+    assert (first.target, first.job.target, first.job.resources.accelerators) == ("local", "local", "H100:8")
+    last = targets.resolve("job.yaml", backends=BACKENDS, choice=found[-1])
+    assert (last.backend, last.job.resources.gpus, last.origins["resources.accelerators"]) == ("ssh", 0, "job.yaml:6")
+    assert targets.choices("job.yaml", ["resources.accelerators=A100"], target="ssh") == [(None, None)]

@@ -1,0 +1,138 @@
+"""Jobs that name several targets or accelerators: what a plan shows of each, and which one is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from cloudtrain.backends.api import Plan
+from cloudtrain.errors import BadJob, UnknownBackend
+from cloudtrain.runs.submit import Submitter, identity
+from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
+from tests.runs.platform import dead
+
+CONFIG = """
+[targets.prod]
+backend = "prod"
+usd_per_hour = 32.0
+
+[targets.gke]
+backend = "memory"
+usd_per_hour = 12.5
+
+[targets.lab]
+backend = "ssh"
+hosts = [{address = "10.0.0.5", user = "ml"}]
+"""
+
+
+class Prod(MemoryBackend):
+    """Another platform."""
+
+    name = "prod"
+    attempts: ClassVar[dict[str, SubmittedAttempt]] = {}
+
+
+@pytest.fixture
+def project(source: Path, memory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    Prod.install()
+    (source / "cloudtrain.toml").write_text(CONFIG)
+    monkeypatch.chdir(source)
+    return source
+
+
+def write_job(project: Path, text: str) -> Path:
+    file = project / "job.yaml"
+    file.write_text(f"entrypoint: train.py\nlimits: {{max_runtime: 2h, max_wait: 30m}}\n{text}")
+    return file
+
+
+def test_the_cheapest_possible_candidate_is_chosen(project, cli):
+    """The lab is a backend without instance types: it is not possible, and says why."""
+    file = write_job(
+        project, "target: [prod, gke, lab]\nresources: {instance_type: big, accelerators: ['H100:8', 'A100:8']}"
+    )
+    plan = Submitter(watch=False).plan(file)
+    assert (plan.target, plan.job["resources"]["accelerators"], plan.job["target"]) == ("gke", "H100:8", "gke")
+    rows = [(row["target"], row["accelerators"], row.get("total_usd")) for row in plan.candidates]
+    possible = [("gke", "H100:8", 25.0), ("gke", "A100:8", 25.0), ("prod", "H100:8", 64.0), ("prod", "A100:8", 64.0)]
+    assert rows == [*possible, ("lab", "H100:8", None), ("lab", "A100:8", None)]
+    assert "does not offer instance types" in plan.candidates[-1]["why_not"]
+    assert Plan.from_json(plan.to_json()) == plan
+    code, out, _ = cli("plan", str(file))
+    assert code == 0 and "would go to gke (memory)" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["prod", "prod", "H100:8", "32.00", "64.00"] in lines
+    assert ["lab", "A100:8", "resources.instance_type:", "the"] in [line[:4] for line in lines]
+
+
+def test_the_order_given_and_the_choice_by_hand(project):
+    file = write_job(project, "target: [prod, gke]\nprefer: order\nresources: {accelerators: ['H100:8', 'A100:8']}")
+    submitter = Submitter(watch=False)
+    assert [row["target"] for row in submitter.plan(file).candidates] == ["prod", "prod", "gke", "gke"]
+    by_hand = Submitter("gke", watch=False).plan(file, sets=["resources.accelerators=A100:8"])
+    assert (by_hand.target, by_hand.job["resources"]["accelerators"], by_hand.candidates) == ("gke", "A100:8", ())
+    assert submitter.resolve(file).target == "prod"  # of several the first, where no plan is made
+
+
+def test_each_candidate_has_its_own_exact_plan(project):
+    """What is stored of a candidate is what its plan has when it is chosen by hand."""
+    file = write_job(project, "target: [prod, gke]\n")
+    row = next(row for row in Submitter(watch=False).plan(file).candidates if row["target"] == "prod")
+    assert row["job"] == Submitter("prod", watch=False).plan(file).job
+
+
+def test_what_is_wrong_with_all_is_said_once(project):
+    file = write_job(project, "target: [prod, lab]\nresources: {instance_type: big}\nnum_nodes: 0\n")
+    with pytest.raises(BadJob) as error:
+        Submitter(watch=False).plan(file)
+    assert [problem.path for problem in error.value.problems] == ["num_nodes"]
+    file = write_job(project, "target: [lab, local]\nresources: {instance_type: big}\n")
+    with pytest.raises(BadJob) as error:
+        Submitter(watch=False).plan(file)
+    assert [str(p).rpartition("does not offer")[2].count("(l") for p in error.value.problems] == [1, 1]
+    with pytest.raises(UnknownBackend, match="there is no target gek"):
+        Submitter(watch=False).plan(write_job(project, "target: [prod, gek]\n"))
+
+
+@pytest.mark.parametrize("text", ["target: []", "target: [[prod]]", "resources: {accelerators: []}", "target: {a: b}"])
+def test_a_list_that_is_none(project, text):
+    with pytest.raises(BadJob):
+        Submitter(watch=False).plan(write_job(project, f"{text}\n"))
+
+
+def test_a_wrong_item_is_found_at_its_line(project):
+    file = write_job(project, "target: prod\nresources:\n  accelerators:\n  - H100:8\n  - 8 A100\n")
+    plan = Submitter(watch=False).plan(file)
+    assert [bool(row["why_not"]) for row in plan.candidates] == [False, True]
+    assert "must be a name and a count" in plan.candidates[1]["why_not"]
+
+
+def test_a_question_is_about_the_dearest_candidate(project):
+    """The run may go there: what it costs on the cheapest one is not what a person is asked about."""
+    (project / "cloudtrain.toml").write_text(f'[budgets]\nconfirm_above = "40 USD"\n{CONFIG}')
+    asked = []
+    Submitter(watch=False, confirm=asked.append).submit(write_job(project, "target: [prod, gke]\n"))
+    assert len(asked) == 1 and "64.27 USD" in asked[0]
+
+
+def test_a_key_is_found_at_every_candidate(project, home, tmp_path):
+    """Another machine's history has nothing of the run: it asks all platforms, not only the one that it would choose."""
+    file = write_job(project, "target: [prod, gke]\n")
+    first = Submitter("prod", watch=False).submit(file, key="K")
+    again = Submitter(home=tmp_path / "other", watch=False).submit(file, key="K")
+    assert (again.run_id, again.adopted, again.attempts[0].handle) == (first.run_id, True, first.attempts[0].handle)
+    assert again.record.target == "prod"
+    assert len(Prod.attempts) + len(MemoryBackend.attempts) == 1
+
+
+def test_an_interrupted_submit_of_candidates_is_taken_up(project):
+    file = write_job(project, "target: [prod, gke]\n")
+    submitter = Submitter(watch=False)
+    plan, _ = submitter.plan_job(file)
+    assert submitter.store.intend(plan, identity=identity(plan), owner=dead())
+    run = submitter.submit(file)
+    assert (run.run_id, run.adopted, run.record.target) == (plan.run_id, True, "gke")
+    assert [attempt.handle for attempt in run.attempts] == [f"{plan.run_id}-a1"]
