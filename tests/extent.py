@@ -11,6 +11,7 @@ SLOW = (
     "backends/attached/test_backend.py",
     "backends/kubernetes/test_accounts.py",
     "backends/kubernetes/test_backend.py",
+    "backends/kubernetes/test_cancelled.py",
     "backends/kubernetes/test_faults.py",
     "backends/kubernetes/test_restarts.py",
     "backends/kubernetes/test_statuses.py",

@@ -278,6 +278,18 @@ class HasRemains(Protocol):
 
 
 @runtime_checkable
+class KeepsCancelled(Protocol):
+    """A backend whose platform keeps what was cancelled until somebody deletes it."""
+
+    def delete_cancelled(self, handle: str) -> None:
+        """Delete a cancelled attempt from the platform, whose log is stored here by now; blocking, idempotent.
+
+        `fetch` still works afterwards. Raises BackendError.
+        """
+        ...
+
+
+@runtime_checkable
 class HasStatuses(Protocol):
     """A backend that can report many attempts in few calls of its platform.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.api import Backend, HasImages, Plan
+from cloudtrain.backends.api import Backend, HasImages, KeepsCancelled, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
 from cloudtrain.errors import BackendError, CapReached, CloudtrainError
@@ -19,6 +19,7 @@ from cloudtrain.nodes.process import Process
 from cloudtrain.runs import retry, send, watch_log
 from cloudtrain.runs.attempts import replan
 from cloudtrain.runs.collect import Collector
+from cloudtrain.runs.spool import Spool
 
 if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
@@ -100,7 +101,17 @@ class AttemptEnds:
         self.collector.diagnose(self.store, attempt, status, backend)
         self.store.set_status(self.run_id, status)
         self._notify(attempt, status, final=True)
+        if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+            self._delete_cancelled(attempt, attempt.handle, backend)
         return True
+
+    def _delete_cancelled(self, attempt: AttemptRecord, handle: str, backend: KeepsCancelled) -> None:
+        """Delete a cancelled attempt from its platform, unless only the platform has its log; an error is only logged."""
+        if Spool(self.store.home, self.run_id, attempt.number).exists():
+            try:
+                backend.delete_cancelled(handle)
+            except BackendError as error:
+                self._log(error)
 
     def _explain_late_nodes(self, attempt: AttemptRecord, status: Status) -> Status:
         """Return the end of an attempt whose nodes did not all come as the event `capacity`, with what its platform said.

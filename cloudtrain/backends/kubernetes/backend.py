@@ -6,6 +6,7 @@ request.py builds the manifests (pod.py: the pod), jobs.py creates and watches t
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
-from cloudtrain.backends.kubernetes.jobs import KubeJobs
+from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
@@ -24,6 +25,7 @@ from cloudtrain.backends.kubernetes.store import KubeStore
 from cloudtrain.backends.kubernetes.volumes import KubeVolumes
 from cloudtrain.errors import BackendError, BadJob, BadRequest, CloudtrainError, Problem
 from cloudtrain.events import LogLine, Status
+from cloudtrain.nodes.files import write
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -75,7 +77,7 @@ class KubernetesBackend:
     )
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self._options = {"namespace": "default", **options}
+        self._options, self._workdir = {"namespace": "default", **options}, workdir
         if options.get("poll_s"):
             self.poll_s = self.follow_s = float(options["poll_s"])
         cluster = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
@@ -164,7 +166,7 @@ class KubernetesBackend:
         self._jobs.cancel(handle)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
-        job = self._jobs.job(handle)
+        job = self._jobs.job(handle) or self._deleted_job(handle)
         if job is None:
             raise BackendError(f"the Job of {handle} is gone", "its results may still lie in the output")
         base = get_annotations(job).get(OUTPUT, "")
@@ -177,6 +179,28 @@ class KubernetesBackend:
         else:
             self._volumes.download(job, base, what, into)
         return into
+
+    def delete_cancelled(self, handle: str) -> None:
+        job = self._jobs.job(handle)
+        if job is not None:
+            del job["metadata"]["uid"]  # nothing is owned by it from now on
+            path = self._deleted_path(handle)
+            try:
+                write(path, json.dumps(job).encode())
+            except OSError as error:
+                raise BackendError(f"{path} cannot be written: {error.strerror or error}") from None
+            self._jobs.delete(handle)
+
+    def _deleted_path(self, handle: str) -> Path:
+        """Where a deleted Job's manifest is kept: `fetch` needs its image, volumes and output."""
+        name = parse_handle(handle)[2]
+        return self._workdir / name.rpartition("-a")[0] / f"{name}.json"
+
+    def _deleted_job(self, handle: str) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads(self._deleted_path(handle).read_bytes()))
+        except (OSError, ValueError):
+            return None
 
     def check(self) -> list[Problem]:
         try:

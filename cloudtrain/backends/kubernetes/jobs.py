@@ -88,10 +88,8 @@ class KubeJobs:
         if a queued Job cannot be deleted.
         """
         metadata = job["metadata"]
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
-        path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
         try:
-            self._api.call("DELETE", path, "the Job cannot be removed", body=body, accept=(404, 409))
+            self.delete(self._handle(job))
         except BackendError as error:
             if QUEUE in (metadata.get("labels") or {}):
                 message = f"the submission was refused, and its Job is still in the queue: {error.message}"
@@ -218,7 +216,7 @@ class KubeJobs:
         job = self.job(handle)
         if job is None or condition(job, "Complete") or condition(job, "Failed"):
             return
-        _, namespace, name, uid = parse_handle(handle)
+        _, namespace, name, _ = parse_handle(handle)
         failure = "the Job cannot be cancelled"
         noted = get_annotations(job).get(CANCELLED)
         started = first_start(self.pods(handle)) or "" if noted is None else noted  # the pods will be gone
@@ -230,10 +228,14 @@ class KubeJobs:
             (404,),
         )
         if QUEUE in (job["metadata"].get("labels") or {}):  # Kueue would admit it again
-            body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-            self._api.call(
-                "DELETE", f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}", failure, body=body, accept=(404, 409)
-            )
+            self.delete(handle, failure)
+
+    def delete(self, handle: str, failure: str = "the Job cannot be removed") -> None:
+        """Delete an attempt's Job with all that it owns; does nothing if it is gone."""
+        _, namespace, name, uid = parse_handle(handle)
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self._api.call("DELETE", path, failure, body=body, accept=(404, 409))
 
 
 def pods_of(uid: str, pods: Iterable[Object]) -> list[Object]:

@@ -1,0 +1,68 @@
+"""A cancelled run leaves nothing on the cluster: its Job is deleted once its log is here, and its results can be fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.events import State
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
+from cloudtrain.runs.watch import Watcher
+from cloudtrain.simulators.http import Fault
+from tests.backends.kubernetes.clusters import Ground
+from tests.backends.kubernetes.test_faults import place  # noqa: F401 - a fixture
+from tests.conftest import wait_for
+
+SCRIPT = """
+import os, pathlib, time
+pathlib.Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], "kept").write_text("a result")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def cancelled(place: Ground, home: Path) -> Run:  # noqa: F811
+    place.cluster.objects.add("persistentvolumeclaims", "default", {"metadata": {"name": "shared"}, "spec": {}})
+    (home / "code").mkdir(parents=True)
+    (home / "code" / "train.py").write_text(SCRIPT)
+    options = {"kubeconfig": str(place.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
+    volumes = [{"claim": "shared", "path": "/data"}]
+    job = {"source": str(home / "code"), "entrypoint": "train.py", "output": "/data/runs"}
+    run = Submitter("kubernetes", watch=False, volumes=volumes, **options).submit(job)
+
+    def look() -> list[str]:
+        assert Watcher(run.store, run.run_id).run(until=lambda: True) is not None
+        return [line.text for line in run.logs()]
+
+    wait_for(lambda: "ready" in look(), "its line")
+    run.cancel()
+    wait_for(lambda: look() and run.record.status.state.final, "its end")
+    assert run.state is State.CANCELLED
+    return run
+
+
+def test_a_cancelled_job_is_deleted_and_its_log_and_results_stay(place: Ground, home: Path, tmp_path: Path):  # noqa: F811
+    run = cancelled(place, home)
+    objects = place.cluster.objects
+    assert objects.all("jobs") == []
+    wait_for(lambda: not any(objects.all(plural) for plural in ("pods", "services", "configmaps")), "what it owned")
+    assert "ready" in [line.text for line in run.logs()]
+    assert (run.fetch(tmp_path / "results") / "outputs" / "kept").read_text() == "a result"
+    assert objects.all("pods") == [] or wait_for(lambda: objects.all("pods") == [], "the pod that gave it out")
+
+
+@pytest.mark.parametrize("lost", ["log", "answer"])
+def test_a_job_stays_while_its_log_is_nowhere_else_or_the_cluster_does_not_answer(
+    place: Ground,  # noqa: F811
+    home: Path,
+    lost: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if lost == "log":
+        monkeypatch.setattr("cloudtrain.runs.spool.Spool.open", lambda *_: None)
+    else:
+        place.cluster.faults.append(Fault("DELETE", r"/jobs/", times=100))
+    run = cancelled(place, home)
+    assert [job["metadata"]["name"] for job in place.cluster.objects.all("jobs")] == [f"{run.run_id}-a1"]
