@@ -108,6 +108,7 @@ def record(folder: Path) -> dict[str, list[str]]:
         while not backend.status(second).state.final:
             time.sleep(0.1)
         during("fetch", lambda: backend.fetch(second, folder / "out"))
+        during("rm", lambda: (backend.remains(second), backend.remove(second)))
         return found
     finally:
         simulator.close()
@@ -132,6 +133,7 @@ def table(calls: dict[str, list[str]]) -> str:
         "the image's digest",
         "cancel",
         "fetch",
+        "rm",
         "doctor",
         "init",
     ):

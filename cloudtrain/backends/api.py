@@ -290,6 +290,19 @@ class KeepsCancelled(Protocol):
 
 
 @runtime_checkable
+class HasRemoval(Protocol):
+    """A backend that can delete what an ended attempt has left; `cloudtrain rm`. What `output` names is never deleted."""
+
+    def remains(self, handle: str) -> Mapping[str, int | None]:
+        """Return place -> bytes of what is there, None where they are not known; blocking. Raises BackendError."""
+        ...
+
+    def remove(self, handle: str) -> None:
+        """Delete it; blocking, idempotent. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
 class HasStatuses(Protocol):
     """A backend that can report many attempts in few calls of its platform.
 

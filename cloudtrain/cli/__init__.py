@@ -31,6 +31,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "resume": "Start a run's next attempt from its newest checkpoint.",
         "rerun": "Start a new run of the same job.",
         "cancel": "End runs and everything that they started.",
+        "rm": "Delete runs and what they left on platforms, hosts and here.",
+        "prune": "Delete the runs that ended long ago, and what they left.",
     },
     "Look at runs": {
         "ls": "List runs, the newest first.",
@@ -51,7 +53,7 @@ COMMANDS = {name: line for section in SECTIONS.values() for name, line in sectio
 ELSEWHERE = {  # what other tools call it
     "status": "show", "ps": "ls", "list": "ls", "stop": "cancel", "kill": "cancel", "launch": "submit", "run": "submit",
     "exec": "submit", "queue": "ls", "describe": "show", "download": "fetch", "start": "submit", "apply": "submit",
-    "train": "submit", "jobs": "ls", "down": "cancel", "terminate": "cancel", "delete": "cancel", "tail": "logs",
+    "train": "submit", "jobs": "ls", "down": "cancel", "terminate": "cancel", "delete": "rm", "remove": "rm", "tail": "logs",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,12 +41,19 @@ class Journal:
     def add(self, plan: Plan, **columns: str | None) -> None:
         """Append an attempt, with columns of its Entry; raises OSError."""
         text = json.dumps({"plan": asdict(plan), "created_at": now(), **columns}, separators=(",", ":"))
-        line = f"\n{text}\t{plan.attempt_id}\n"  # a line that was not written whole ends before it
+        self._append(text, plan.attempt_id)
+
+    def _append(self, text: str, attempt_id: str) -> None:
+        line = f"\n{text}\t{attempt_id}\n"  # a line that was not written whole ends before it
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, line.encode("utf-8", "surrogatepass"))
         finally:
             os.close(file)
+
+    def forget(self, run_id: str, newest: str) -> None:
+        """Append that a run was deleted, with the id of the newest attempt of all others; raises OSError."""
+        self._append(json.dumps({"removed": run_id}), newest)
 
     def newest(self) -> str:
         """Return the id of the attempt that was added last; "" where there is none."""
@@ -58,18 +66,31 @@ class Journal:
         return line.rpartition(b"\t")[2].decode("utf-8", "replace") if end else ""
 
     def entries(self) -> Iterator[Entry]:
-        """Yield what is known of the attempts, the oldest first; lines that cannot be read are left out."""
+        """Yield what is known of the attempts, the oldest first; lines that cannot be read are left out, and deleted runs."""
+        found: dict[str, dict[str, Entry]] = {}  # run -> attempt
+        for data in self._lines():
+            if removed := data.get("removed"):
+                found.pop(removed, None)
+                continue
+            try:
+                entry = Entry(**data | {"plan": Plan.from_json(json.dumps(data["plan"]))})
+            except (TypeError, KeyError, ValueError, BadRequest):
+                continue
+            found.setdefault(entry.plan.run_id, {})[entry.plan.attempt_id] = entry
+        for entries in found.values():
+            yield from entries.values()
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
         try:
             file = self.path.open(encoding="utf-8", errors="replace", newline="\n")
         except FileNotFoundError:
             return
         with file:
             for line in file:
-                try:
-                    data: dict[str, Any] = json.loads(line.rpartition("\t")[0])
-                    yield Entry(**data | {"plan": Plan.from_json(json.dumps(data["plan"]))})
-                except (ValueError, TypeError, KeyError, BadRequest):
-                    continue
+                with suppress(ValueError):
+                    data = json.loads(line.rpartition("\t")[0])
+                    if isinstance(data, dict):
+                        yield data
 
 
 def entries_of_folders(runs: Path) -> Iterator[Entry]:

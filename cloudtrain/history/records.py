@@ -113,6 +113,15 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     )
 
 
+def delete_rows(db: sqlite3.Connection, run_id: str) -> None:
+    """Delete the rows of a run, inside a transaction."""
+    for table in ("events", "metrics", "curves", "notices"):
+        its_attempts = "SELECT attempt_id FROM attempts WHERE run_id = ?"
+        db.execute(f"DELETE FROM {table} WHERE attempt_id IN ({its_attempts})", (run_id,))
+    for table in ("attempts", "provenance", "environments", "leases", "runs"):
+        db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
+
+
 class _LazyMapping(Mapping[str, Any]):
     """A mapping that parses its JSON on first access: a list of runs reads no job."""
 

@@ -15,7 +15,7 @@ from cloudtrain.backends.api import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.leases import Leases
-from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row
+from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, delete_rows
 from cloudtrain.history.repaired import repaired
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
@@ -47,13 +47,7 @@ class Store(Leases):
         """
         with self.database.write() as db:
             if key is not None and not self._is_taken(db, plan.run_id):
-                for table in ("events", "metrics", "curves", "notices"):
-                    db.execute(
-                        f"DELETE FROM {table} WHERE attempt_id IN (SELECT attempt_id FROM attempts WHERE run_id = ?)",
-                        (plan.run_id,),
-                    )
-                for table in ("attempts", "provenance", "runs"):
-                    db.execute(f"DELETE FROM {table} WHERE run_id = ?", (plan.run_id,))
+                delete_rows(db, plan.run_id)
             added = db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, state)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -155,6 +149,17 @@ class Store(Leases):
                 (status.state.value, status.exit_code, status.reason, status.ended_at, attempt_id, len(ATTACHED),
                  ATTACHED),
             )  # fmt: skip
+
+    def delete(self, run_id: str) -> bool:
+        """Delete a run and all that belongs to it; False where it is live. It is not restored from the journal."""
+        with self.database.write() as db:
+            live = f"SELECT 1 FROM runs WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})"
+            if db.execute(live, (run_id, *_FINAL)).fetchone():
+                return False
+            delete_rows(db, run_id)
+            newest = db.execute("SELECT attempt_id FROM attempts ORDER BY rowid DESC LIMIT 1").fetchone()
+            self.database.journal.forget(run_id, newest[0] if newest else "")
+        return True
 
     def change_owner(self, attempt_id: str, *, old: str, new: Process | str) -> bool:
         """Change which process may finish a submission; `new=""` lets any. False when the owner is no longer `old`."""

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.nodes.files import AnyPath, expand_path, read, read_texts, token, walk, write
+from cloudtrain.nodes.removal import measure, remove_run, stop_and_wait
 from cloudtrain.nodes.supervisor import (
     FINAL,
-    FIRST_STATUS_S,
     clean_environment,
     has_begun,
     has_leftovers,
@@ -84,22 +84,6 @@ def cancel_node(folder: AnyPath, rank: int) -> None:
         return
     node.mkdir(exist_ok=True)
     stop(node)
-
-
-def stop_and_wait(node: AnyPath) -> None:
-    """Stop a node, wait until it has ended, and kill its leftover processes. Blocking."""
-    node_state = read_state(node)
-    if node_state is None:
-        return
-    if node_state["state"] not in FINAL:
-        stop(node)
-        grace = float((node_state["raw"] or {}).get("grace_s") or 30.0)
-        deadline = time.monotonic() + grace + FIRST_STATUS_S
-        while (
-            (current := read_state(node)) is not None and current["state"] not in FINAL and time.monotonic() < deadline
-        ):
-            time.sleep(0.05)
-    kill_leftovers(node)
 
 
 def store_piece(root: AnyPath, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
@@ -280,6 +264,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "report": report_node,
     "cancel": cancel_node,
     "end": stop_and_wait,
+    "size": measure,
+    "remove": remove_run,
     "put": store_piece,
     "extract": extract_bundle,
     "launch": launch_node,

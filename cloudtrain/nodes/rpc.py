@@ -49,6 +49,7 @@ agent.serve()
 """
 SENT_MODULES = (
     "nodes.agent",
+    "nodes.removal",
     "nodes.supervisor",
     "nodes.files",
     "nodes.process",

@@ -14,7 +14,21 @@ from cloudtrain.cli import COMMANDS, SECTIONS, main, program
 from tests.conftest import WAIT_S
 
 DESIGN = ["init", "plan", "submit", "ls", "show", "logs", "metrics", "wait", "cancel", "fetch", "resume", "rerun"]
-DESIGN += ["diff", "watch", "attach", "report", "console", "doctor", "schema", "fit", "package", "prices", "costs"]
+DESIGN += [
+    "diff",
+    "watch",
+    "attach",
+    "report",
+    "console",
+    "doctor",
+    "schema",
+    "fit",
+    "package",
+    "prices",
+    "costs",
+    "rm",
+    "prune",
+]
 
 
 def command(name: str) -> click.Command:

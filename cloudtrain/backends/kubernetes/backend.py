@@ -191,6 +191,13 @@ class KubernetesBackend:
                 raise BackendError(f"{path} cannot be written: {error.strerror or error}") from None
             self._jobs.delete(handle)
 
+    def remains(self, handle: str) -> dict[str, int | None]:
+        _, namespace, name, _ = parse_handle(handle)
+        return {f"Job {namespace}/{name}": None} if self._jobs.job(handle) else {}
+
+    def remove(self, handle: str) -> None:
+        self._jobs.delete(handle)
+
     def _deleted_path(self, handle: str) -> Path:
         """Where a deleted Job's manifest is kept: `fetch` needs its image, volumes and output."""
         name = parse_handle(handle)[2]

@@ -21,6 +21,7 @@ from cloudtrain.backends.local.bytecode import link_bytecode
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
 from cloudtrain.events import LogLine, State, Status
+from cloudtrain.nodes import removal
 from cloudtrain.nodes.files import token as shared_token
 from cloudtrain.nodes.files import write
 from cloudtrain.nodes.paths import check_inputs, output_path
@@ -244,6 +245,17 @@ class LocalBackend:
             if (run_dir / name).is_dir():
                 copy_tree(run_dir / name, into / name)
         return into
+
+    def remains(self, handle: str) -> dict[str, int | None]:
+        folder = Path(handle).parent
+        return {str(folder): size} if (size := removal.measure(folder)) is not None else {}
+
+    def remove(self, handle: str) -> None:
+        folder = Path(handle).parent
+        try:
+            removal.remove_run(folder.parent, folder.name)
+        except OSError as error:
+            raise BackendError(f"{error.filename or folder} cannot be deleted: {error.strerror or error}") from None
 
     def check(self) -> list[Problem]:
         problems = []

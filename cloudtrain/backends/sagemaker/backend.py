@@ -236,6 +236,14 @@ class SagemakerBackend:
                 return labels
             token = {"NextToken": page["NextToken"]}
 
+    def remains(self, handle: str) -> dict[str, int | None]:
+        return {handle: None} if self._job(handle) else {}
+
+    def remove(self, handle: str) -> None:
+        """Delete the record of a job that has ended; its output and its log stay."""
+        if self._job(handle):
+            self.aws.call("sagemaker", "delete_training_job", TrainingJobName=handle.rpartition("/")[2])
+
     def cancel(self, handle: str) -> None:
         try:
             self.aws.call("sagemaker", "stop_training_job", TrainingJobName=handle.rpartition("/")[2])

@@ -262,6 +262,15 @@ class SlurmBackend:
             transfer.download_folder(self._agent, folder, into / name)
         return into
 
+    def remains(self, handle: str) -> dict[str, int | None]:
+        folder = handle.rpartition("/")[0]
+        size = self._agent.ask("size", folder=folder).value
+        return {folder: size} if size is not None else {}
+
+    def remove(self, handle: str) -> None:
+        runs, run, _ = handle.rsplit("/", 2)
+        self._agent.ask("remove", runs=runs, run=run, stops=False)
+
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -281,6 +281,18 @@ class SshBackend:
             transfer.download_folder(attempt[0].agent, f"{request['run_dir']}/{name}", into / name)
         return into
 
+    def remains(self, handle: str) -> dict[str, int | None]:
+        attempt = self._attempt_nodes(handle) or []
+        folder = attempt[0].attempt.rpartition("/")[0] if attempt else ""
+        sizes: list[Any] = call_all(lambda node: node.ask("size", folder=folder).value, attempt)
+        raise_first(sizes)
+        return {f"{node.label}:{folder}": size for node, size in zip(attempt, sizes, strict=True) if size is not None}
+
+    def remove(self, handle: str) -> None:
+        attempt = self._attempt_nodes(handle) or []
+        run = attempt[0].attempt.split("/")[-2] if attempt else ""
+        raise_first(call_all(lambda node: node.ask("remove", runs=f"{self.root}/runs", run=run), attempt))
+
     def check(self) -> list[Problem]:
         from cloudtrain.backends.ssh.doctor import check_machines
 

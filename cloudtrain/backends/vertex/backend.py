@@ -105,6 +105,12 @@ class CustomJobsBackend:
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)
 
+    def remains(self, handle: str) -> dict[str, int | None]:
+        return {handle: None} if self._jobs.get(handle) else {}
+
+    def remove(self, handle: str) -> None:
+        self._jobs.delete(handle)
+
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         return self._jobs.fetch(handle, into, what)
 

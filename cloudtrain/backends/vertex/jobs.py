@@ -242,6 +242,13 @@ class CustomJobs:
             "POST", "aiplatform", f"/v1/{handle}:cancel", "the job cannot be cancelled", body={}, accept=fine
         )
 
+    def delete(self, handle: str) -> None:
+        """Delete the record of a job that has ended; its output and its log stay.
+
+        https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs/delete (2026-11-23)
+        """
+        self._api.call("DELETE", "aiplatform", f"/v1/{handle}", "the job cannot be deleted", accept=(404,))
+
     def logs(self, handle: str, *, follow: bool, after: str | None) -> Iterator[LogLine]:
         """Yield the log lines of all nodes after a cursor; with `follow` until the job has ended."""
 

@@ -90,7 +90,7 @@ def note(line: str, *, prefix: str = "", style: str = "") -> None:
     sys.stderr.flush()
 
 
-def confirmer(*, yes: bool, as_json: bool) -> Callable[[str], None]:
+def confirmer(*, yes: bool, as_json: bool, verb: str = "send", done: str = "sent") -> Callable[[str], None]:
     """Return a function that asks a person about a sentence, and raises BadRequest where nobody is asked or says no."""
 
     def confirm(sentence: str) -> None:
@@ -99,11 +99,11 @@ def confirmer(*, yes: bool, as_json: bool) -> Callable[[str], None]:
         from cloudtrain.errors import BadRequest
 
         if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise BadRequest(f"{sentence}: nothing was sent", "--yes sends it without a question")
+            raise BadRequest(f"{sentence}: nothing was {done}", f"--yes {verb}s it without a question")
         import click
 
-        if not click.confirm(f"{clean(sentence)}. Send it?", err=True):
-            raise BadRequest("nothing was sent")
+        if not click.confirm(f"{clean(sentence)}. {verb.capitalize()} it?", err=True):
+            raise BadRequest(f"nothing was {done}")
 
     return confirm
 

@@ -27,7 +27,7 @@ from typing import Any
 from cloudtrain.errors import MissingExtra
 from cloudtrain.simulators.sagemaker.host import Behavior
 from cloudtrain.simulators.sagemaker.job_list import AwsError, list_training_jobs
-from cloudtrain.simulators.sagemaker.training_job import TrainingJob
+from cloudtrain.simulators.sagemaker.training_job import FINAL, TrainingJob
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
@@ -179,6 +179,13 @@ class Simulator:
         if not job.stop():
             message = f"The request was rejected because the training job is in status {job.status}."
             raise AwsError("ValidationException", message)
+        return {}
+
+    def _DeleteTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job(request)
+        if job.status not in FINAL:
+            raise AwsError("ResourceInUse", f"The training job is in status {job.status} and cannot be deleted.")
+        del self.jobs[request["TrainingJobName"]]
         return {}
 
     def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from cloudtrain.nodes import directory
 from cloudtrain.nodes.process import detach
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing.contract import BackendContract
+from tests.backends.removed import check_removal
 from tests.conftest import processes_of, wait_for
 
 
@@ -24,6 +25,9 @@ class TestLocal(BackendContract):
     @pytest.fixture
     def connect(self, home: Path):
         return lambda: LocalBackend({}, home / "runs")
+
+    def test_what_it_has_left_is_deleted(self, backend, start):
+        check_removal(self, backend, start("print('done')"))
 
     def leftovers(self, handle: str) -> list[str]:
         return processes_of(Path(handle))

@@ -1,0 +1,86 @@
+"""cloudtrain rm: delete runs that have ended, and what they left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.cli.view import options, runs, terminal
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.units import format_size
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.remove import Remains
+    from cloudtrain.runs.run import Run
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+here_option = click.option(
+    "--here", is_flag=True, help="Only delete what is on this machine; the platform is not asked."
+)
+
+
+@options.command()
+@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
+@dry_run_option
+@here_option
+@yes_option
+@options.json_option
+def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
+    """Delete runs and what they left on platforms, hosts and here.
+
+    Prints places and sizes first, and asks. A live run is refused. The output that a job names stays; so do uploaded
+    sources, which runs share.
+
+    \b
+    cloudtrain rm tiny-lm-26 --dry-run
+    """
+    return delete([runs.find(run_id) for run_id in run_ids], dry_run=dry_run, here=here, yes=yes, as_json=as_json)
+
+
+def delete(selected: Sequence[Run], *, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
+    """Print what runs have left, ask, and delete it; returns the exit code of the last error, else 0."""
+    from cloudtrain.runs import remove
+
+    code, found = 0, []
+    for run in selected:
+        try:
+            found.append((run, remove.find_remains(run, here=here)))
+        except CloudtrainError as error:
+            if len(selected) == 1:
+                raise
+            code = _print_error(run, error)
+    for _, remains in () if as_json else found:
+        _print_remains(remains)
+    total = sum(size or 0 for _, remains in found for size in remains.places.values())
+    if found and not dry_run:
+        sentence = f"{len(found)} run{'s' * (len(found) != 1)}, {format_size(total)}"
+        terminal.confirmer(yes=yes, as_json=as_json, verb="delete", done="deleted")(sentence)
+    for run, remains in found:
+        try:
+            if not dry_run:
+                remove.remove(run, here=here)
+        except CloudtrainError as error:
+            code = _print_error(run, error)
+            continue
+        about = {"run_id": remains.run_id, "places": dict(remains.places), "kept": remains.kept}
+        if as_json:
+            terminal.print_json({**about, "deleted": not dry_run})
+        elif not dry_run:
+            terminal.print_lines(f"deleted {remains.run_id}")
+    return code
+
+
+def _print_remains(remains: Remains) -> None:
+    terminal.print_lines(remains.run_id)
+    sizes = [(place, "" if size is None else format_size(size)) for place, size in remains.places.items()]
+    terminal.print_pairs([(size or "-", place) for place, size in sizes])
+    if remains.kept:
+        terminal.print_pairs([("kept", remains.kept)])
+
+
+def _print_error(run: Run, error: CloudtrainError) -> int:
+    terminal.note(f"error: {run.run_id}: {error}")
+    return error.exit_code

@@ -1,0 +1,65 @@
+"""Delete what ended runs have left: on their platforms and hosts, in this home, and in the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cloudtrain.backends.api import HasRemoval
+from cloudtrain.errors import BadRequest, DiskError
+from cloudtrain.nodes import removal
+from cloudtrain.runs.attempts import backend_of
+from cloudtrain.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a run has left: place -> bytes (None where they are not known), and the output that stays."""
+
+    run_id: str
+    places: Mapping[str, int | None]
+    kept: str = ""
+
+
+def find_remains(run: Run, *, here: bool = False) -> Remains:
+    """Return what `remove` deletes of a run; blocking. `here`: only on this machine.
+
+    Raises:
+        BadRequest: the run is live.
+        BackendError: its platform does not answer.
+    """
+    if not run.refresh().state.final:
+        raise BadRequest(f"{run.run_id} is {run.record.status.state}", f"cloudtrain cancel {run.run_id} ends it first")
+    folder = run.store.home / "runs" / run.run_id
+    places: dict[str, int | None] = {}
+    for handle, backend in () if here else _removable(run):
+        places |= backend.remains(handle)
+    if (size := removal.measure(folder)) is not None:
+        places[str(folder)] = size
+    places[f"{run.store.database.path}, its rows"] = None
+    return Remains(run.run_id, places, "" if run.record.attached else str(run.record.job.get("output") or ""))
+
+
+def remove(run: Run, *, here: bool = False) -> None:
+    """Delete a run that has ended; blocking, and repeated after an interruption it deletes the rest.
+
+    Its rows go last, so that what is left can still be found. Raises BadRequest, BackendError and DiskError.
+    """
+    find_remains(run, here=True)  # raises where it is live
+    for handle, backend in () if here else _removable(run):
+        backend.remove(handle)
+    try:
+        removal.remove_run(run.store.home / "runs", run.run_id, stops=False)
+    except OSError as error:
+        raise DiskError(error.filename or run.store.home, error) from None
+    if not run.store.delete(run.run_id):
+        raise BadRequest(f"{run.run_id} was resumed meanwhile")
+
+
+def _removable(run: Run) -> Iterator[tuple[str, HasRemoval]]:
+    """Yield each attempt's handle and its backend, where that can delete; of an attached run nothing is deleted."""
+    for attempt in () if run.record.attached else run.attempts:
+        if attempt.handle is not None:
+            backend = backend_of(attempt.plan, run.store.home, attempt.handle)
+            if isinstance(backend, HasRemoval):
+                yield attempt.handle, backend
