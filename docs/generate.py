@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md and docs/cost.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -17,6 +17,7 @@ import contract
 import job_keys
 import limits
 import own_strategies
+import published
 import resume
 from trainer import trainer_page
 
@@ -74,6 +75,7 @@ def main() -> int:
         "backend.md": contract.page(),
         "cost.md": limits.page(),
         "../cloudtrain/job/keys.pyi": job_keys.stub(),
+        "time.md": published.page(),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text

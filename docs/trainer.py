@@ -81,7 +81,7 @@ On GPUs that it knows the line has **MFU** beside tokens/s, and the events the m
 GPUs in the precision that is used. A token costs 6 operations for each parameter of a matrix product (4 where it is frozen, as below LoRA's adapter; embeddings nothing, the head what it
 is), and attention 12 x layers x heads x their width x the length of its sample; padding and what is computed again cost nothing (Chowdhery et al., PaLM, appendix B). The clock runs through
 evaluations and checkpoints, as for tokens/s. `flops_per_token`, `flops_per_pair` and `peak_flops` of the `world` event are what it is reckoned from. Known are A100, H100 (SXM, PCIe, NVL),
-H200, B200, L4, L40, L40S, A10, A10G, A40, T4, V100, RTX A6000, 3090 and 4090, by the whole name that the driver gives, each with its data sheet's address in entrypoints/trainer/mfu.py. Nothing is
+H200, B200, L4, L40, L40S, A10, A10G, A40, T4, V100, RTX A6000, 3090 and 4090, by the whole name that the driver gives, each with its data sheet's address in entrypoints/trainer/peaks.py. Nothing is
 told on CPU, of slices (MIG) and other GPUs, of mixtures of experts and other families of which the formula was not held against torch's count of operations. It was never seen on a GPU: none
 was at hand. The formula is tested against that count (equal to the operation for language models, within 3% for classifiers and 5% with an adapter on small ones), and a whole run on CPU
 with a GPU's peak put in.

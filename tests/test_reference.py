@@ -31,6 +31,9 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "limits.py",
         "job_keys.py",
         "api.py",
+        "published.py",
+        "published.csv",
+        "time.md",
     ]
     scripts += ["cli.md", "spec.md", "training.md", "checkpoints.md", "strategies.md", "backend.md", "cost.md"]
     for name in scripts:

@@ -71,7 +71,7 @@ def command(
 
 
 def _print_run(run: Run, verbose: bool) -> None:
-    from cloudtrain.runs import spend
+    from cloudtrain.runs import progress, spend
 
     record, attempts = run.record, run.attempts
     status, plan = record.status, attempts[-1].plan
@@ -98,6 +98,8 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("created", record.created_at),
             ("started", status.started_at or ""),
             ("ended", status.ended_at or ""),
+            ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
+            ("forecast", progress.describe_forecast(attempts, run.store.home)),
             ("spent", spend.describe_run(attempts, run.store.home)),
             ("cap", spend.describe_cap(attempts, run.store.home)),
             ("billed", summary.describe_billing(attempts)),

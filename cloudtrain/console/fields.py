@@ -54,7 +54,7 @@ _LAYOUT: dict[Step, dict[str, str]] = {
     Step.GENERAL: {
         "Job": "name | labels",
         "Script": "entrypoint args | trainer run setup arg_style distributed_env sm_env aip_env resume_args keep compat metrics"
-        " fit.model fit.batch fit.sequence fit.precision fit.checkpointing",
+        " fit.model fit.batch fit.sequence fit.precision fit.checkpointing fit.accumulation fit.steps",
         "Hyperparameters": "hyperparameters",
         "Parallelism": "parallelism.strategy | parallelism.tp_size parallelism.pp_size parallelism.cp_size"
         " parallelism.dp_replicate_size parallelism.dp_shard_size parallelism.microbatches parallelism.pp_schedule"

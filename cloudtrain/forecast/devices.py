@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from cloudtrain.source.node_code import module
 
 MIB = 1 << 20
 _SMI = "nvidia-smi, https://github.com/modal-labs/modal-client/pull/2797 (2025-01-23)"
@@ -21,8 +24,30 @@ SIZES: dict[str, tuple[int, str]] = {
 }
 
 
+def named(accelerator: str, known: Iterable[str]) -> str | None:
+    """Return the first of the known names that a job file's means: A100 means any A100; None where there is none."""
+    name = re.sub(r"-MEGA$|-SXM\d?", "", accelerator.upper())
+    return next((each for each in known if each == name or each.startswith(f"{name}-")), None)
+
+
 def size_bytes(accelerator: str) -> int | None:
     """Return the memory of a GPU that is named as in a job file, of the smallest one that is meant; None: not known."""
-    name = re.sub(r"-MEGA$|-SXM\d?|-PCIE", "", accelerator.upper())
-    sizes = [mib for known, (mib, _) in SIZES.items() if known == name or known.startswith(f"{name}-")]
-    return min(sizes) * MIB if sizes else None
+    found = named(accelerator.upper().removesuffix("-PCIE"), SIZES)
+    return SIZES[found][0] * MIB if found else None
+
+
+# The device's name, by which entrypoints/trainer/peaks.py has its data sheet.
+_DEVICES = {
+    "A100-40GB": "A100-SXM4-40GB",
+    "A100-80GB": "A100-SXM4-80GB",
+    "H100": "H100 80GB HBM3",
+    "V100-16GB": "V100-SXM2-16GB",
+    "V100-32GB": "V100-SXM2-32GB",
+}
+
+
+def peak_flops(accelerator: str, precision: str) -> float | None:
+    """Return the FLOP/s that a GPU promises for no (TF32), bf16, fp16 or pure bf16; None where it is not known."""
+    kind = {"no": "tf32", "pure bf16": "bf16"}.get(precision, precision)
+    found: float | None = module("trainer.peaks").peak(_DEVICES.get(accelerator, accelerator), kind)
+    return found

@@ -23,6 +23,18 @@ _OWN = {"bf16": "bfloat16", "batch": "fit.batch", "checkpointing": "gradient che
 
 
 @dataclass(frozen=True)
+class Length:
+    """How much is trained and done beside."""
+
+    steps: int
+    save_steps: int | None = None  # between checkpoints
+    save_s: float | None = None  # the same in seconds
+    evaluations: int = 0
+    eval_samples: int = 0
+    without: str = ""  # what of it is not known, and so in no time
+
+
+@dataclass(frozen=True)
 class Training:
     """A model and how it is trained."""
 
@@ -31,6 +43,7 @@ class Training:
     ranks: int  # that take samples of their own
     open: tuple[str, ...]  # what of it was never compared with a measurement
     names: Mapping[str, str]  # how the job's owner writes a change
+    length: Length | str  # why it is not known
 
 
 def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str | None:
@@ -77,7 +90,28 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
         (arguments.optim != "adamw_torch_fused", arguments.optim),
     ]
     reasons = [*_open(shape, step, dropout), *(text for wrong, text in more if wrong)]
-    return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER)
+    return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER, _length(arguments, job))
+
+
+def _length(arguments: Any, job: Job) -> Length | str:
+    """Return how much the shared trainer does, or why that is not known before it runs."""
+    if arguments.task != "causal-lm":
+        return f"samples of {arguments.task} differ in length"
+    steps = arguments.max_steps
+    if steps < 0:
+        return "the node counts the steps of an epoch (max_steps says them)"
+    counts = 1 + int(arguments.eval_on_start)
+    every = arguments.eval_steps if arguments.eval_steps > 0 else arguments.logging_steps
+    counts += steps // every if arguments.eval_strategy == "steps" else 0
+    sized = arguments.max_eval_samples > 0 and arguments.eval_strategy != "epoch"
+    return Length(
+        steps,
+        arguments.save_steps if arguments.save_steps > 0 else job.checkpoint.every_steps,
+        None if arguments.save_steps > 0 else job.checkpoint.every_s,
+        counts if sized else 0,
+        arguments.max_eval_samples if sized else 0,
+        "" if sized or (arguments.validation_split_percentage == 0 and not arguments.eval_dataset) else "evaluations",
+    )
 
 
 def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training | str:
@@ -93,10 +127,11 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
     shards = int(parallelism.get("dp_shard_size") or ranks) if strategy not in ("none", "ddp") else 1
     step = Step(
         said.batch, said.sequence, {"fp32": "no", "bf16-pure": "pure bf16"}.get(said.precision, said.precision),
-        said.checkpointing, strategy, shards, split["tp"], split["pp"], split["cp"], chunked=False,
-        offload=bool(parallelism.get("offload")),
+        said.checkpointing, strategy, shards, split["tp"], split["pp"], split["cp"], said.accumulation,
+        chunked=False, offload=bool(parallelism.get("offload")),
     )  # fmt: skip
-    return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN)
+    length = Length(said.steps, without="evaluations and checkpoints") if said.steps else "fit.steps is not set"
+    return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN, length)
 
 
 def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:

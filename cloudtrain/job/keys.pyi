@@ -30,6 +30,10 @@ class FitKeys(TypedDict, total=False):
     """bf16 is mixed precision; bf16-pure has weights in bfloat16 too."""
     checkpointing: bool
     """Whether activations are computed again."""
+    accumulation: int
+    """Micro-batches of an optimizer step on one rank."""
+    steps: int | None
+    """Optimizer steps, for the forecast of the time."""
 
 class InputKeys(TypedDict, total=False):
     uri: Required[str]
@@ -78,8 +82,8 @@ class ParallelismKeys(TypedDict, total=False):
     """An existing Accelerate configuration file in the source."""
 
 class ResourcesKeys(TypedDict, total=False):
-    accelerators: str | int | float | bool | None
-    """GPUs of a node: "A100-80GB:8", or "A100" for one. 0 hides those that are there."""
+    accelerators: str | int | float | bool | Sequence[str | int | float | bool] | None
+    """GPUs of a node: "A100-80GB:8", or "A100" for one; of several one is chosen. 0 hides those that are there."""
     use_spot: bool
     """Use spot (preemptible) capacity; retry.max_attempts is then 3 by default."""
     disk_gb: int | None
@@ -149,7 +153,7 @@ class JobKeys(TypedDict, total=False):
     resources: ResourcesKeys | sections.Resources
     parallelism: ParallelismKeys | sections.Parallelism
     fit: FitKeys | sections.Fit
-    """What a script trains, for `cloudtrain fit`; the trainer says it itself."""
+    """What a script trains, for the forecast of memory and time; the trainer says it itself."""
     limits: LimitsKeys | sections.Limits
     checkpoint: CheckpointKeys | sections.Checkpoint
     """How often checkpoints are written."""
@@ -169,7 +173,9 @@ class JobKeys(TypedDict, total=False):
     """When a new attempt is started."""
     image: str | None
     """Container image; left out: the backend's default."""
-    target: str
-    """A backend, or a target named in cloudtrain.toml."""
+    target: str | Sequence[str]
+    """A backend, or a target named in cloudtrain.toml; of several one is chosen."""
+    prefer: Literal["cost", "order"]
+    """Which of several targets and accelerators is tried first: the cheapest, or the first as written."""
     options: Mapping[str, Mapping[str, Any]]
     """Options by backend."""

@@ -111,7 +111,8 @@ class JobModel(Spec):
     resources: Resources = Field(default=Resources(), description="What each node has.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
     fit: Fit = Field(
-        default=Fit(), description="What a script trains, for `cloudtrain fit`; the trainer says it itself."
+        default=Fit(),
+        description="What a script trains, for the forecast of memory and time; the trainer says it itself.",
     )
     limits: Limits = Field(default=Limits(), description="When an attempt is ended.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How often checkpoints are written.")

@@ -116,7 +116,7 @@ class Parallelism(Spec):
 
 
 class Fit(Spec):
-    """What a script trains, for the forecast of its memory; nothing runs differently for it."""
+    """What a script trains, for the forecast of its memory and time; nothing runs differently for it."""
 
     model: Text | None = Field(default=None, description="A hub name, a folder with a config.json, or input:NAME.")
     batch: Count | None = Field(default=None, description="Samples of a micro-batch on one rank.")
@@ -125,6 +125,8 @@ class Fit(Spec):
         default="bf16", description="bf16 is mixed precision; bf16-pure has weights in bfloat16 too."
     )
     checkpointing: Flag = Field(default=False, description="Whether activations are computed again.")
+    accumulation: Count = Field(default=1, description="Micro-batches of an optimizer step on one rank.")
+    steps: Count | None = Field(default=None, description="Optimizer steps, for the forecast of the time.")
 
 
 class Limits(Spec):

@@ -1,32 +1,36 @@
-"""Say in a plan whether its training fits on the GPUs that the job names; refuse what cannot fit."""
+"""Say in a plan whether its training fits on its GPUs, and how long it takes; refuse what cannot fit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.forecast import fit
+from cloudtrain.forecast import duration, fit, training
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.job.job import Job
 
 
-def check(job: Job, plan: Plan, force: bool) -> Plan:
-    """Return the plan with its line on memory.
+def check(job: Job, plan: Plan, force: bool, backend: Backend) -> Plan:
+    """Return the plan with its lines on memory and time.
 
     Raises BadJob where the shared trainer cannot fit, unless `force`. A script is never refused: what it does is its own.
     """
     made = plan.manifest
     nodes = int(made["nodes"])
-    found = fit.of_job(job, made["parallelism"], nodes * int(made["processes_per_node"]), nodes)
+    found = training.of_job(job, made["parallelism"], nodes * int(made["processes_per_node"]), nodes)
     if found is None:
         return plan
     if isinstance(found, str):
-        return replace(plan, fit={"answer": "", "line": f"not known: {found}"})
-    if found.answer == fit.NOT:
-        hint = "; ".join(text for text in (found.hint, "--force sends it as it is") if text)
+        unknown = {"line": f"not known: {found}"}
+        return replace(plan, fit={"answer": "", **unknown}, time=unknown)
+    answer = fit.answer(found, job.resources.accelerator or "GPU")
+    if answer.answer == fit.NOT:
+        hint = "; ".join(text for text in (answer.hint, "--force sends it as it is") if text)
         if job.trainer and not force:
-            raise BadJob(job.located([Problem(f"{found.line}", "resources.accelerators", hint)]))
-    return replace(plan, fit=found.to_dict())
+            raise BadJob(job.located([Problem(f"{answer.line}", "resources.accelerators", hint)]))
+    machine = job.resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")
+    return replace(plan, fit=answer.to_dict(), time=duration.forecast(found, job, plan, machine))

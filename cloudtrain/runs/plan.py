@@ -133,7 +133,8 @@ class Planner:
 
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
-        plan = cap.plan_attempt(self.backend(resolved), job, bundle, run_id(job.name, key), home=self.home)
+        backend = self.backend(resolved)
+        plan = cap.plan_attempt(backend, job, bundle, run_id(job.name, key), home=self.home)
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
@@ -141,7 +142,7 @@ class Planner:
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs import fit_check
 
-            plan = fit_check.check(job, plan, self.force)
+            plan = fit_check.check(job, plan, self.force, backend)
         notes = [*plan.notes, *expected]
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")

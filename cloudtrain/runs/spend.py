@@ -106,30 +106,31 @@ def sums(shares: Iterable[Share], by: str) -> list[Sum]:
 
 def describe_run(attempts: Sequence[AttemptRecord], home: Path) -> str:
     """Return what a run has spent so far and what it can cost at most; "" where no price is known."""
-    total = _total(attempts, home)
-    if total.unpriced_s or not attempts[-1].plan.price:
+    used = total(attempts, home)
+    if used.unpriced_s or not attempts[-1].plan.price:
         return ""
     case, ended = attempts[-1].plan.at_most or {}, attempts[-1].status.state.final
-    text = f"{'about ' if total.estimate else ''}{total.usd:.2f} USD"
-    text += f"{'' if ended else ' so far'} ({units.format_duration(total.node_s)} of nodes' time)"
+    text = f"{'about ' if used.estimate else ''}{used.usd:.2f} USD"
+    text += f"{'' if ended else ' so far'} ({units.format_duration(used.node_s)} of nodes' time)"
     return text + (f"; at most {case['usd']:.2f} USD" if not ended and case.get("usd") is not None else "")
 
 
 def describe_cap(attempts: Sequence[AttemptRecord], home: Path) -> str:
     """Return the cap of a run and what is left of it; "" without one."""
     plan = attempts[-1].plan
-    limits, total = plan.job.get("limits") or {}, _total(attempts, home)
+    limits, used = plan.job.get("limits") or {}, total(attempts, home)
     parts = []
     if cost := limits.get("max_cost"):
-        parts.append(f"{cost} (limits.max_cost), {max(0.0, units.usd(cost) - total.usd):.2f} USD left")
+        parts.append(f"{cost} (limits.max_cost), {max(0.0, units.usd(cost) - used.usd):.2f} USD left")
     if runtime := limits.get("max_total_runtime"):
-        left_s = max(0.0, units.duration_s(runtime) - total.node_s / int(plan.manifest["nodes"]))
+        left_s = max(0.0, units.duration_s(runtime) - used.node_s / int(plan.manifest["nodes"]))
         parts.append(f"{runtime} (limits.max_total_runtime), {units.format_duration(left_s)} left")
     return "; ".join(parts)
 
 
-def _total(attempts: Sequence[AttemptRecord], home: Path) -> Sum:
-    total = Sum("")
+def total(attempts: Sequence[AttemptRecord], home: Path) -> Sum:
+    """Return what the attempts of a run have spent so far together."""
+    found = Sum("")
     for attempt in attempts:
-        total.add(share_of(attempt, home))
-    return total
+        found.add(share_of(attempt, home))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,11 @@ def submitted_json(run: Run) -> dict[str, Any]:
 def shown_json(run: Run) -> dict[str, Any]:
     """Return the JSON of `show --json`: that of `submit`, and everything in the history about the run."""
     from cloudtrain.report.packages import requirements
+    from cloudtrain.runs import progress
 
     record = run.record
     attempts = run.attempts
+    live = progress.of_run(run.store, attempts)
     return {
         **submitted_json(run),
         **_status_json(record.status),
@@ -93,6 +96,8 @@ def shown_json(run: Run) -> dict[str, Any]:
             for event in run.store.events(run.run_id)
             if event.kind in ("status", "state", "world", "checkpoint", "alarm", "result")
         ],
+        "progress": {**asdict(live), "line": live.line} if live else None,
+        "time": progress.compared(attempts, run.store.home),
         "provenance": run.store.provenance(run.run_id),
         "requirements": requirements(run.store.events(run.run_id, "requirements")),
         "job": dict(record.job),

@@ -25,6 +25,7 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
             ("runs", describe_command(plan)),
             ("source", describe_source(plan)),
             ("fit", str((plan.fit or {}).get("line", ""))),
+            ("time", str((plan.time or {}).get("line", ""))),
             ("price", _describe_price(plan)),
             ("cost", describe_cost(plan)),
             *(("note", text) for text in plan.notes),

@@ -11,7 +11,7 @@ from cloudtrain.console import history, text, widgets
 from cloudtrain.events import Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.units import format_size
-from cloudtrain.runs import asked, spend
+from cloudtrain.runs import asked, progress, spend
 from cloudtrain.runs.run import Run
 
 MAX_EVENTS = 200  # the newest ones
@@ -58,6 +58,8 @@ def read_details(run: Run) -> RunDetails:
         ("created", text.format_time(record.created_at)),
         ("took", runs.elapsed(status.started_at, status.ended_at) if status.ended_at else ""),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
+        ("progress", found.line if (found := progress.of_run(run.store, attempts)) else ""),
+        ("forecast", progress.describe_forecast(attempts, run.store.home)),
         ("spent", spend.describe_run(attempts, run.store.home)),
         ("cap", spend.describe_cap(attempts, run.store.home)),
         ("billed", summary.describe_billing(attempts)),

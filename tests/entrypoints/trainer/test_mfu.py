@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cloudtrain.forecast.models import Shape, from_config
+from cloudtrain.forecast.speed import flops_per_token
 from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts
 
-from trainer import mfu  # isort: skip
+from trainer import mfu, peaks  # isort: skip
 from trainer import model as models  # isort: skip
 from trainer.metrics import Meter  # isort: skip
 
@@ -55,18 +57,20 @@ STRANGE = [  # relatives and slices of those above: a number of theirs would be 
 
 
 def test_known_gpus_by_their_drivers_names():
-    assert {name: mfu.peak(name, "bf16") for name in NAMES} == {name: tera * 1e12 for name, tera in NAMES.items()}
-    assert [name for name in STRANGE if mfu.peak(name, "bf16") or mfu.peak(name, "fp32")] == []
+    assert {name: peaks.peak(name, "bf16") for name in NAMES} == {name: tera * 1e12 for name, tera in NAMES.items()}
+    assert [name for name in STRANGE if peaks.peak(name, "bf16") or peaks.peak(name, "fp32")] == []
     old = {"Tesla T4": (65, 8.1), "Tesla V100-SXM2-32GB": (125, 15.7), "Tesla V100-PCIE-16GB": (112, 14)}
     for name, (half, single) in old.items():
-        assert mfu.peak(name, "bf16") is None, "it has no bfloat16"
-        assert (mfu.peak(name, "fp16"), mfu.peak(name, "tf32")) == (half * 1e12, single * 1e12)
-    assert mfu.peak("NVIDIA A100-SXM4-80GB", "tf32") == 156e12 and mfu.peak("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+        assert peaks.peak(name, "bf16") is None, "it has no bfloat16"
+        assert (peaks.peak(name, "fp16"), peaks.peak(name, "tf32")) == (half * 1e12, single * 1e12)
+    assert (
+        peaks.peak("NVIDIA A100-SXM4-80GB", "tf32") == 156e12 and peaks.peak("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    )
 
 
 def test_every_row_is_one_gpu_with_an_address():
-    rows = list(chain.from_iterable(mfu.SOURCES.values()))
-    assert len({row.name for row in rows}) == len(rows) and all(url.startswith("https://") for url in mfu.SOURCES)
+    rows = list(chain.from_iterable(peaks.SOURCES.values()))
+    assert len({row.name for row in rows}) == len(rows) and all(url.startswith("https://") for url in peaks.SOURCES)
     for row in rows:  # float32 is never the fastest
         assert row.fp32 <= (row.tf32 or row.fp32) <= row.fp16 and row.bf16 in (None, row.fp16)
 
@@ -101,6 +105,13 @@ def test_the_formula_against_a_count_of_operations(kind: str):
     """To the last operation where a language model is trained; a classifier's head sees one token a sample."""
     found = told_by_counted(small(kind))
     assert found == 1 if kind not in ("bert", "roberta", "distilbert") else 1 <= found < 1.03
+
+
+@pytest.mark.parametrize("kind", ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"))
+def test_the_forecast_of_time_counts_the_same(kind: str):
+    model = small(kind)
+    work, shape = mfu.work(model, 96), from_config(model.config.to_dict())
+    assert work and isinstance(shape, Shape) and flops_per_token(shape, 96) == work.token + 96 * work.pair
 
 
 def test_other_shapes_against_a_count():

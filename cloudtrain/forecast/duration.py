@@ -1,0 +1,100 @@
+"""How long a training takes and what it costs, before it runs: the time of its steps, start, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.forecast import devices, speed
+from cloudtrain.forecast.cost import HOUR_S
+from cloudtrain.forecast.network import GB, Band, pool
+from cloudtrain.forecast.training import Length
+from cloudtrain.job.units import format_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.forecast.network import Pool
+    from cloudtrain.forecast.training import Training
+    from cloudtrain.job.job import Job
+
+# Image, packages, model and data, until the first step; waiting for machines is in no figure. Opinion.
+START_S = Band(60, 240, 900)
+# Bytes per second of one node to the checkpoint's folder, as far as training waits for it. Opinion.
+_SAVED = Band(1 * GB, 10 * GB, float("inf"))
+LEAST = 0.1e9  # parameters: published trainings have more
+
+
+def forecast(found: Training, job: Job, plan: Plan, machine: str = "") -> dict[str, Any]:
+    """Return how long a training takes, as `Plan.time` has it.
+
+    Args:
+        found: what the job says of it.
+        job: a resolved job.
+        plan: its plan, with the number of nodes and the price of all of them.
+        machine: type of a node as provider/region/name; "" where it is not known.
+
+    Returns:
+        `line`, and where it is known `seconds` and `step_s` (10, 50 and 90 %), `tokens` of a step, `steps` and `usd` (from,
+        to).
+    """
+    gpu = devices.named(job.resources.accelerator or "", speed.MFU)
+    if why := next(_unknown(found, gpu), ""):
+        return {"line": f"not known: {why}"}
+    length, nodes = found.length, int(plan.manifest["nodes"])
+    assert gpu and isinstance(length, Length)
+    machines = pool(gpu, nodes, int(plan.manifest["processes_per_node"]), machine)
+    made = speed.of_step(found.shape, found.step, machines, found.ranks)
+    if made is None:
+        return {"line": "not known: the network between the nodes is not in the tables of machines"}
+    if not made.busy:
+        return {"line": "not known: the micro-batch is too small to keep the GPU busy, such were not compared"}
+    steps = Band(*(length.steps * each for each in made.step))
+    whole = START_S.plus(steps).plus(_evaluations(found, length, made)).plus(_saved(found, machines, length, steps))
+    line = f"{format_duration(whole.low)} to {format_duration(whole.high)}"
+    usd = None
+    if plan.price:
+        usd = [round(seconds / HOUR_S * float(plan.price["usd_per_hour"]), 2) for seconds in (whole.low, whole.high)]
+        line += f", {usd[0]:.2f} to {usd[1]:.2f} USD"
+    slow, fast = (made.tokens / seconds for seconds in (made.step.high, made.step.low))
+    line += f" (p10 to p90; {length.steps:,} steps at {slow:,.0f} to {fast:,.0f} tokens/s)"
+    line += f"; without {length.without}" if length.without else ""
+    if whole.middle > job.limits.max_runtime_s:
+        line += f"; limits.max_runtime ends an attempt after {format_duration(job.limits.max_runtime_s)}"
+    return {
+        "line": line, "seconds": [round(each) for each in whole], "step_s": list(made.step), "steps": length.steps,
+        "tokens": made.tokens, "usd": usd,
+    }  # fmt: skip
+
+
+def _unknown(found: Training, gpu: str | None) -> Iterator[str]:
+    """Yield why nothing can be said of a training's time."""
+    step = found.step
+    if isinstance(found.length, str):
+        yield found.length
+    if gpu is None:
+        yield "no published training on this GPU was found to compare with"
+    if step.precision not in ("bf16", "pure bf16"):
+        yield "trainings in bf16 were compared, no others"
+    for named, text in ((step.lora, "LoRA"), (step.offload, "offload"), (step.eager_attention, "eager attention")):
+        if named:
+            yield f"no published training with {text} was found to compare with"
+    if found.shape.parameters < LEAST:
+        yield "models below 0.1 billion parameters were not compared"
+
+
+def _evaluations(found: Training, length: Length, made: speed.Speed) -> Band:
+    """Return the seconds of all evaluations: a third of the work of training on as many tokens."""
+    share = length.evaluations * length.eval_samples * found.step.sequence / made.tokens / 3
+    return Band(*(share * each for each in made.step))
+
+
+def _saved(found: Training, machines: Pool, length: Length, steps: Band) -> Band:
+    """Return the seconds in which training waits for checkpoints: weights and two moments."""
+    step = found.step
+    sharded = step.strategy not in ("none", "ddp")
+    bytes_ = (6 if step.precision == "pure bf16" else 12) * found.shape.parameters / (machines.nodes if sharded else 1)
+    if length.save_steps:
+        counts = [length.steps / length.save_steps] * 3
+    else:
+        counts = [each / length.save_s if length.save_s else 0 for each in steps]
+    return Band(*((1 + count) * bytes_ / rate for count, rate in zip(counts, reversed(_SAVED), strict=True)))
