@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 from cloudtrain.errors import BackendError, MissingExtra, NoCapacity, Unreachable
@@ -120,18 +121,27 @@ class Aws:
 
     def call(self, service: str, operation: str, **values: Any) -> Any:
         """Call an operation by its snake_case name and return the answer; blocking. Raises AwsError, MissingExtra."""
+        called = partial(self._call, service, operation, values)
+        return self.explained(called, f"{service}:{_camel_case(operation)}")
+
+    def _call(self, service: str, operation: str, values: dict[str, Any]) -> Any:
+        return getattr(self.client(service), operation)(**values)
+
+    def explained(self, call: Callable[[], Any], usual_action: str) -> Any:
+        """Return what `call` returns; boto3's and botocore's errors are raised as AwsError."""
         self.session  # noqa: B018 - raises MissingExtra without botocore
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
         try:
-            return getattr(self.client(service), operation)(**values)
+            return call()
         except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as raised:
             wrapped = raised.__context__ if isinstance(raised, Boto3Error) else None  # upload_file wraps what it gets
             error = wrapped if isinstance(wrapped, Exception) else raised
             # One transfer calls several operations.
-            action = f"{service}:{getattr(error, 'operation_name', None) or _camel_case(operation)}"
+            name = getattr(error, "operation_name", None)
+            action = f"{usual_action.partition(':')[0]}:{name}" if name else usual_action
             raise self.explain(error, PERMISSIONS.get(action, action)) from None
 
     def account(self) -> str:

@@ -139,9 +139,14 @@ class Manifest:
         return cls(**{**data, **lists})
 
     def encode(self) -> list[str]:
-        """Return the encoded pieces; raises BadRequest if they exceed 64 KiB together.
+        """Return the encoded pieces; raises BadRequest if they exceed 64 KiB together."""
+        packed = self.pack()
+        return [packed[at : at + MAX_PIECE] for at in range(0, len(packed), MAX_PIECE)]
 
-        If they would, the data for `attach` is left out: first the patch, then all of `about`.
+    def pack(self, limit: int = MAX_BYTES) -> str:
+        """Return the encoded manifest; raises BadRequest if it has more bytes than `limit`.
+
+        If it would, the data for `attach` is left out: first the patch, then all of `about`.
         """
         no_patch = {name: value for name, value in self.about.items() if name != "patch"}
         for about in (self.about, no_patch, {}):
@@ -149,14 +154,14 @@ class Manifest:
                 {**self.to_dict(), **({"about": about} if about else {})}, separators=(",", ":"), sort_keys=True
             )
             packed = base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode()
-            if len(packed) <= MAX_BYTES:
+            if len(packed) <= limit:
                 break
-        if len(packed) > MAX_BYTES:
+        if len(packed) > limit:
             raise BadRequest(
-                f"arguments and environment take {len(packed):,} bytes packed, {MAX_BYTES:,} are possible",
+                f"arguments and environment take {len(packed):,} bytes packed, {limit:,} are possible",
                 "move long values into a file of the source",
             )
-        return [packed[at : at + MAX_PIECE] for at in range(0, len(packed), MAX_PIECE)]
+        return packed
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a launcher gets the manifest; raises BadRequest as `encode` does."""

@@ -80,8 +80,13 @@ def decode(pieces: list[str]) -> Manifest:
     return Manifest(fields)
 
 
-def pieces(environ: Mapping[str, str], hyperparameters: str = "") -> list[str]:
-    """Return the manifest's pieces in order, from the environment or from SageMaker's hyperparameters (JSON text)."""
+def pieces(environ: Mapping[str, str], hyperparameters: str = "", whole: str = "") -> list[str]:
+    """Return the manifest's pieces in order, from the environment or from SageMaker's hyperparameters (JSON text).
+
+    `whole` is the manifest that SageMaker has brought as a file, where it is too long for either.
+    """
+    if whole:
+        return [whole]
     by_number = {name[len(PREFIX) :]: value for name, value in environ.items() if name.startswith(PREFIX)}
     if not by_number and hyperparameters:
         values = json.loads(hyperparameters)

@@ -135,7 +135,8 @@ class Supervisor:
 
     def _begin(self) -> None:
         config, hyperparameters = sagemaker_file("resourceconfig.json"), sagemaker_file("hyperparameters.json")
-        self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters))
+        whole = sagemaker_file("../data/cloudtrain-manifest/manifest")
+        self._manifest = manifest = manifests.decode(manifests.pieces(self._environ, hyperparameters, whole))
         cluster = clusters.resolve(self._environ, config)
         if cluster.platform == "kubernetes" and cluster.node_rank > 0:
             cluster = cluster._replace(control_host=clusters.absolute(cluster.control_host))

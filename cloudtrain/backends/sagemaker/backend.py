@@ -1,6 +1,6 @@
 """The backend `sagemaker`: submits, finds, cancels and fetches SageMaker training jobs. The handle is the job's ARN.
 
-It sends exactly the request that `plan` printed, through the `HuggingFace` estimator of sagemaker<3 or through boto3 alone.
+It sends the request that `plan` printed, and no other, through the `HuggingFace` estimator of sagemaker<3 or boto3 alone.
 All other calls use boto3, because that SDK takes seconds to import. No local process runs while the job runs.
 """
 
@@ -11,15 +11,16 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import ecr, limits, listing, logs, request, status
-from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
+from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, upload
+from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
 DRAIN_S = 30.0  # how long `logs` waits for these late lines
 LOOK_S = 5.0  # between two requests for a log that is followed
+CLIENTS = {"sdk": "the SDK's HuggingFace estimator", "boto3": "boto3"}
 
 
 class SagemakerBackend:
@@ -76,8 +78,13 @@ class SagemakerBackend:
 
     def plan(self, job: Job, bundle: Bundle, run_id: str, attempt: int = 1) -> Plan:
         about = provenance.about(self.name, job, bundle)
-        built = request.build_request(job, run_id, attempt, bundle.sha256, self._options, about)
-        return built.plan(self.name, self._options, job, bundle, "platform")
+        options = dict(self._options)
+        with suppress(CloudtrainError):  # no boto3, or no region: `submit` says so
+            options["region"] = self.aws.region
+        built = request.build_request(job, run_id, attempt, bundle.sha256, options, about)
+        plan = built.plan(self.name, self._options, job, bundle, "platform")
+        chosen, why = client.choose_client(plan.request, self._options)
+        return replace(plan, notes=(*plan.notes, f"sent by {CLIENTS[chosen]}: {why}"))
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return limits.time_limit(plan)
@@ -87,10 +94,11 @@ class SagemakerBackend:
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()
-        self._upload(plan, bundle)
+        upload.upload(self.aws, plan, bundle, self.workdir.parent, self._options.get("kms_key"), self.follow_s)
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         try:
-            if self._choose_client() == "sdk":
+            if client.choose_client(request, self._options)[0] == "sdk":
+                client.require_sdk(self.name)
                 from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
                 return submit(self.aws, request)
@@ -121,13 +129,6 @@ class SagemakerBackend:
             raise AwsError(message, "submit again: the run gets another name") from None
         return str(job["TrainingJobArn"])
 
-    def _choose_client(self) -> str:
-        choice = self._options.get("client") or "auto"
-        installed = find_spec("sagemaker") is not None
-        if choice == "sdk" and not installed:
-            raise MissingExtra("options.sagemaker.client: sdk", self.name)
-        return "sdk" if choice == "sdk" or (choice == "auto" and installed) else "boto3"
-
     def _check_account(self) -> None:
         pinned = self._options.get("account")
         if pinned and (account := self.aws.account()) != pinned:
@@ -139,25 +140,6 @@ class SagemakerBackend:
         if accounts and (account := self.aws.account()) not in accounts:
             message = f"the credentials are those of account {account}, the job is in {accounts[0]}"
             raise BackendError(message, "choose the profile that it was submitted with")
-
-    def _upload(self, plan: Plan, bundle: Bundle) -> None:
-        """Upload the bundle to the S3 URI of the plan, unless it exists there; one request."""
-        from cloudtrain.backends import s3
-
-        folder_uri = plan.request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"]
-        bucket, _, prefix = folder_uri.removeprefix("s3://").partition("/")
-        key = prefix + request.OBJECT
-        marker = self.workdir.parent / "sagemaker" / "uploaded" / bucket / bundle.sha256
-        try:
-            if marker.exists() and s3.exists(self.aws, bucket, key):  # uploaded by an earlier submit from this machine
-                return
-            kms_key = self._options.get("kms_key")
-            encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
-            s3.upload_once(self.aws, bundle.path, bucket, key, self.follow_s, **encryption)
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-        except OSError as error:
-            raise BackendError(f"{error.filename} cannot be used: {error.strerror}", "free some disk space") from None
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 

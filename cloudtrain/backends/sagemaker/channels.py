@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 CHANNEL = "cloudtrain"  # of the source bundle
+MANIFEST_CHANNEL = "cloudtrain-manifest"  # of a manifest that is too long for hyperparameters
 
 
 def build_channels(
@@ -32,7 +33,7 @@ def build_channels(
                 problems.append(Problem(message, f"inputs.{name}.mode", "copy or mount"))
             launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
             continue
-        if name.lower() == CHANNEL:
+        if name.lower() in (CHANNEL, MANIFEST_CHANNEL):
             problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
         if not item.uri.startswith("s3://"):
             message = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"

@@ -1,43 +1,54 @@
-"""Build a `HuggingFace` estimator of sagemaker<3 from a planned request, and submit the job through its `fit`.
+"""Make the `HuggingFace` estimator of sagemaker<3 for a planned request, and submit the job with its `fit`.
 
-Every value of the estimator comes from the request. `fit` sends the planned request itself, so a configuration file of
-the SDK cannot change it. A test compares the request with the one that the SDK builds from the estimator alone.
+Every argument of the estimator comes from the request. The SDK builds its own request from them, which is compared with the
+planned one before it is sent: a configuration file of the SDK cannot change a job unnoticed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.sagemaker.hyperparameters import script_mode
+from cloudtrain.errors import BackendError
 from cloudtrain.importing import Quickly
 
 if TYPE_CHECKING:
     from cloudtrain.backends.aws import Aws
 
 
-def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool = True) -> Any:
+def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
     """Return the estimator of a request, attached to its job: `.deploy()` finds the job's model.
 
-    With `send_planned` its `fit` sends the planned request, else the request that the SDK builds. Blocking (imports take
-    seconds).
+    Blocking (imports take seconds).
     """
     HuggingFace, TrainingJob, Session = _import_sdk()
-    bucket = request["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"].split("/")[2]
-    session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"), default_bucket=bucket)
-    if send_planned:
-        session.planned = (aws, dict(request))
+    session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"))
+    session.planned = request
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
     specification, output = request["AlgorithmSpecification"], request["OutputDataConfig"]
     network, checkpoints = request.get("VpcConfig") or {}, request.get("CheckpointConfig") or {}
+    registry = specification.get("TrainingImageConfig") or {}
+    hyperparameters = {name: json.loads(text) for name, text in request["HyperParameters"].items()}
+    code = {}
+    if "sagemaker_job_name" in hyperparameters:  # else the containers are isolated, or an older version has planned it
+        code = {"source_dir": hyperparameters["sagemaker_submit_directory"],
+                "entry_point": hyperparameters["sagemaker_program"]}  # fmt: skip
+        for name in script_mode("", "", ""):  # added by the estimator
+            del hyperparameters[name]
     built = HuggingFace(
-        entry_point=None,  # the container's command starts the launcher
+        **{"entry_point": None, **code},
         image_uri=specification["TrainingImage"],
         role=request["RoleArn"],
-        instance_count=resources["InstanceCount"],
-        instance_type=resources["InstanceType"],
+        instance_count=resources.get("InstanceCount"),
+        instance_type=resources.get("InstanceType"),
+        instance_groups=_instance_groups(resources),
+        instance_placement_config=resources.get("InstancePlacementConfig"),
+        training_plan=resources.get("TrainingPlanArn"),
         volume_size=resources["VolumeSizeInGB"],
         volume_kms_key=resources.get("VolumeKmsKeyId"),
         keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
@@ -46,62 +57,99 @@ def build_estimator(aws: Aws, request: Mapping[str, Any], *, send_planned: bool 
         use_spot_instances=bool(request.get("EnableManagedSpotTraining")),
         checkpoint_s3_uri=checkpoints.get("S3Uri"),
         checkpoint_local_path=checkpoints.get("LocalPath"),
+        input_mode=specification["TrainingInputMode"],
         output_path=output["S3OutputPath"],
         output_kms_key=output.get("KmsKeyId"),
+        disable_output_compression=output.get("CompressionType") == "NONE",
         code_location=output["S3OutputPath"],
         subnets=network.get("Subnets"),
         security_group_ids=network.get("SecurityGroupIds"),
         enable_network_isolation=bool(request.get("EnableNetworkIsolation")),
         encrypt_inter_container_traffic=bool(request.get("EnableInterContainerTrafficEncryption")),
+        enable_infra_check=(request.get("InfraCheckConfig") or {}).get("EnableInfraCheck"),
+        enable_remote_debug=(request.get("RemoteDebugConfig") or {}).get("EnableRemoteDebug"),
+        enable_session_tag_chaining=(request.get("SessionChainingConfig") or {}).get("EnableSessionTagChaining"),
         container_entry_point=specification.get("ContainerEntrypoint"),
+        container_arguments=specification.get("ContainerArguments"),
+        training_repository_access_mode=registry.get("TrainingRepositoryAccessMode"),
+        training_repository_credentials_provider_arn=(registry.get("TrainingRepositoryAuthConfig") or {}).get(
+            "TrainingRepositoryCredentialsProviderArn"
+        ),
         metric_definitions=specification["MetricDefinitions"],
         max_retry_attempts=(request.get("RetryStrategy") or {}).get("MaximumRetryAttempts"),
         environment=request.get("Environment"),
         tags=request["Tags"],
-        hyperparameters={
-            name: text[1:-1] for name, text in request["HyperParameters"].items()
-        },  # the SDK quotes them again
+        hyperparameters=hyperparameters,
         enable_sagemaker_metrics=specification["EnableSageMakerMetricsTimeSeries"],
         debugger_hook_config=False,
         disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
         py_version="py3",  # required by the SDK, although the image decides
         sagemaker_session=session,
     )
-    # Telemetry would send requests without a timeout. Not set before: the SDK validates its defaults, where it has any,
-    # with each value that it looks up there, and the estimator's constructor looks up hundreds.
-    defaults = session.sagemaker_config
-    defaults.setdefault("SchemaVersion", "1.0")
-    modules = defaults.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
-    modules["TelemetryOptOut"] = True
+    session.opt_out_of_telemetry()
     built._current_job_name = request["TrainingJobName"]
     built.latest_training_job = TrainingJob(session, request["TrainingJobName"])
     return built
 
 
 def submit(aws: Aws, request: Mapping[str, Any]) -> str:
-    """Send a request through its estimator's `fit` and return the job's ARN; blocking. Raises AwsError."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    """Send a request through its estimator's `fit` and return the job's ARN; blocking.
 
-    estimator = build_estimator(aws, request)
+    Raises AwsError, and BackendError where the SDK refuses the job or would send another request than the planned one.
+    """
+    name, arns = str(request["TrainingJobName"]), []
+
+    def note_arn(parsed: Mapping[str, Any], **_: Any) -> None:  # `fit` keeps no ARN
+        arn = str(parsed.get("TrainingJobArn"))
+        if arn.endswith(f"/{name}"):  # threads share the client
+            arns.append(arn)
+
+    events, event = aws.client("sagemaker").meta.events, "after-call.sagemaker.CreateTrainingJob"
+    events.register(event, note_arn)
     try:
-        estimator.fit(fit_inputs(request), wait=False, job_name=request["TrainingJobName"])
-    except (BotoCoreError, ClientError) as error:  # from a request that the SDK sends by itself
-        if not estimator.sagemaker_session.arn:
-            raise aws.explain(error, f"sagemaker:{getattr(error, 'operation_name', None) or 'fit'}") from None
-    return str(estimator.sagemaker_session.arn)
+        fit = partial(build_estimator(aws, request).fit, fit_inputs(request), wait=False, job_name=name)
+        aws.explained(partial(fit, experiment_config=request.get("ExperimentConfig")), "sagemaker:CreateTrainingJob")
+    except (ValueError, TypeError, RuntimeError) as error:  # of the SDK, which checks its arguments and defaults
+        message = f"the SageMaker SDK refuses the job: {error}".partition("\n")[0]
+        raise BackendError(message, "options.sagemaker.client: boto3 sends it without the SDK") from None
+    finally:
+        events.unregister(event, note_arn)
+    return arns[0]
 
 
 def fit_inputs(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the channels of a request as the `inputs` argument of `fit`."""
-    from sagemaker.inputs import TrainingInput
+    from sagemaker.inputs import FileSystemInput, TrainingInput
 
-    channels = {}
+    channels: dict[str, Any] = {}
     for channel in request["InputDataConfig"]:
-        source = channel["DataSource"]["S3DataSource"]
-        channels[channel["ChannelName"]] = TrainingInput(
-            source["S3Uri"], distribution=source["S3DataDistributionType"], input_mode=channel.get("InputMode")
-        )
+        name, mode = channel["ChannelName"], channel.get("InputMode")
+        if files := channel["DataSource"].get("FileSystemDataSource"):
+            channels[name] = FileSystemInput(
+                files["FileSystemId"], files["FileSystemType"], files["DirectoryPath"], files["FileSystemAccessMode"]
+            )
+        else:
+            source = channel["DataSource"]["S3DataSource"]
+            spread = source["S3DataDistributionType"]
+            channels[name] = TrainingInput(source["S3Uri"], distribution=spread, input_mode=mode)
     return channels
+
+
+def differences(planned: Any, built: Any, at: str = "") -> Iterator[str]:
+    """Yield where two requests differ, as dotted paths."""
+    if isinstance(planned, Mapping) and isinstance(built, Mapping):
+        for name in sorted({*planned, *built}):
+            yield from differences(planned.get(name), built.get(name), f"{at}.{name}" if at else str(name))
+    elif planned != built:
+        yield at
+
+
+def _instance_groups(resources: Mapping[str, Any]) -> list[Any] | None:
+    from sagemaker.instance_group import InstanceGroup
+
+    groups = resources.get("InstanceGroups") or []
+    names = ("InstanceGroupName", "InstanceType", "InstanceCount")
+    return [InstanceGroup(*(group[name] for name in names)) for group in groups] or None
 
 
 @cache
@@ -115,17 +163,34 @@ def _import_sdk() -> tuple[Any, Any, Any]:
         from sagemaker.estimator import _TrainingJob
         from sagemaker.huggingface import HuggingFace
 
-    class PlannedSession(sagemaker.Session):  # type: ignore[misc]
-        """A session that sends the planned request instead of the one that the SDK has built."""
+    class CheckedSession(sagemaker.Session):  # type: ignore[misc]
+        """A session that sends a training job only if the SDK's request is the planned one."""
 
-        planned: tuple[Aws, dict[str, Any]] | None = None
-        arn = ""
+        planned: Mapping[str, Any]
+        defaults: Mapping[str, Any]
+        sagemaker_config: Any
 
-        def _intercept_create_request(self, request: Any, create: Any, func_name: str | None = None) -> Any:
-            if self.planned is None or func_name != "train":
-                return super()._intercept_create_request(request, create, func_name)
-            aws, exact = self.planned
-            self.arn = str(aws.call("sagemaker", "create_training_job", **exact)["TrainingJobArn"])
-            return None
+        def opt_out_of_telemetry(self) -> None:
+            """Send no telemetry from now on: its requests have no timeout.
 
-    return HuggingFace, _TrainingJob, PlannedSession
+            The SDK validates its defaults with each value that it looks up, where it has any. The option therefore is
+            set after the constructor of an estimator, and not while a request is built: both look up hundreds.
+            """
+            self.defaults = dict(self.sagemaker_config)
+            self.sagemaker_config = json.loads(json.dumps({"SchemaVersion": "1.0", **self.defaults}))
+            modules = self.sagemaker_config.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
+            modules.setdefault("Modules", {})["TelemetryOptOut"] = True
+
+        def get_train_request(self, *args: Any, **values: Any) -> Any:
+            opted_out, self.sagemaker_config = self.sagemaker_config, dict(self.defaults)
+            try:
+                request = super().get_train_request(*args, **values)
+            finally:
+                self.sagemaker_config = opted_out
+            if found := list(differences(self.planned, request)):
+                message = f"the SageMaker SDK would send another {', '.join(found)} than the plan"
+                hint = "look in its configuration files, or options.sagemaker.client: boto3 sends the plan"
+                raise BackendError(message, hint)
+            return request
+
+    return HuggingFace, _TrainingJob, CheckedSession

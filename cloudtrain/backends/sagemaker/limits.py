@@ -22,7 +22,7 @@ STOP_S = 120  # between SIGTERM and SIGKILL
 # For results, after MaxRuntimeInSeconds; 118 s were seen (github.com/aws/sagemaker-python-sdk/issues/4451)
 UPLOAD_S = 600
 MAX_DISK_GB = 16384  # documents
-MAX_HYPERPARAMETERS, MAX_VALUE = 100, 2500
+MAX_HYPERPARAMETERS, MAX_NAME, MAX_VALUE = 100, 256, 2500
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 50, 128, 256
 MAX_CHANNELS, MAX_CHANNEL_NAME, MAX_URI = 20, 64, 1024
 MAX_METRICS, MAX_METRIC_NAME, MAX_REGEX = 40, 255, 500
@@ -120,9 +120,6 @@ def _check_metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:
 
 
 def _check_container(request: Mapping[str, Any], job: Job) -> Iterator[Problem]:
-    hyperparameters = request["HyperParameters"]
-    if len(hyperparameters) > MAX_HYPERPARAMETERS or any(len(text) > MAX_VALUE for text in hyperparameters.values()):
-        yield Problem("are too long together for SageMaker", "hyperparameters", "move long values into a file")
     yield from _check_text(
         request["AlgorithmSpecification"]["TrainingImage"],
         "image" if job.image else "options.sagemaker.image",

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, s3_channel, split_prefix
+from cloudtrain.backends.sagemaker.hyperparameters import build_hyperparameters
 from cloudtrain.backends.sagemaker.request import (
     MARGIN_S,
     OBJECT,
     BuiltRequest,
     container_command,
-    hyperparameters,
+    toolkit_hyperparameters,
 )
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
@@ -44,7 +45,7 @@ def build_request(
     about: Mapping[str, Any] | None = None,
 ) -> BuiltRequest:
     """Return the request for an attempt of a job; its folders are below `workdir`."""
-    problems, notes = [], []
+    problems: list[Problem] = []
     output, found_problems = paths.output_path(job.output)
     output_is_s3 = _is_s3(job.output)
     if output is None and job.output is not None and not found_problems and not (output_is_s3 and options.get("s3")):
@@ -71,9 +72,10 @@ def build_request(
         elif not re.fullmatch(limits.BUCKET, bucket):
             problems.append(Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker-local.bucket"))
     image = str(job.image or options.get("image") or IMAGE)
+    hyperparameters, notes = build_hyperparameters(manifest, manifest.encode(), toolkit_hyperparameters(options))
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
-        "HyperParameters": hyperparameters(manifest, options),
+        "HyperParameters": hyperparameters,
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
@@ -89,8 +91,6 @@ def build_request(
     }
     if gpus:
         request["Environment"] = {"CLOUDTRAIN_GPUS": ",".join(map(str, range(gpus)))}
-    if len(request["HyperParameters"]) > limits.MAX_HYPERPARAMETERS:
-        problems.append(Problem("are too long together for SageMaker", "hyperparameters"))
     if job.resources.use_spot:
         notes.append("local mode has no spot machines: use_spot is left out")
     if job.resources.instance_type:

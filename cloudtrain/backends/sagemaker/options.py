@@ -55,7 +55,8 @@ class SagemakerOptions(BaseModel):
         None, pattern=r"^https?://", description="address of all services instead of AWS's: a simulator, say"
     )
     client: Literal["auto", "sdk", "boto3"] = Field(
-        "auto", description="sdk: the HuggingFace estimator; boto3: the same request without it; auto: sdk where it is"
+        "auto",
+        description="sdk: the HuggingFace estimator; boto3: the same request; auto: sdk where it is and has all fields",
     )
     image: str | None = Field(None, description="container image where the job names none")
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")

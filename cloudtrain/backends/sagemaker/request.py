@@ -1,31 +1,37 @@
 """Build the complete CreateTrainingJob request of a job: pure data; `sagemaker-local` shares its parts.
 
     s3://<bucket>/<prefix>/code/<sha256>/source.tar.gz    source bundles, by digest; the channel `cloudtrain`
+    s3://<bucket>/<prefix>/manifests/<sha256>/manifest    a manifest over 64 KiB; the channel `cloudtrain-manifest`
     <output>/<run>/checkpoints/                           of the run; SageMaker copies it to /opt/ml/checkpoints at every start
     <output>/<run>/<attempt>/output/model.tar.gz          /opt/ml/model of all nodes, and output.tar.gz: /opt/ml/output/data
 
 The container's command unpacks the channel and execs launch.py. The launcher is PID 1, so that SIGTERM, exit codes and argv
-work on any image with Python. The manifest travels as hyperparameters, each a JSON string as the SDK's estimators write them.
+work on any image with Python. The request is the one that the SDK's HuggingFace estimator sends for the same job.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import machines
 from cloudtrain.backends.api import Plan
-from cloudtrain.backends.machines import Machine
 from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.sagemaker import images, limits, toolkit
-from cloudtrain.backends.sagemaker.channels import CHANNEL, build_channels, s3_channel
+from cloudtrain.backends.sagemaker import client, limits, toolkit
+from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
+from cloudtrain.backends.sagemaker.hyperparameters import (
+    build_hyperparameters,
+    encode_manifest,
+    object_folder,
+    script_mode,
+)
+from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.machines import Machine
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -82,7 +88,7 @@ def build_request(
     about: Mapping[str, Any] | None = None,
 ) -> BuiltRequest:
     """Return the CreateTrainingJob request for an attempt of a job; `options` are those of the backend `sagemaker`."""
-    machine, notes, problems = _choose_machine(job)
+    machine, notes, problems = choose_machine(job)
     if machine and machine.accelerators and not job.resources.accelerators:
         gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
         job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
@@ -96,14 +102,23 @@ def build_request(
     manifest = replace(
         manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters)
     )  # SageMaker itself copies output and inputs
-    image, found_problems = _choose_image(job, machine, options)
+    image, found_problems = choose_image(job, machine, options)
     problems += found_problems + _check_options(job, options)
-    code = s3_channel(CHANNEL, f"s3://{bucket}/{prefix}/code/{sha256}/")
+    code_uri = f"s3://{bucket}/{prefix}/code/{sha256}/"
+    pieces, content = encode_manifest(manifest)
+    if content:
+        channels.append(s3_channel(MANIFEST_CHANNEL, object_folder(f"s3://{bucket}/{prefix}", content)))
+    # With an isolated container the estimator would add a second channel for the source: it gets no entry point then.
+    added = toolkit_hyperparameters(options)
+    if not options.get("isolate"):
+        added = script_mode(code_uri + OBJECT, manifest.attempt_id, options.get("region") or "")
+    hyperparameters, found_notes = build_hyperparameters(manifest, pieces, added)
+    notes += found_notes
     metrics, metric_notes = _metric_definitions(job)
     notes += metric_notes
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
-        "HyperParameters": hyperparameters(manifest, options),
+        "HyperParameters": hyperparameters,
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "File",
@@ -112,7 +127,7 @@ def build_request(
             "EnableSageMakerMetricsTimeSeries": True,
         },
         "RoleArn": options.get("role") or "",
-        "InputDataConfig": [*channels, code],
+        "InputDataConfig": [*channels, s3_channel(CHANNEL, code_uri)],
         "OutputDataConfig": {"S3OutputPath": run},
         "ResourceConfig": {
             "InstanceCount": job.num_nodes,
@@ -125,7 +140,7 @@ def build_request(
         "Tags": _tags(job, manifest),
     }
     _add_options(request, job, machine, options)
-    problems += limits.find_problems(request, job)
+    problems += limits.find_problems(request, job) + client.find_problems(request, options)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
         notes.append(f"SageMaker kills a job {limits.STOP_S} s after it is asked to stop: limits.grace is longer")
@@ -141,11 +156,10 @@ def build_request(
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 
 
-def hyperparameters(manifest: Manifest, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hyperparameters: the manifest's pieces, and the toolkit's own with `entry: toolkit`."""
-    pieces = {f"ct_manifest_{n}": json.dumps(piece) for n, piece in enumerate(manifest.encode())}
+def toolkit_hyperparameters(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what `entry: toolkit` needs where no estimator adds it."""
     archive = f"/opt/ml/input/data/{CHANNEL}/{OBJECT}"
-    return pieces | (toolkit.hyperparameters(archive) if options.get("entry") == "toolkit" else {})
+    return toolkit.hyperparameters(archive) if options.get("entry") == "toolkit" else {}
 
 
 def container_command(options: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -186,61 +200,6 @@ def _add_options(request: dict[str, Any], job: Job, machine: Machine | None, opt
         stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
     if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:
         request["RetryStrategy"] = {"MaximumRetryAttempts": job.retry.max_attempts - 1}
-
-
-def _choose_machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]:
-    """Return a job's machine type with notes and problems; None for a type that is not in the catalogue."""
-    table, instance_type = machines.load("sagemaker"), job.resources.instance_type
-    message = (
-        "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
-    )
-    if (instance_type or "").startswith("ml.trn") or (job.resources.accelerator or "").lower().startswith(
-        ("trn", "trainium")
-    ):
-        path = "resources.instance_type" if instance_type else "resources.accelerators"
-        return None, [], [Problem(message, path, "choose GPUs: L40S, A100, H100")]
-    if not instance_type:
-        choice = machines.choose(table, job.resources)
-        return (choice, [], []) if isinstance(choice, Machine) else (None, [], [choice])
-    if not instance_type.startswith("ml."):
-        hint = f"write ml.{instance_type}"
-        return (
-            None,
-            [],
-            [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
-        )
-    machine = machines.find_machine(table, instance_type)
-    if machine is None:
-        note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
-        return None, [note], []
-    resources = job.resources
-    same_accelerator = machines.matches(resources.accelerator, machine.accelerator) if resources.accelerator else True
-    if resources.accelerators and not (same_accelerator and machine.accelerators == resources.gpus):
-        offered = f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
-        return (
-            machine,
-            [],
-            [Problem(f"{instance_type} has {offered}, not {resources.accelerators}", "resources.accelerators")],
-        )
-    return machine, [], []
-
-
-def _choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) -> tuple[str, list[Problem]]:
-    """Return the container image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
-    if image := job.image or options.get("image"):
-        return str(image), []
-    if job.trainer:
-        message = "is not named, and the shared trainer needs one with its torch and transformers"
-        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
-    if machine is not None and not machine.accelerators:
-        message = "is not named, and Hugging Face's training images are for GPUs only"
-        return "", [Problem(message, "image", "name one with Python 3.9 or newer")]
-    default_image = images.default_image(options.get("region") or "")
-    if default_image is None:
-        region = options.get("region") or "no region (options.sagemaker.region)"
-        message = f"is not named, and there is no image of Hugging Face's in {region}"
-        return "", [Problem(message, "image", "name one")]
-    return default_image, []
 
 
 def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:

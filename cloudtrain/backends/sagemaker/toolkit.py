@@ -24,7 +24,7 @@ REFUSED = {
 
 
 def hyperparameters(archive: str) -> dict[str, str]:
-    """Return the toolkit's hyperparameters: the launcher as its program, and the source archive's path in the container."""
+    """Return what the toolkit needs where no estimator adds it: its program, and the archive's path in the container."""
     return {"sagemaker_program": json.dumps(PROGRAM), "sagemaker_submit_directory": json.dumps(archive)}
 
 

@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-CHANNEL = "cloudtrain"  # of the source bundle: no input of the job
+CHANNELS = ("cloudtrain", "cloudtrain-manifest")  # of the source bundle and the manifest: no inputs of the job
 GROUP = "homogeneousCluster"
 LOG_LEVEL = 20
 # Hyperparameters that are the toolkit's own, whatever their prefix.
@@ -142,7 +142,7 @@ class SageMakerEnv:
 
     def _real_channels(self) -> dict[str, Any]:
         config = json.loads(_config_file(self._base, "inputdataconfig") or "{}")
-        return {name: channel for name, channel in config.items() if name != CHANNEL}
+        return {name: channel for name, channel in config.items() if name not in CHANNELS}
 
     def _resources(self, world: World) -> dict[str, Any]:
         """Return what resourceconfig.json would hold of these nodes."""

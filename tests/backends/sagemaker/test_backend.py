@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
+from cloudtrain.events import State
 from cloudtrain.simulators.sagemaker.host import find_processes
 from cloudtrain.simulators.sagemaker.server import REGION, ROLE, Simulator
 from cloudtrain.testing.contract import BackendContract
@@ -53,6 +55,14 @@ class TestSagemaker(BackendContract):
     def connect(self, simulator: Simulator, home: Path):
         self.simulator = simulator
         return lambda: SagemakerBackend(options(simulator), home / "runs")
+
+    def test_a_manifest_over_64_kib_arrives(self, backend, start) -> None:
+        digits = random.Random(1).randbytes(60_000).hex()  # one argument of execve has at most 128 KiB
+        handle = start("import sys; print(len(sys.argv[1]))", args=[digits])
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert self.script_lines(backend, handle)[0].text == "120000"
+        sent = self.simulator.jobs[handle.rpartition("/")[2]].request["HyperParameters"]
+        assert not [name for name in sent if name.startswith("ct_manifest")]
 
     def calls(self) -> int:
         return len(self.simulator.calls)

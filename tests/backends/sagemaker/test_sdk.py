@@ -61,6 +61,33 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
 
 
 @pytest.mark.timeout(1200)
+def test_a_default_of_the_sdk_that_changes_the_job_is_refused_by_name(
+    sdk: Path,
+    simulator: Simulator,  # noqa: F811
+    home: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print('hello')\n")
+    bundle = Bundle.make(tmp_path / "source", home / "bundles")
+    chosen = options(simulator, client="sdk")
+    data = {"name": "changed", "source": str(tmp_path / "source"), "entrypoint": "train.py"}
+    plan = SagemakerBackend(chosen, home / "runs").plan(
+        Job.from_dict({**data, "options": {"sagemaker": chosen}}), bundle, "changed"
+    )
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    defaults = {"Environment": {"A": "b"}}
+    config = {"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": defaults}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    env = {**simulator.environ, "SAGEMAKER_USER_CONFIG_OVERRIDE": str(tmp_path / "config.yaml")}
+    refused = ask(sdk, "outcome", home, tmp_path / "plan.json", **env)
+    assert (
+        "Unreachable" not in refused["kinds"] and "would send another Environment than the plan" in refused["message"]
+    )
+    assert simulator.jobs == {}
+
+
+@pytest.mark.timeout(1200)
 def test_the_table_of_images_is_the_sdks(sdk: Path) -> None:
     regions = sorted(images.REGISTRIES)
     assert ask(sdk, "image", *regions) == {region: images.default_image(region) for region in regions}

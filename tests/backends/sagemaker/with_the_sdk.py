@@ -1,6 +1,6 @@
 """Runs in an environment that has sagemaker<3: what its HuggingFace estimator makes of our plans, as JSON.
 
-with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that the SDK builds of the estimator alone}
+with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that `fit` sends}
 with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
 with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
 with_the_sdk.py image REGION       the SDK's own address of the newest Hugging Face training image
@@ -27,9 +27,10 @@ def requests(given: dict) -> dict:
     for name, request in given.items():
         aws = Aws("sagemaker", "us-east-1", None, None)
         aws.client("sagemaker").meta.events.register("provide-client-params.sagemaker.CreateTrainingJob", keep)
-        made = build_estimator(aws, request, send_planned=False)
+        made = build_estimator(aws, request)
         try:
-            made.fit(fit_inputs(request), wait=False, job_name=request["TrainingJobName"])
+            experiment = request.get("ExperimentConfig")
+            made.fit(fit_inputs(request), False, job_name=request["TrainingJobName"], experiment_config=experiment)
         except Enough:
             pass
     return built

@@ -1,0 +1,69 @@
+"""Choose the machine type of a training job and the container image that runs on it; pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends import machines
+from cloudtrain.backends.machines import Machine
+from cloudtrain.backends.sagemaker import images
+from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
+
+
+def choose_machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]:
+    """Return a job's machine type with notes and problems; None for a type that is not in the catalogue."""
+    table, instance_type = machines.load("sagemaker"), job.resources.instance_type
+    message = (
+        "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
+    )
+    if (instance_type or "").startswith("ml.trn") or (job.resources.accelerator or "").lower().startswith(
+        ("trn", "trainium")
+    ):
+        path = "resources.instance_type" if instance_type else "resources.accelerators"
+        return None, [], [Problem(message, path, "choose GPUs: L40S, A100, H100")]
+    if not instance_type:
+        choice = machines.choose(table, job.resources)
+        return (choice, [], []) if isinstance(choice, Machine) else (None, [], [choice])
+    if not instance_type.startswith("ml."):
+        hint = f"write ml.{instance_type}"
+        return (
+            None,
+            [],
+            [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
+        )
+    machine = machines.find_machine(table, instance_type)
+    if machine is None:
+        note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
+        return None, [note], []
+    resources = job.resources
+    same_accelerator = machines.matches(resources.accelerator, machine.accelerator) if resources.accelerator else True
+    if resources.accelerators and not (same_accelerator and machine.accelerators == resources.gpus):
+        offered = f"{machine.accelerators} x {machine.accelerator}" if machine.accelerators else "no accelerator"
+        return (
+            machine,
+            [],
+            [Problem(f"{instance_type} has {offered}, not {resources.accelerators}", "resources.accelerators")],
+        )
+    return machine, [], []
+
+
+def choose_image(job: Job, machine: Machine | None, options: Mapping[str, Any]) -> tuple[str, list[Problem]]:
+    """Return the container image: the job's, the target's, or Hugging Face's for a user's own script on GPUs."""
+    if image := job.image or options.get("image"):
+        return str(image), []
+    if job.trainer:
+        message = "is not named, and the shared trainer needs one with its torch and transformers"
+        return "", [Problem(message, "image", "see docs/sagemaker.md; options.sagemaker.image names it for a target")]
+    if machine is not None and not machine.accelerators:
+        message = "is not named, and Hugging Face's training images are for GPUs only"
+        return "", [Problem(message, "image", "name one with Python 3.9 or newer")]
+    default_image = images.default_image(options.get("region") or "")
+    if default_image is None:
+        region = options.get("region") or "no region (options.sagemaker.region)"
+        message = f"is not named, and there is no image of Hugging Face's in {region}"
+        return "", [Problem(message, "image", "name one")]
+    return default_image, []
