@@ -267,6 +267,15 @@ class HasPreflight(Protocol):
 
 
 @runtime_checkable
+class HasProbe(Protocol):
+    """A backend whose platform says whether it would start a job, without taking it; for `doctor --job`."""
+
+    def probe(self, plan: Plan) -> list[Problem]:
+        """Return why the platform would not start the attempt of a plan; blocking. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
 class HasRemains(Protocol):
     """A backend whose submission has several steps: an interrupted one can leave parts that still run."""
 

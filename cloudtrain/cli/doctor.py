@@ -33,14 +33,17 @@ class Finding(NamedTuple):
 
 @options.command()
 @click.argument("target", required=False, shell_complete=options.complete_targets)
+@click.option("--job", metavar="JOB", type=click.Path(), help="Ask the platform whether it would start this job, too.")
 @options.json_option
-def command(target: str | None, as_json: bool) -> int:
+def command(target: str | None, job: str | None, as_json: bool) -> int:
     """Check this machine and a target for what would stand in the way.
 
     TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
     something stands in the way.
     """
     all_findings = list(findings(target or "local"))
+    if job:
+        all_findings += _check_job(job, target or "local")
     problems = [finding for finding in all_findings if finding.ok is False]
     if as_json:
         terminal.print_json([finding.to_dict() for finding in all_findings], indent=2)
@@ -149,3 +152,19 @@ def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(subject, True, "ready" + (f", backend {backend}" if target else ""))
         if isinstance(instance, HasCapacity):
             yield Finding("GPUs there", None, instance.capacity())
+
+
+def _check_job(path: str, target: str) -> Iterator[Finding]:
+    """Ask a target's platform whether it would start a job, with the limits of the job itself."""
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import HasProbe
+    from cloudtrain.job import targets
+    from cloudtrain.runs.plan import Planner
+
+    plan = Planner(target).plan(path)
+    backend = registry.create_for(plan, targets.home())
+    problems = backend.probe(plan) if isinstance(backend, HasProbe) else []
+    for problem in problems:
+        yield Finding(f"job {path}", False, problem.message, problem.hint)
+    if not problems:
+        yield Finding(f"job {path}", True if isinstance(backend, HasProbe) else None, f"planned on {target}")

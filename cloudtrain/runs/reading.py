@@ -38,6 +38,7 @@ class Refresher:
         began = time.monotonic()
         self._next_look, self._next_mark = began + (LOOK_S if watch else 0.0), began
         self._without_answer = False
+        self._reason = ""
 
     def tick(self) -> None:
         """Do what is due; blocks for a look at the platform where nobody else watches the run."""
@@ -45,6 +46,7 @@ class Refresher:
         if moment >= self._next_mark:
             self._next_mark = moment + MARK_S
             self._report_answers()
+            self._report_wait()
         if moment >= self._next_look:
             self._look()
 
@@ -85,6 +87,14 @@ class Refresher:
             _say(f"{self._run_id}: {backend} {what} since {answer.since} ({answer.error}); waiting for it")
         else:
             _say(f"{self._run_id}: {backend} answers again")
+
+    def _report_wait(self) -> None:
+        """Say why the run waits, when the platform gives another reason."""
+        status = self._store.find(self._run_id).status
+        reason = status.reason if status.state is State.QUEUED else ""
+        if reason and reason != self._reason:
+            _say(f"{self._run_id} waits: {reason}")
+        self._reason = reason
 
 
 def read_attempt(

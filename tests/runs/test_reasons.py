@@ -11,7 +11,7 @@ from cloudtrain.cli import main
 from cloudtrain.console.pages.overview import read_details
 from cloudtrain.events import PLATFORM, REASON_CHARS, State, Status, short_reason
 from cloudtrain.history import store as stores
-from cloudtrain.runs import watcher
+from cloudtrain.runs import reading, watcher
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
@@ -102,3 +102,17 @@ def test_commands_and_the_console_show_why_a_run_waits(run: Run, capsys):
     at(run, State.RUNNING, "SageMaker: Training")
     assert main(["ls"]) == 0
     assert "SageMaker" not in capsys.readouterr().out, "a run that runs waits for nothing"
+
+
+def test_a_reader_that_waits_says_why_once(run: Run, capsys, monkeypatch):
+    monkeypatch.setattr(reading, "MARK_S", 0.0)
+    refresher = reading.Refresher(run.store, run.run_id, run.refresh, watch=True)
+    for state, reason in [
+        (State.QUEUED, "Slurm: Priority"),
+        (State.QUEUED, "Slurm: Resources"),
+        (State.RUNNING, "busy"),
+    ]:
+        at(run, state, reason)
+        refresher.tick()
+        refresher.tick()
+    assert capsys.readouterr().err == f"{run.run_id} waits: Slurm: Priority\n{run.run_id} waits: Slurm: Resources\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
-from cloudtrain.backends.slurm import client, request, status
+from cloudtrain.backends.slurm import client, partitions, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
@@ -58,7 +58,7 @@ class SlurmBackend:
     logs_per_s = 20.0  # files of the shared folder: Slurm is not asked
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
-        self.site_options = dict(options)
+        self.site_options, self.workdir = dict(options), workdir
         place = {name: options.get(name) for name in ("login", "python", "modules", "conda", "setup")}
         self.group = f"slurm {json.dumps(place, sort_keys=True, default=str)}"
         self.folder = str(options.get("folder") or "")
@@ -79,16 +79,19 @@ class SlurmBackend:
         if problems:
             raise BadJob(problems)
         restarts, events = request.allowed_restarts(job, attempt)
+        built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events)
+        limits = partitions.notes(self.workdir, self.group, built["sbatch"], request.MARGIN_S)
         return Plan(
             backend=self.name,
             run_id=run_id,
             attempt=attempt,
-            request=request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events),
+            request=built,
             bundle=bundle.to_dict(),
             manifest=manifest.to_dict(),
             job=job.to_dict(),
             notes=(
                 *request.plan_notes(self.folder, manifest, restarts),
+                *limits,
                 *without_effect(job, self.name, "disk_gb"),
             ),
         )
@@ -306,7 +309,16 @@ class SlurmBackend:
 
         if not self.folder:
             return [Problem("no folder is named", "options.slurm.folder", "a folder that all nodes share")]
+        if limits := partitions.parse(self._run(partitions.SINFO)["out"]):
+            partitions.store(self.workdir, self.group, limits)
         return doctor.check_cluster(self._agent, self._run, self.site_options)
+
+    def probe(self, plan: Plan) -> list[Problem]:
+        from cloudtrain.backends.slurm import doctor
+
+        argv = plan.request["sbatch"]
+        limits = partitions.notes(self.workdir, self.group, argv, request.MARGIN_S)
+        return [*doctor.try_submission(self._run, argv), *(Problem(text, "limits") for text in limits)]
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

@@ -40,20 +40,15 @@ def _check_submission(agent: Agent, run: Run, options: Mapping[str, Any], *, on_
     folder = str(options["folder"])
     manifest = Manifest("doctor", 1, ("true",), 1, 1, max_runtime_s=60, grace_s=1)
     argv = request.sbatch_arguments("cloudtrain-doctor", "doctor", folder, manifest, {}, options)
-    arguments = [argument for argument in argv[2:-1] if not argument.startswith(("--output", "--open-mode", "--chdir"))]
-    dry_run = run(["sbatch", "--test-only", *arguments, "--wrap=true"])
-    if dry_run["code"] != 0:
-        yield Problem(
-            client.error_for_command(dry_run).message, "options.slurm", "sinfo and sacctmgr show what there is"
-        )
-        return
-    if not on_node:
+    refused = list(try_submission(run, argv))
+    yield from refused
+    if refused or not on_node:
         return
     probe = f"{folder}/.cloudtrain-doctor"
     agent.ask("write", path=probe, given=b"seen")
     placement = [
         argument
-        for argument in arguments
+        for argument in _placement(argv)
         if not argument.startswith(("--parsable", "--export", "--no-requeue", "--time"))
     ]
     completed = run(["srun", "--immediate=5", "--quiet", "--time=1", "--mpi=none", *placement, "cat", probe])
@@ -65,6 +60,19 @@ def _check_submission(agent: Agent, run: Run, options: Mapping[str, Any], *, on_
             "options.slurm.folder",
             "name a folder on the cluster's shared file system",
         )
+
+
+def try_submission(run: Run, argv: Sequence[str]) -> Iterator[Problem]:
+    """Yield why Slurm would not start a job with these arguments of sbatch: `sbatch --test-only` sends nothing."""
+    dry_run = run(["sbatch", "--test-only", *_placement(argv), "--wrap=true"])
+    if dry_run["code"] != 0:
+        refused = client.error_for_command(dry_run)
+        yield Problem(refused.message, "options.slurm", refused.hint or "sinfo and sacctmgr show what there is")
+
+
+def _placement(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of sbatch without its name, --parsable, the script and files that may not be there yet."""
+    return [argument for argument in argv[2:-1] if not argument.startswith(("--output", "--open-mode", "--chdir"))]
 
 
 def discover_options() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cloudtrain.backends.slurm import reasons
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import format_time
@@ -94,8 +95,7 @@ def attempt_status(
         if "cancel" in files:
             return Status(State.STOPPING, started_at=started)
         if queue_entry.pending or script.name == "REQUEUED":
-            reason = f"Slurm: {queue_entry.reason}" if queue_entry.reason else ""
-            return Status(State.QUEUED, None, reason, started)
+            return Status(State.QUEUED, None, reasons.describe(queue_entry.reason), started)
         if nodes_status is None or queue_entry.state == "CONFIGURING":
             return Status(State.STARTING, started_at=started)
         if nodes_status.state.final:  # the ranks were asked to stop; the script has not written its state yet

@@ -10,6 +10,7 @@ from secrets import token_hex
 
 import pytest
 
+from cloudtrain.backends.slurm import reasons
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
@@ -135,7 +136,7 @@ def test_cancelled_from_outside_is_neither_preempted_nor_started_again(cluster: 
     assert backend.status(handle).state is State.CANCELLED
     # one that waits
     backend, handle = cluster.submit(PATIENT, 9, num_nodes=2, options={"directives": ["--begin=now+1hour"]})
-    assert backend.status(handle) == Status(State.QUEUED, None, "Slurm: BeginTime")
+    assert backend.status(handle) == Status(State.QUEUED, None, reasons.describe("BeginTime"))
     backend.cancel(handle)
     assert final(backend, handle).state is State.CANCELLED
     assert backend.find(f"{Path(handle).parent.name}-a1") == handle

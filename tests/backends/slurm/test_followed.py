@@ -21,6 +21,7 @@ from cloudtrain.runs.spool import Spool
 from cloudtrain.runs.submit import Submitter
 from tests.backends.slurm.test_backend import count_calls
 from tests.backends.slurm.test_quickstart import ROOT, cloudtrain
+from tests.backends.slurm.test_statuses import HELD
 from tests.conftest import WAIT_S, wait_for
 from tests.lab.slurm import Slurm
 
@@ -119,5 +120,5 @@ def test_squeue_is_called_once_in_a_period_for_all_runs(
     settled = clock.now + 2 * period_s  # it is asked more often because the watcher has just begun
     gaps = [after - at for at, after in pairwise(call_times(runs, clock, 8 * period_s, calls)) if at > settled]
     assert len(gaps) >= 4 and period_s <= min(gaps) <= max(gaps) < 1.1 * period_s, gaps
-    assert {run.status.reason for run in Store(home).runs(limit=count)} == {"Slurm: JobHeldUser"}
+    assert {run.status.reason for run in Store(home).runs(limit=count)} == {HELD}
     slurm.ask("scancel", "--user=root")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from cloudtrain.backends.slurm import client
 from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.cli import main
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -20,6 +22,10 @@ from tests.conftest import wait_for
 from tests.lab.slurm import Slurm
 
 MANY = 50
+HELD = (
+    "Slurm: JobHeldUser: it never starts by itself: its owner holds it: `scontrol release JOB` lets it start; "
+    "`cloudtrain cancel` ends it"
+)
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_many_attempts_are_one_squeue(slurm: Slurm, backend: SlurmBackend, handl
     assert found == {handle: backend.status(handle) for handle in handles}, "also where a job has left no file"
     assert [found[handle].state for handle in handles[:6]] == [State.QUEUED, State.CANCELLED, State.CANCELLED,
                                                               State.SUCCEEDED, State.SUCCEEDED, State.QUEUED]  # fmt: skip
-    assert {found[handle].reason for handle in handles[5:]} == {"Slurm: JobHeldUser"}
+    assert {found[handle].reason for handle in handles[5:]} == {HELD}
 
 
 def test_what_slurm_has_forgotten_is_left_out(backend: SlurmBackend, handles: list[str]):
@@ -90,11 +96,37 @@ def test_a_reason_that_changes_is_an_event_of_the_run(slurm: Slurm, home: Path, 
         assert status is not None and status.state is State.QUEUED
         return run.record.status.reason
 
-    assert reason() == "Slurm: JobHeldUser"
+    assert reason() == HELD
     slurm.ask("scontrol", "update", f"job={number}", "dependency=afterok:999999", "starttime=now+1hour")
     slurm.ask("scontrol", "release", number)
-    wait_for(lambda: reason() not in ("", "Slurm: JobHeldUser"))
+    wait_for(lambda: reason() not in ("", HELD))
     events = [event.data["reason"] for event in run.store.events(run.run_id, "status")]
-    assert events[0] == "Slurm: JobHeldUser" and events[-1] == run.record.status.reason
-    assert events[-1] in ("Slurm: BeginTime", "Slurm: Dependency"), events
+    assert events[0] == HELD and events[-1] == run.record.status.reason
+    assert events[-1].startswith(("Slurm: BeginTime: it starts at", "Slurm: Dependency: it starts when")), events
     run.cancel()
+
+
+def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_path: Path, monkeypatch, capsys):
+    """doctor probes with the job's own limits and notes those of the partitions, plan knows them then, and the run says why."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("print(1)")
+    (tmp_path / "job.yaml").write_text("name: long\nentrypoint: script.py\nlimits: {max_runtime: 2h}\n")
+    options = {"backend": "slurm", "folder": str(slurm.shared), "python": sys.executable, "partition": "high"}
+    rows = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
+    (tmp_path / "cloudtrain.toml").write_text("\n".join(["[targets.cluster]", *rows]))
+    slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=60")
+    try:
+        assert main(["doctor", "cluster", "--job", "job.yaml"]) == 1
+        found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM")]
+        assert len(found) == 1 and "partition high allows 1h" in found[0]
+        (note,) = [text for text in Submitter("cluster").plan("job.yaml").notes if "doctor" in text]
+        assert note.startswith("partition high allows 1h (doctor, ") and "it would never start" in note
+        run = Submitter("cluster", watch=False).submit("job.yaml")
+        Watcher(run.store, run.run_id).run(until=lambda: True)
+        assert "limits.max_runtime" in run.record.status.reason, "PartitionConfig at first, later PartitionTimeLimit"
+        assert (
+            run.record.status.reason.startswith("Slurm: Partition") and "it never starts by" in run.record.status.reason
+        )
+        run.cancel()
+    finally:
+        slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=UNLIMITED")

@@ -1,0 +1,73 @@
+"""The limits of a cluster's partitions, as doctor saw them last: a plan compares its job with them and asks nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.job.units import format_duration, now
+from cloudtrain.source.atomic import new_file
+
+SINFO = ("sinfo", "--noheader", "--format=%P|%l|%s")  # name, longest time, sizes of a job in nodes (man sinfo, 22.05)
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")  # days-hours:minutes:seconds
+
+
+def parse(out: str) -> dict[str, dict[str, Any]]:
+    """Return name -> seconds, nodes (None: no limit) and whether it is the default, from what SINFO prints."""
+    partitions = {}
+    for line in out.splitlines():
+        name, time, sizes = [*(part.strip() for part in line.split("|")), "", ""][:3]
+        most = sizes.rpartition("-")[2]
+        partitions[name.rstrip("*")] = {
+            "seconds": _seconds(time),
+            "nodes": int(most) if most.isdigit() else None,
+            "default": name.endswith("*"),
+        }
+    return partitions
+
+
+def store(workdir: Path, cluster: str, partitions: Mapping[str, Any]) -> None:
+    """Store what was seen of a cluster, with the time."""
+    with new_file(_path(workdir, cluster)) as file:
+        file.write(json.dumps({"seen_at": now(), "partitions": partitions}, indent=1).encode())
+
+
+def notes(workdir: Path, cluster: str, sbatch: Sequence[str], margin_s: int) -> Iterator[str]:
+    """Yield why a job would wait without end, by what doctor saw; nothing where it has seen nothing."""
+    try:
+        seen = json.loads(_path(workdir, cluster).read_text("utf-8"))
+        partitions, day = dict(seen["partitions"]), str(seen["seen_at"])[:10]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
+    asked = arguments.get("partition", "").split(",")[0]
+    name = asked or next((name for name, limits in partitions.items() if limits["default"]), "")
+    limits = partitions.get(name)
+    if limits is None:
+        if asked:
+            yield f"doctor saw no partition {name} on {day}, but {', '.join(sorted(partitions))}"
+        return
+    seconds, nodes = int(arguments["time"]) * 60, int(arguments["nodes"].partition("-")[0])
+    if limits["seconds"] is not None and seconds > limits["seconds"]:
+        yield (
+            f"partition {name} allows {format_duration(limits['seconds'])} (doctor, {day}) and the job asks for "
+            f"{format_duration(seconds)}: it would never start; limits.max_runtime can be "
+            f"{max(0, limits['seconds'] - margin_s) // 60}m"
+        )
+    if limits["nodes"] is not None and nodes > limits["nodes"]:
+        yield f"partition {name} gives a job {limits['nodes']} nodes (doctor, {day}), not {nodes}: it would never start"
+
+
+def _seconds(text: str) -> int | None:
+    if found := _TIME.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return None  # infinite, n/a
+
+
+def _path(workdir: Path, cluster: str) -> Path:
+    return workdir.parent / "profiles" / f"slurm-{hashlib.sha256(cluster.encode()).hexdigest()[:16]}.json"

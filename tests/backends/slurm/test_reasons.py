@@ -1,0 +1,85 @@
+"""Why a job waits in Slurm, and which limits a plan knows from doctor; from recorded answers of Slurm 22.05.8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.backends.slurm import partitions, reasons
+from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.events import REASON_CHARS, State
+from cloudtrain.job.job import Job
+from cloudtrain.source.bundle import Bundle
+
+SINFO = "main*|infinite|1-infinite\nshort|12:00:00|1-2\nweek|7-00:00:00|1\nnight|30:00|4-16\n"
+NEVER, SOON = "it never starts by itself: ", "it starts by itself"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", SOON),
+        ("Priority", SOON),
+        ("PartitionTimeLimit", NEVER + "its partition allows less time: lower limits.max_runtime"),
+        ("PartitionNodeLimit", NEVER + "its partition does not give a job that many nodes: change num_nodes"),
+        ("ReqNodeNotAvail, UnavailableNodes:node-[2-3]", "reserved for maintenance"),
+        ("AssocGrpGRES", "the account's limit is reached; it starts when other jobs end"),
+        ("AssocGrpCPUMinutesLimit", "computing time is used up"),
+        ("QOSMaxGRESPerUser", "the limit of the quality of service is reached; it starts when other jobs end"),
+        ("QOSMaxWallDurationPerJobLimit", NEVER + "one job may not have so much"),
+        ("AssocMaxCpuPerJobLimit", NEVER + "one job may not have so much"),
+        ("JobHeldAdmin", NEVER + "an administrator holds it"),
+        ("DependencyNeverSatisfied", NEVER),
+    ],
+)
+def test_a_job_that_waits_has_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, words: str):
+    folder = tmp_path / "runs" / "r" / "a1"
+    folder.mkdir(parents=True)
+    (folder / "job").write_text("7")
+    backend = SlurmBackend({"folder": str(tmp_path)}, tmp_path)
+    answer = {"code": 0, "out": f"7|PENDING|{reason}\n", "err": ""}
+    monkeypatch.setattr(backend, "_run", lambda argv: answer)
+    for status in (backend.status(str(folder)), backend.statuses([str(folder)])[str(folder)]):
+        assert status.state is State.QUEUED and status.reason.startswith(f"Slurm: {reason}: ")
+        assert words in status.reason and len(status.reason) < REASON_CHARS
+        assert ("`cloudtrain cancel` ends it" in status.reason) == (NEVER in status.reason)
+
+
+def test_a_reason_that_is_not_known_stays_as_it_is():
+    assert reasons.describe("FrontEndDown") == "Slurm: FrontEndDown" and reasons.describe("") == ""
+
+
+def test_limits_of_partitions():
+    assert partitions.parse(SINFO) == {
+        "main": {"seconds": None, "nodes": None, "default": True},
+        "short": {"seconds": 12 * 3600, "nodes": 2, "default": False},
+        "week": {"seconds": 7 * 86400, "nodes": 1, "default": False},
+        "night": {"seconds": 1800, "nodes": 16, "default": False},
+    }
+
+
+def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    bundle = Bundle.make(tmp_path, tmp_path.parent / f"{tmp_path.name}-bundles")
+
+    def notes(partition: str | None = None, **job: object) -> list[str]:
+        given = {"folder": "/s"} | ({"partition": partition} if partition else {})
+        backend = SlurmBackend(given, tmp_path / "home" / "runs")
+        monkeypatch.setattr(backend, "_run", lambda argv: pytest.fail("a plan asks nobody"))
+        made = Job.from_dict({"name": "x", "source": str(tmp_path), "entrypoint": "train.py", **job})
+        return [text for text in backend.plan(made, bundle, "x-run").notes if "doctor" in text]
+
+    assert notes("short") == [], "doctor has not looked"
+    monkeypatch.setattr(partitions, "now", lambda: "2026-11-23T12:00:00.000000Z")
+    partitions.store(
+        tmp_path / "home" / "runs", SlurmBackend({"folder": "/s"}, tmp_path).group, partitions.parse(SINFO)
+    )
+    assert notes() == notes("week") == notes("main", num_nodes=99) == []
+    assert notes("short", num_nodes=3) == [
+        "partition short allows 12h (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
+        "limits.max_runtime can be 715m",
+        "partition short gives a job 2 nodes (doctor, 2026-11-23), not 3: it would never start",
+    ]
+    assert notes("short", limits={"max_runtime": "715m"}) == []
+    assert notes("shrot") == ["doctor saw no partition shrot on 2026-11-23, but main, night, short, week"]
