@@ -14,6 +14,7 @@ SLOW = (
     "backends/kubernetes/test_cancelled.py",
     "backends/kubernetes/test_faults.py",
     "backends/kubernetes/test_restarts.py",
+    "backends/kubernetes/test_security.py",
     "backends/kubernetes/test_statuses.py",
     "backends/sagemaker/test_accounts.py",
     "backends/sagemaker/test_backend.py",

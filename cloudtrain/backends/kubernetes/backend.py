@@ -45,6 +45,7 @@ REQUIRED_PERMISSIONS = (
     ("get", "", "pods/log", "to read logs"),
 )
 QUEUE_PERMISSIONS = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
+POLICY_PERMISSIONS = (("create", "networking.k8s.io", "networkpolicies", "for network_policy"),)
 VOLUME_PERMISSIONS = (
     ("create", "", "pods", "to fetch from a claim"),
     ("get", "", "pods", "to fetch from a claim"),
@@ -213,6 +214,7 @@ class KubernetesBackend:
         try:
             self._api.get("/version", "the cluster cannot be reached")
             permissions = (*REQUIRED_PERMISSIONS, *(QUEUE_PERMISSIONS if self._options.get("queue") else ()))
+            permissions = (*permissions, *(POLICY_PERMISSIONS if self._options.get("network_policy") else ()))
             permissions = (*permissions, *(VOLUME_PERMISSIONS if self._options.get("volumes") else ()))
             return [problem for permission in permissions if (problem := self._check_permission(*permission))]
         except CloudtrainError as error:

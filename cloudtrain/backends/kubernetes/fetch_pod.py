@@ -79,7 +79,7 @@ def build_pod(job: Mapping[str, Any], name: str, base: str, secret_sha256: str) 
     names = {volume["name"] for volume in volumes}
     mounts = [{**mount, "readOnly": True} for mount in container.get("volumeMounts") or () if mount["name"] in names]
     env = {"CLOUDTRAIN_BASE": base, "CLOUDTRAIN_PORT": str(PORT), "CLOUDTRAIN_WORD_SHA256": secret_sha256}
-    metadata = job["metadata"]
+    metadata, limits = job["metadata"], (container.get("resources") or {}).get("limits") or {}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata.get("uid")}
     owners = [owner] if owner["uid"] else []  # the cluster deletes at once what a deleted Job owns
     return {
@@ -103,7 +103,11 @@ def build_pod(job: Mapping[str, Any], name: str, base: str, secret_sha256: str) 
                         {"name": "CLOUDTRAIN_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                     ],
                     "volumeMounts": mounts,
-                    "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+                    "resources": {
+                        "requests": {"cpu": "100m", "memory": "128Mi"},
+                        "limits": {"memory": "512Mi", **({"cpu": "1"} if "cpu" in limits else {})},
+                    },
+                    **{field: container[field] for field in ("securityContext",) if field in container},
                 }
             ],
             "volumes": volumes,

@@ -32,7 +32,8 @@ from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
 
 Object = dict[str, Any]
-PATHS = {"Service": "services", "ConfigMap": "configmaps"}
+PATHS = {"Service": "services", "ConfigMap": "configmaps", "NetworkPolicy": "networkpolicies"}
+GROUPS = {"jobs": "/apis/batch/v1", "networkpolicies": "/apis/networking.k8s.io/v1"}
 
 
 class KubeJobs:
@@ -98,7 +99,7 @@ class KubeJobs:
     def _create(self, namespace: str, plural: str, manifest: Mapping[str, Any]) -> Object:
         """Create an object, or return the existing one with that name."""
         failure = f"the {manifest['kind']} was not accepted"
-        collection = f"{_api_group_path(plural)}/namespaces/{namespace}/{plural}"
+        collection = f"{GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
         answer = self._api.call("POST", collection, failure, body=manifest, accept=(409,))
         if answer.status != 409:
             return dict(answer.json)
@@ -260,10 +261,6 @@ def _env_values(job: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]
 
 def _is_owned_by(pod: Object, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
-
-
-def _api_group_path(plural: str) -> str:
-    return "/apis/batch/v1" if plural == "jobs" else "/api/v1"
 
 
 def parse_handle(handle: str) -> tuple[str, str, str, str]:

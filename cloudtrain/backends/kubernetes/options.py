@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,8 +41,17 @@ class KubernetesOptions(BaseModel):
     affinity: dict[str, Any] = Field({}, description="affinity, as in a pod's spec")
     topology: str | None = Field(None, description="label of nodes that lie near each other; all pods go to one value")
     gpu_resource: str = Field("nvidia.com/gpu", description="the resource that counts GPUs")
-    extended_resources: dict[str, int] = Field(
-        {}, description="other resources of a node, such as vpc.amazonaws.com/efa: 4; the pods may then lock memory"
+    extended_resources: dict[str, int | str] = Field(
+        {}, description="other resources of a node, as quantities: vpc.amazonaws.com/efa: 4, hugepages-2Mi: 1Gi"
+    )
+    ipc_lock: bool = Field(False, description="let the pods lock memory (IPC_LOCK), which RDMA needs")
+    cpu_limits: bool = Field(False, description="limit the CPUs to resources.cpus too, where a quota asks for it")
+    security: Literal["restricted"] | None = Field(
+        None, description="restricted: the pods fit a namespace that enforces this Pod Security standard"
+    )
+    run_as_user: int = Field(1000, ge=1, description="user and group of the processes, with security: restricted")
+    network_policy: bool = Field(
+        False, description="only the job's own pods may connect to its pods, at every port; nobody else may"
     )
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")

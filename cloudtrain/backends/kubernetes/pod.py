@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.kubernetes import init_container
+from cloudtrain.backends.kubernetes import init_container, security
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.errors import BadRequest, Problem
@@ -67,6 +67,13 @@ class Pod:
             "activeDeadlineSeconds": self.job.limits.max_runtime_s + self.job.limits.grace_s + UPLOAD_S + self._begin_s,
             "terminationGracePeriodSeconds": self.job.limits.grace_s + UPLOAD_S,
         }
+        if self._restricted:
+            pod["securityContext"] = security.pod_context(int(options.get("run_as_user") or 1000))
+            if options.get("ipc_lock"):
+                hint = "leave one of them out; ask whether the namespace may be less strict"
+                self._add_problem("options.kubernetes.ipc_lock", "is not allowed in a restricted pod", hint)
+        if options.get("cpu_limits") and not self.job.resources.cpus:
+            self._add_problem("options.kubernetes.cpu_limits", "needs resources.cpus", "resources.cpus: 8")
         if nodes > 1:
             pod["subdomain"] = self.name
         if options.get("service_account"):
@@ -108,6 +115,16 @@ class Pod:
         return pod
 
     @property
+    def _restricted(self) -> bool:
+        return self.options.get("security") == "restricted"
+
+    def _security(self, **capabilities: list[str]) -> dict[str, Any]:
+        """Return a container's `securityContext`, with capabilities to add; {} where it needs none."""
+        if self._restricted:
+            return {"securityContext": security.container_context()}
+        return {"securityContext": {"capabilities": capabilities}} if capabilities else {}
+
+    @property
     def _image(self) -> str:
         return str(self.job.image or self.options.get("image") or "none")
 
@@ -138,15 +155,15 @@ class Pod:
             "resources": {kind: values for kind, values in resources.items() if values},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
+            **self._security(),
         }
 
     def _launcher_container(self) -> dict[str, Any]:
-        options = self.options
         if self._image == "none":
             self._add_problem(
                 "image", "is not given, and pods run containers", "image: registry/name:tag, or the target's"
             )
-        container: dict[str, Any] = {
+        return {
             "name": CONTAINER,
             "image": self._image,
             "command": [self._python, f"{WORK}/{init_container.LAUNCHER}"],
@@ -154,10 +171,8 @@ class Pod:
             "resources": self._resources(),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": self._mounts(),
+            **self._security(**({"add": ["IPC_LOCK"]} if self.options.get("ipc_lock") else {})),
         }
-        if options.get("extended_resources"):
-            container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA registers memory
-        return container
 
     def _env(self) -> list[dict[str, Any]]:
         manifest = self.manifest
@@ -175,6 +190,8 @@ class Pod:
             env["CLOUDTRAIN_RUN_DIR_SHARED"] = "1"
         elif manifest.output is not None:
             env["CLOUDTRAIN_KEEP_LOG"] = "1"  # in the output: a pod that is deleted takes its log along
+        if self._restricted:  # the image knows no such user, and its home may not be written
+            env |= {"HOME": WORK, "USER": "cloudtrain", "LOGNAME": "cloudtrain"}
         variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in env.items()]
         if manifest.nodes > 1:
             variables.append(_pod_field_env("CLOUDTRAIN_POD_IP", "status.podIP"))
@@ -200,6 +217,8 @@ class Pod:
         limits: dict[str, Any] = {}
         if wanted.cpus:
             requests["cpu"] = str(wanted.cpus)
+        if options.get("cpu_limits"):
+            limits["cpu"] = str(wanted.cpus)
         if wanted.memory_bytes:
             requests["memory"] = limits["memory"] = str(wanted.memory_bytes)
         if wanted.disk_gb:

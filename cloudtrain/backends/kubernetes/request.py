@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
-from cloudtrain.backends.kubernetes import rules
+from cloudtrain.backends.kubernetes import rules, security
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, MAX_EXEC, OUTPUT, QUEUE, RUN, STARTED, UNPACK
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
@@ -60,6 +60,8 @@ class Request:
         self.others: list[dict[str, Any]] = []
         if self.manifest.nodes > 1:
             self.others.append(self._service(owned))
+        if options.get("network_policy"):
+            self.others.append(self._network_policy(owned))
         if self.source is None:
             self.others.append(
                 {
@@ -168,6 +170,19 @@ class Request:
             },
         }
 
+    def _network_policy(self, owned: Mapping[str, Any]) -> dict[str, Any]:
+        own_pods = {"matchLabels": {ATTEMPT: self.name}}
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": self.name, **owned},
+            "spec": {
+                "podSelector": own_pods,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": own_pods}]}],  # no ports: all of them
+            },
+        }
+
     def _owner_reference(self) -> dict[str, Any]:
         return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": UID, "blockOwnerDeletion": False}
 
@@ -210,7 +225,11 @@ class Request:
         if self.problems:
             return  # the rules would only report the same problems again
         violations = [("options.kubernetes.overlay", violation) for violation in rules.check_job(self.job)]
-        for manifest in self.others:
+        if self._options.get("security"):
+            pod = self.job["spec"]["template"]["spec"]
+            broken = security.check_restricted(pod, "spec.template.spec")
+            violations += [("options.kubernetes.overlay", violation) for violation in broken]
+        for manifest in (other for other in self.others if other["kind"] != "NetworkPolicy"):
             check = rules.check_service if manifest["kind"] == "Service" else rules.check_config_map
             violations += [(manifest["kind"], violation) for violation in check(manifest)]
         for prefix, violation in violations:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
+from cloudtrain.simulators.kubernetes.admission import check_pod
+from cloudtrain.simulators.kubernetes.objects import Objects, StatusError, condition, now
 from cloudtrain.simulators.replicas import pick_addresses
 
 RETRY_S = 1.1  # before a pod is replaced; a real controller waits 10 s, and twice as long each time
+OWNED = ("pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
 INDEX = "batch.kubernetes.io/job-completion-index"
 Object = dict[str, Any]
 
@@ -24,19 +26,21 @@ class JobController:
         self._failures: dict[str, dict[str, int]] = {}
         self._retry_at: dict[str, float] = {}  # by the job's uid
         self._deadlines: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}  # last reported reason why a job's pod was not taken
+        self._expires: dict[str, float] = {}  # when an ended Job is deleted (ttlSecondsAfterFinished)
         self._hosts: dict[str, list[str]] = {}  # addresses of a job's pods
 
     @property
     def due(self) -> list[float]:
         """When (monotonic) Jobs reach their deadlines or get pods again."""
-        return [*self._deadlines.values(), *self._retry_at.values()]
+        return [*self._deadlines.values(), *self._retry_at.values(), *self._expires.values()]
 
     def collect(self) -> None:
         """Collect garbage: delete objects whose owners are all gone."""
         existing_uids = {
             resource["metadata"]["uid"] for plural in ("jobs", "pods") for resource in self._objects.all(plural)
         }
-        for plural in ("pods", "services", "configmaps"):
+        for plural in OWNED:
             for resource in self._objects.all(plural):
                 owners = {item["uid"] for item in resource["metadata"].get("ownerReferences", ())}
                 if owners and not owners & existing_uids:
@@ -49,6 +53,9 @@ class JobController:
         """Create or delete pods as a Job's spec requires, and update its status."""
         status, spec, uid = job["status"], job["spec"], job["metadata"]["uid"]
         if find_condition(job, "Complete") or find_condition(job, "Failed"):
+            if time.monotonic() >= self._expires.get(uid, float("inf")):  # never of a suspended Job: it has not ended
+                del self._expires[uid]
+                self._objects.remove("jobs", job)
             return
         pods = [pod for pod in self._objects.all("pods", job["metadata"]["namespace"]) if _is_controlled_by(pod, uid)]
         before = repr(status)
@@ -168,6 +175,14 @@ class JobController:
                 "spec": {**template["spec"], "hostname": f"{metadata['name']}-{index}"},
                 "status": {"phase": "Pending", "conditions": [], "podIP": hosts[index]},
             }
+            try:
+                check_pod(self._objects, metadata["namespace"], pod)
+            except StatusError as refusal:
+                self._retry_at[metadata["uid"]] = time.monotonic() + RETRY_S
+                if self._refusals.get(metadata["uid"]) != refusal.message:
+                    self._refusals[metadata["uid"]] = refusal.message
+                    self._objects.add_event("Job", job, "FailedCreate", f"Error creating: {refusal.message}")
+                return
             self._objects.add("pods", metadata["namespace"], pod)
 
     def _conclude(self, job: Object, kind: str, reason: str, message: str) -> None:
@@ -175,6 +190,8 @@ class JobController:
             _set_condition(job, "SuccessCriteriaMet", reason, message)
             job["status"]["completionTime"] = now()
         _set_condition(job, kind, reason, message)
+        if (ttl_s := job["spec"].get("ttlSecondsAfterFinished")) is not None:
+            self._expires[job["metadata"]["uid"]] = time.monotonic() + ttl_s
 
 
 def find_condition(job: Object, kind: str) -> Object | None:

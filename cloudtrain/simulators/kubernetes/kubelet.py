@@ -202,17 +202,8 @@ class Kubelet(threading.Thread):
                 ]
             status[_container_groups(pod)[0][0]][0]["state"] = {"waiting": waiting}
         self._objects.touch("pods", pod)
-        event: Object = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": pod["metadata"]["name"] + "."},
-            "involvedObject": {"kind": "Pod", "name": pod["metadata"]["name"], "uid": uid},
-            "reason": "FailedScheduling" if kind == "schedule" else reason,
-            "message": message,
-            "type": "Normal" if kind == "pull" else "Warning",
-            "lastTimestamp": now(),
-        }
-        self._objects.add("events", pod["metadata"]["namespace"], event)
+        reason = "FailedScheduling" if kind == "schedule" else reason
+        self._objects.add_event("Pod", pod, reason, message, "Normal" if kind == "pull" else "Warning")
 
     def _start_container(self, pod: Object, number: int = 0) -> None:
         """Start a pod's n-th container; init containers come first."""

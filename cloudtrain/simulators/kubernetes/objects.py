@@ -22,7 +22,11 @@ KINDS = {
     "secrets": "Secret",
     "events": "Event",
     "persistentvolumeclaims": "PersistentVolumeClaim",
+    "networkpolicies": "NetworkPolicy",
+    "resourcequotas": "ResourceQuota",
+    "namespaces": "Namespace",
 }
+GROUPS = {"jobs": "batch/v1", "networkpolicies": "networking.k8s.io/v1"}  # others are of the core group
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
            409: "AlreadyExists", 410: "Expired", 415: "UnsupportedMediaType", 422: "Invalid",
            504: "Timeout"}  # fmt: skip
@@ -81,6 +85,21 @@ class Objects:
             }
             self._objects[plural, namespace, name] = resource
             return self.touch(plural, resource, "ADDED")
+
+    def add_event(self, kind: str, resource: Object, reason: str, message: str, type_: str = "Warning") -> None:
+        """Store an event of an object."""
+        metadata = resource["metadata"]
+        event: Object = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}."},
+            "involvedObject": {"kind": kind, "name": metadata["name"], "uid": metadata["uid"]},
+            "reason": reason,
+            "message": message,
+            "type": type_,
+            "lastTimestamp": now(),
+        }
+        self.add("events", metadata["namespace"], event)
 
     def touch(self, plural: str, resource: Object, kind: str = "MODIFIED") -> Object:
         """Give a changed object a new version and notify watches."""

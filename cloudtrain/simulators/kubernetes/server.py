@@ -3,7 +3,7 @@
     with Cluster(folder) as cluster: ...      cluster.kubeconfig is a file that any client takes
 
 Its semantics are those that were recorded of a real 1.36 server; what it enforces of a Job is in backends/kubernetes/rules.
-Pods are processes of this machine (kubelet.py). What it is not: roles, quotas, admission, schemas, a scheduler with more than
+Pods are processes of this machine (kubelet.py). What it is not: roles, schemas, a scheduler with more than
 one node, rotation of logs. A watch is answered when something has happened or its time is over, and closed.
 """
 
@@ -22,8 +22,11 @@ from typing import Any
 from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
+from cloudtrain.simulators.kubernetes.admission import check_pod
+from cloudtrain.simulators.kubernetes.job_controller import OWNED
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (
+    GROUPS,
     KINDS,
     Objects,
     StatusError,
@@ -33,7 +36,6 @@ from cloudtrain.simulators.kubernetes.objects import (
     set_pod_defaults,
 )
 
-GROUPS = {"jobs": "/apis/batch/v1", "events": "/api/v1"}
 Object = dict[str, Any]
 
 
@@ -77,9 +79,9 @@ class Cluster:
     # -- API ---------------------------------------------------------------------------------------------------
 
     def _routes(self) -> list[Route]:
-        core = "(" + "|".join(plural for plural in KINDS if plural != "jobs") + ")"
+        core = "(" + "|".join(plural for plural in KINDS if plural not in GROUPS) + ")"
         routes: list[Route] = []
-        for base, plural in (("/api/v1", core), ("/apis/batch/v1", "(jobs)")):
+        for base, plural in (("/api/v1", core), *((f"/apis/{group}", f"({name})") for name, group in GROUPS.items())):
             collection = rf"{base}/namespaces/([^/]+)/{plural}"
             routes += [
                 ("GET", rf"{base}/{plural}", self._authenticated(lambda r, p: self._list(r, "", p))),
@@ -107,6 +109,9 @@ class Cluster:
                 for path, document in discovery().items()
             ),
             ("GET", "/api/v1/nodes", self._authenticated(self._nodes)),
+            ("POST", "/api/v1/namespaces", self._authenticated(lambda r: self._create(r, "", "namespaces"))),
+            ("GET", "/api/v1/namespaces/([^/]+)", self._authenticated(lambda r, n: self._get(r, "", "namespaces", n))),
+            ("DELETE", "/api/v1/namespaces/([^/]+)", self._authenticated(self._delete_namespace)),
             *routes,
         ]
 
@@ -137,12 +142,13 @@ class Cluster:
             raise StatusError(
                 400, "the namespace of the provided object does not match the namespace sent on the request"
             )
-        resource |= {"kind": KINDS[plural], "apiVersion": "batch/v1" if plural == "jobs" else "v1"}
+        resource |= {"kind": KINDS[plural], "apiVersion": GROUPS.get(plural, "v1")}
         self._validate(plural, resource)
         if plural == "jobs":
             set_job_defaults(resource)
         elif plural == "pods":
             set_pod_defaults(resource)
+            check_pod(self.objects, namespace, resource)
         with self.objects.lock:
             if request.query.get("dryRun") == "All":
                 if self.objects.get(plural, namespace, resource["metadata"]["name"]) is not None:
@@ -266,8 +272,14 @@ class Cluster:
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return Response({**done, "details": {"name": name, "kind": plural, "uid": resource["metadata"]["uid"]}})
 
+    def _delete_namespace(self, request: Request, name: str) -> Response:
+        for plural in KINDS:
+            for resource in self.objects.all(plural, name):
+                self.objects.remove(plural, resource)
+        return self._delete(request, "", "namespaces", name)
+
     def _orphan(self, owner: str) -> None:
-        for plural in ("pods", "services", "configmaps"):
+        for plural in OWNED:
             for dependent in self.objects.all(plural):
                 kept = [item for item in dependent["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
                 dependent["metadata"]["ownerReferences"] = kept
@@ -340,19 +352,19 @@ def discovery() -> dict[str, Object]:
                  for name in plurals]  # fmt: skip
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": entries}
 
-    batch = {"groupVersion": "batch/v1", "version": "v1"}
-    group = {"name": "batch", "versions": [batch], "preferredVersion": batch}
+    versions = [(group, {"groupVersion": group, "version": "v1"}) for group in GROUPS.values()]
+    groups = [{"name": group[:-3], "versions": [each], "preferredVersion": each} for group, each in versions]
     return {
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
-        "/api/v1": resources("v1", (name for name in KINDS if name != "jobs")),
-        "/apis/batch/v1": resources("batch/v1", ["jobs"]),
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+        "/api/v1": resources("v1", (name for name in KINDS if name not in GROUPS)),
+        **{f"/apis/{group}": resources(group, [name]) for name, group in GROUPS.items()},
     }
 
 
 def _list_response(kind: str, items: list[Object], version: str, more: str = "") -> Object:
     metadata = {"resourceVersion": version, **({"continue": more} if more else {})}
-    api = "batch/v1" if kind == "Job" else "v1"
+    api = next((group for name, group in GROUPS.items() if KINDS[name] == kind), "v1")
     return {"kind": f"{kind}List", "apiVersion": api, "metadata": metadata, "items": items}
 
 

@@ -22,6 +22,7 @@ import pytest
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.events import State
 from cloudtrain.testing.contract import WAIT_S, BackendContract
+from tests.backends.kubernetes.locked_down import LockedDown
 from tests.backends.kubernetes.test_request import CASES, made
 
 SPACE = os.environ.get("CLOUDTRAIN_TEST_NAMESPACE", "default")
@@ -60,7 +61,8 @@ def test_doctor_finds_nothing(backend: KubernetesBackend):
 @pytest.mark.parametrize("case", CASES)
 def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case: str):
     """A dry run, strictly: what it does not know, or may not be, is an error."""
-    plurals = {"Job": "/apis/batch/v1|jobs", "Service": "/api/v1|services", "ConfigMap": "/api/v1|configmaps"}
+    plurals = {"Job": "/apis/batch/v1|jobs", "Service": "/api/v1|services", "ConfigMap": "/api/v1|configmaps",
+               "NetworkPolicy": "/apis/networking.k8s.io/v1|networkpolicies"}  # fmt: skip
     for manifest in made(*CASES[case]).to_dict()["manifests"]:
         base, plural = plurals[manifest["kind"]].split("|")
         sent = json.loads(json.dumps(manifest).replace("${bundle.bytes}", "cGFja2Vk").replace("${job.uid}", "0-1"))
@@ -68,6 +70,12 @@ def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case
         place, query = f"{base}/namespaces/{SPACE}/{plural}", {"dryRun": "All", "fieldValidation": "Strict"}
         status, _ = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
         assert status == 201
+
+
+class TestLockedDown(LockedDown):
+    @pytest.fixture
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in options().items() if name not in ("namespace", "volumes", "ttl")}
 
 
 class TestKubernetes(BackendContract):

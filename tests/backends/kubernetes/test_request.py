@@ -37,6 +37,7 @@ CASES = {
         {
             "node_selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
             "extended_resources": {"vpc.amazonaws.com/efa": 32},
+            "ipc_lock": True,
             "shm": "64GiB",
             "topology": "topology.kubernetes.io/zone",
         },
@@ -45,6 +46,11 @@ CASES = {
     "spot": (
         {"resources": {"accelerators": "L4", "use_spot": True}},
         {"spot_selector": {"cloud.google.com/gke-spot": "true"}},
+        1000,
+    ),
+    "restricted": (
+        {"num_nodes": 2, "resources": {"cpus": 8, "memory": "32GiB"}},
+        {"security": "restricted", "run_as_user": 2000, "network_policy": True, "cpu_limits": True},
         1000,
     ),
     "large_source": ({"output": "gs://bucket/results/"}, {}, MAX_INLINE_BYTES + 1),
