@@ -76,7 +76,7 @@ def find_problem(path: Path) -> str:
             lost = db.execute("SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM attempts)").fetchone()
             found = f"{lost[0]} has no attempt" if lost else ""
     except sqlite3.OperationalError as error:
-        if not is_damage(error) and "decode" not in str(error):
+        if not is_damage(error) and not any(phrase in str(error) for phrase in ("decode", "unsupported file")):
             return ""  # it is locked, say
         found = str(error)
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, BadRequest) as error:

@@ -79,11 +79,18 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+def empty_wal(path: Path) -> None:
+    """Move all that the -wal file holds into the history's file."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+
+
 def damage(home: Path, backup: Path, draw: random.Random) -> str:
     """Damage the history in a drawn way and return which."""
     path, wal = home / "history.sqlite3", home / "history.sqlite3-wal"
     if draw.random() < 0.5:
-        sqlite3.connect(path).close()  # all that the -wal file holds goes into the file
+        empty_wal(path)
     target = wal if wal.exists() and draw.random() < 0.3 else path
     kind = draw.choice(["page"] * 6 + ["pages", "bytes", "truncated", "truncated", "empty", "no wal", "backup"])
     data = bytearray(target.read_bytes())
@@ -190,7 +197,7 @@ def test_what_can_be_read_is_copied(sound, home):
     path = fresh(sound, home)
     (home / "history.journal").unlink()
     shutil.rmtree(home / "runs")  # nothing else knows of the runs
-    sqlite3.connect(path).close()
+    empty_wal(path)
     with sqlite3.connect(path) as db:
         points = db.execute("SELECT count(*) FROM metrics").fetchone()[0]
     spoil(path, at=(metrics_page(path) - 1) * PAGE)
@@ -272,7 +279,7 @@ def test_a_run_that_its_platform_does_not_have_is_never_sent_again(sound, home):
 
 def test_who_has_the_file_open_goes_on_in_the_new_one(sound, home):
     path = fresh(sound, home)
-    sqlite3.connect(path).close()
+    empty_wal(path)
     other, store = Store(home), Store(home)
     assert len(other.names()) == len(RUNS)  # its connection is open
     spoil(path, at=(metrics_page(path) - 1) * PAGE)
@@ -301,7 +308,7 @@ def test_a_read_only_home_is_read(sound, home, tmp_path, command, monkeypatch):
 
 def test_by_the_real_command_line(sound, home):
     path = fresh(sound, home)
-    sqlite3.connect(path).close()
+    empty_wal(path)
     path.write_bytes(path.read_bytes()[: 3 * PAGE + 100])
     words = [sys.executable, "-m", "cloudtrain.cli", "ls", "--json"]
     first, second = (subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S) for _ in range(2))
@@ -309,6 +316,53 @@ def test_by_the_real_command_line(sound, home):
     assert len(json.loads(first.stdout)) == len(json.loads(second.stdout)) == len(RUNS)
     assert first.stderr.startswith("warning: the history was damaged (") and first.stderr.count("\n") == 1
     assert second.stderr == ""
+
+
+def roots(path: Path) -> dict[str, int]:
+    """Return where the first page of each table and index begins."""
+    with sqlite3.connect(path) as db:
+        return {name: (page - 1) * PAGE for name, page in db.execute("SELECT name, rootpage FROM sqlite_master")}
+
+
+@pytest.mark.parametrize(
+    "index, other",
+    [
+        ("runs_by_age", "events"),  # `ls` would show no run
+        ("runs_by_age", "sqlite_autoindex_runs_1"),  # `ls` would show numbers for ids
+        ("sqlite_autoindex_attempts_2", "runs_by_age"),  # `show` would find no attempt
+    ],
+)
+def test_another_page_in_the_place_of_an_index_is_damage(sound, home, command, index, other):
+    path = fresh(sound, home)
+    empty_wal(path)
+    data, begins = bytearray(path.read_bytes()), roots(path)
+    data[begins[index] : begins[index] + PAGE] = data[begins[other] : begins[other] + PAGE]
+    path.write_bytes(data)
+    assert {run["run_id"] for run in json.loads(command("ls", "--json"))} == set(RUNS)
+    assert "200" in command("metrics", RUNS[0])
+    assert json.loads(command("show", RUNS[0], "--json"))["state"] == "SUCCEEDED"
+    assert len(asides(home)) == 1
+
+
+def test_a_changed_letter_in_an_index_is_damage(sound, home, command):
+    path = fresh(sound, home)
+    empty_wal(path)
+    data, at = bytearray(path.read_bytes()), roots(path)["sqlite_autoindex_attempts_1"]
+    changed = data[at : at + PAGE].replace(f"{RUNS[0]}-a1".encode(), f"{RUNS[0]}-a0".encode())
+    assert changed != data[at : at + PAGE]
+    data[at : at + PAGE] = changed
+    path.write_bytes(data)
+    assert "200" in command("metrics", RUNS[0])  # else it has ranks, but no curve of any of them
+    assert len(asides(home)) == 1
+
+
+def test_a_damaged_header_is_damage(sound, home):
+    path = fresh(sound, home)
+    empty_wal(path)
+    with path.open("r+b") as file:
+        file.seek(44)  # the schema format number, https://sqlite.org/fileformat2.html#schema_format_number
+        file.write(b"\0\0\0\x2a")
+    assert len(Store(home).names()) == len(RUNS) and len(asides(home)) == 1
 
 
 def test_a_lost_table_is_damage(sound, home):
