@@ -28,6 +28,8 @@ def main() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # a daemon's closed ones would be given to pipes
+    if mask := os.environ.get("CLOUDTRAIN_UMASK"):
+        os.umask(int(mask, 8))
     processes.seal_descriptors()
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     processes.restore_signals()

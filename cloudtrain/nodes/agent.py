@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.nodes.files import AnyPath, expand_path, read, read_texts, token, walk, write
+from cloudtrain.nodes.files import AnyPath, expand_path, make_folders, read, read_texts, restrict, token, walk, write
 from cloudtrain.nodes.removal import measure, remove_run, stop_and_wait
 from cloudtrain.nodes.supervisor import (
     FINAL,
@@ -89,7 +89,7 @@ def cancel_node(folder: AnyPath, rank: int) -> None:
 def store_piece(root: AnyPath, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
     """Write a piece of an uploaded bundle; the last piece moves it to its digest's name. Raises OSError if the disk is full."""
     folder = expand_path(root) / "src"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(folder)
     partial = folder / f".{sha256}.{os.getpid()}"
     try:
         with open(partial, "wb" if offset == 0 else "r+b") as file:
@@ -102,8 +102,10 @@ def store_piece(root: AnyPath, sha256: str, offset: int, last: bool, given: byte
         raise
 
 
-def extract_bundle(root: AnyPath, sha256: str, into: AnyPath) -> None:
+def extract_bundle(root: AnyPath, sha256: str, into: AnyPath, mode: int = 0o700) -> None:
     """Unpack an uploaded bundle into a folder, all or nothing; does nothing if the folder exists.
+
+    `mode` is that of its folders, and its files have no more.
 
     Raises ValueError, and deletes the bundle, if its digest is wrong; OSError if the disk is full.
     """
@@ -117,7 +119,7 @@ def extract_bundle(root: AnyPath, sha256: str, into: AnyPath) -> None:
         return
     partial = into.with_name(f".{into.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    make_folders(partial, mode)
     try:
         digest = hashlib.sha256()
         try:
@@ -129,6 +131,7 @@ def extract_bundle(root: AnyPath, sha256: str, into: AnyPath) -> None:
         if not intact:
             bundle.unlink()
             raise ValueError("what arrived is not the bundle that was sent")
+        restrict(partial, mode)
         try:
             partial.rename(into)
         except OSError as error:
@@ -273,6 +276,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "read": read,
     "write": write,
     "walk": walk,
+    "folders": make_folders,
     "texts": read_texts,
     "command": run_command,
     "each": run_each,
@@ -284,6 +288,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 def serve() -> None:
     """Answer the requests on standard input until it closes, or until there was none for IDLE_S seconds."""
+    os.umask(0o077)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while True:

@@ -21,9 +21,9 @@ def read(path: AnyPath, offset: int = 0, limit: int = 1 << 20) -> bytes:
 
 
 def write(path: AnyPath, given: bytes = b"", mode: int = 0o600) -> None:
-    """Write a file atomically."""
+    """Write a file atomically. Who may read it may enter the folders that are made for it."""
     path = expand_path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent, 0o700 | mode >> 2 & 0o011 | mode & 0o044)
     partial = path.with_name(f".{path.name}.{unique_suffix()}")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -32,6 +32,24 @@ def write(path: AnyPath, given: bytes = b"", mode: int = 0o600) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def make_folders(path: AnyPath, mode: int = 0o700) -> None:
+    """Make a folder and those above it that are not there, with a mode that no umask changes."""
+    path = expand_path(path)
+    for folder in [*reversed(path.parents), path]:
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(mode | folder.stat().st_mode & 0o2000)  # a folder's group passes on to those in it
+
+
+def restrict(top: AnyPath, mode: int) -> None:
+    """Give all folders below and including one a mode, and take from its files what the mode has not."""
+    for at, _, names in os.walk(expand_path(top)):
+        os.chmod(at, mode | os.stat(at).st_mode & 0o2000)
+        for path in (os.path.join(at, name) for name in names):
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode & mode)
 
 
 def walk(path: AnyPath) -> list[list[Any]]:

@@ -15,6 +15,16 @@ OBJECT_STORE = re.compile(r"(s3|gs)://[^/]+(/|$)")
 SHARDED = ("fsdp", "hsdp", "zero1", "zero2", "zero3")  # every rank writes a shard of the checkpoint
 
 
+def umask(share: str | None) -> str:
+    """Return the umask of a run's processes, in octal: its files are for this user alone, or for the group to read."""
+    return "027" if share == "group" else "077"
+
+
+def folder_mode(umask: str) -> int:
+    """Return the mode of a run's folders."""
+    return 0o777 & ~int(umask, 8)
+
+
 def output_path(output: str | None) -> tuple[str | None, list[Problem]]:
     """Return the folder of an output path and the problems with it; (None, []) for an object store (the launcher uploads)."""
     if output is None or OBJECT_STORE.match(output):

@@ -20,7 +20,7 @@ from cloudtrain.backends.slurm import client, partitions, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import logs, rpc, transfer
+from cloudtrain.nodes import logs, paths, rpc, transfer
 from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
 from cloudtrain.source import provenance
 
@@ -105,8 +105,10 @@ class SlurmBackend:
         if handle := self.find(plan.attempt_id):
             return handle
         folder, root = str(plan.request["folder"]), self.folder
+        mode = paths.folder_mode(str(plan.request.get("umask", "077")))
+        self._agent.ask("folders", path=folder, mode=mode)
         self._upload_bundle(bundle, root)
-        self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source")
+        self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source", mode=mode)
         script = str(plan.request["script"]).encode()
         self._agent.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
         self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -26,6 +27,9 @@ class SlurmOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     folder: str = Field(description="absolute path of a folder that the login node and every node see")
+    share: Literal["group"] | None = Field(
+        None, description="group: the group of the folder may read runs; left out: only you may"
+    )
     login: Login | None = Field(None, description="login node, over SSH; left out: this machine is one")
     partition: str | None = Field(None, description="partition; default: the cluster's")
     account: str | None = Field(None, description="account to charge")

@@ -54,6 +54,8 @@ SHORT_OPTIONS = {
 _SCRIPT = r"""#!/bin/bash -l
 # {attempt_id}: written by cloudtrain; sbatch's arguments stand in the plan.
 cd {folder} || exit 1
+umask {umask}
+chmod {output_mode} slurm.out
 ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
 printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
 [ -e begun ] || printf %s "${{SLURM_JOB_START_TIME:-$(date +%s)}}" >begun # what Slurm counts from
@@ -67,9 +69,7 @@ for old in node-*/status.json; do # of the start before: it must not speak for t
   [ -e "$old" ] && mv "$old" "$old.$((restart - 1))"
 done
 for ((rank = 0; rank < SLURM_JOB_NUM_NODES; rank++)); do mkdir -p node-$rank; done
-umask 077
-[ -s token ] || printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token
-umask 022
+[ -s token ] || (umask 077 && printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token)
 say STARTED - "$SLURM_JOB_NUM_NODES"
 {setup}export SLURM_EXPORT_ENV=ALL
 {exports}cd source || exit 1
@@ -113,6 +113,7 @@ def build_request(
     """Return the request of an attempt: its folders, the arguments of sbatch and the batch script."""
     run_dir = f"{options['folder']}/runs/{run_id}"
     folder = f"{run_dir}/a{attempt}"
+    umask = paths.umask(options.get("share"))
     output, _ = paths.output_path(job.output)
     if output:
         run_dir = f"{output.rstrip('/')}/{run_id}"
@@ -120,6 +121,7 @@ def build_request(
         "CLOUDTRAIN_RUN_DIR": run_dir,
         "CLOUDTRAIN_RUN_DIR_SHARED": "1",
         "CLOUDTRAIN_STDIN": "1",
+        "CLOUDTRAIN_UMASK": umask,
     }
     memory = job.resources.memory_bytes
     needs = {
@@ -133,6 +135,7 @@ def build_request(
         "login": (options.get("login") or {}).get("address"),
         "folder": folder,
         "run_dir": run_dir,
+        "umask": umask,
         "nodes": manifest.nodes,
         "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
         "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options),
@@ -230,6 +233,8 @@ def batch_script(
     return _SCRIPT.format(
         attempt_id=attempt_id,
         folder=shlex.quote(folder),
+        umask=env["CLOUDTRAIN_UMASK"],
+        output_mode=f"{paths.folder_mode(env['CLOUDTRAIN_UMASK']) & 0o666:o}",
         # within '...' of bash -c
         quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
         restarts=restarts,

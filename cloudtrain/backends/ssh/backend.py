@@ -68,6 +68,7 @@ class SshBackend:
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self.workdir = workdir
         self.root = str(options.get("directory") or DIRECTORY).rstrip("/")
+        self.umask = paths.umask(options.get("share"))
         lease = str(options.get("lease") or "supervisors")
         self.lease_s = float(options.get("lease_s") or LEASE_S) if lease == "client" else None
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
@@ -107,7 +108,15 @@ class SshBackend:
             request={
                 "hosts": [machine.to_dict() for machine in self.machines],
                 **build_request(
-                    manifest, run_id, attempt, self.root, bundle.sha256, output, self.lease_s, own_gpus.chosen(job)
+                    manifest,
+                    run_id,
+                    attempt,
+                    self.root,
+                    bundle.sha256,
+                    output,
+                    self.lease_s,
+                    own_gpus.chosen(job),
+                    self.umask,
                 ),
             },
             bundle=bundle.to_dict(),
@@ -126,13 +135,16 @@ class SshBackend:
         run_dir = plan.request["env"]["CLOUDTRAIN_RUN_DIR"]
         request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": min_nodes_of(plan)}
         request_json = json.dumps(request).encode()
+        mode = paths.folder_mode(plan.request["env"].get("CLOUDTRAIN_UMASK", "077"))
 
         def ship(item: tuple[int, tuple[Machine, Mapping[str, Any]]]) -> None:
             rank, (machine, answer) = item
+            machine.agent.ask("folders", path=folder, mode=mode)
             if not answer["bundle"]:
                 transfer.send_bundle(machine.agent, self.root, bundle)
+            arguments: dict[str, Any] = {"root": self.root, "sha256": bundle.sha256, "mode": mode}
             into = f"{folder}/node-{rank}/source"
-            machine.agent.ask("extract", root=self.root, sha256=bundle.sha256, into=into, timeout_s=transfer.SEND_S)
+            machine.agent.ask("extract", into=into, timeout_s=transfer.SEND_S, **arguments)
             machine.agent.ask("write", request_json, path=f"{folder}/request.json")
             if rank == 0:
                 machine.agent.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")

@@ -82,7 +82,8 @@ def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:
     if output is None or len(machines) == 1:
         return
     marker_path, marker = f"{plan.request['env']['CLOUDTRAIN_RUN_DIR']}/.shared", os.urandom(8).hex().encode()
-    machines[0].agent.ask("write", marker, path=marker_path)
+    mode = paths.folder_mode(plan.request["env"].get("CLOUDTRAIN_UMASK", "077"))
+    machines[0].agent.ask("write", marker, path=marker_path, mode=mode & 0o666)
     contents = call_all(lambda machine: machine.agent.ask("read", path=marker_path).data, machines[1:])
     raise_first(contents)
     for machine, content in zip(machines[1:], contents, strict=True):

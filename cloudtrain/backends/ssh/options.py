@@ -32,6 +32,9 @@ class SshOptions(Access):
 
     hosts: list[SshHost] = Field([], description="the machines; the first num_nodes that answer are taken")
     directory: str = Field("~/.cloudtrain", pattern=r"^(~/|/)", description="where runs lie on the machines")
+    share: Literal["group"] | None = Field(
+        None, description="group: the group of the folder may read runs; left out: only you may"
+    )
     lease: Literal["supervisors", "client"] = Field(
         "supervisors", description="client: the job leaves, resumable, when no client has looked at it for lease_s"
     )

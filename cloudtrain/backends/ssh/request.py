@@ -16,6 +16,7 @@ def build_request(
     output: str | None,
     lease_s: float | None,
     gpus: str,
+    umask: str,
 ) -> dict[str, Any]:
     """Return the request of an attempt, without the machines.
 
@@ -24,6 +25,7 @@ def build_request(
         sha256: digest of the bundle.
         output: folder of the run's results, where the job names one.
         gpus: the GPUs that a node may use, as CLOUDTRAIN_GPUS has them.
+        umask: of the node's processes, in octal.
         lease_s: seconds without the client after which the attempt ends; None where it needs no client.
     """
     folder = f"{root}/runs/{run_id}/a{attempt}"
@@ -34,6 +36,7 @@ def build_request(
         "CLOUDTRAIN_NODE_DIR": f"{folder}/node-${{node.rank}}",
         "CLOUDTRAIN_RUN_DIR": f"{output or root + '/runs'}/{run_id}",
         "CLOUDTRAIN_GPUS": gpus,
+        "CLOUDTRAIN_UMASK": umask,
         "CLOUDTRAIN_STDIN": "1",
     }
     if manifest.nodes > 1:

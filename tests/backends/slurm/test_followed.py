@@ -64,6 +64,8 @@ def test_squeue_is_called_once_in_five_seconds_for_all_readers(
     number, seconds = calls() - before, time.monotonic() - began
     gate.touch()
     assert follower.wait(2 * WAIT_S) == 0
+    made = [slurm.shared / "runs" / run_id, *(slurm.shared / "runs" / run_id).rglob("*")]
+    assert [path for path in made if path.lstat().st_mode & 0o077 and not path.is_symlink()] == [], "private"
     assert 1 <= number <= 1 + seconds / asked.FRESH_S, f"{number} calls of squeue in {seconds:.1f} s"
     numbers = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("line ")]
     assert numbers == list(range(len(numbers)))

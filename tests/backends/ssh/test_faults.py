@@ -374,3 +374,18 @@ def test_skewed_clocks_train_all_the_same(lab, prepare, home):
     handle = backend.submit(*prepare(backend, script, num_nodes=2))
     status = until_final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 41)  # the first failure, by whichever clock
+
+
+@pytest.mark.parametrize(("share", "others"), [(None, "/077"), ("group", "/027")])
+def test_what_lies_on_a_machine_that_others_use_is_private(lab, prepare, home, share, others):
+    script = "import os\nopen(os.environ['CLOUDTRAIN_MODEL_DIR'] + '/weights', 'w').write('1')\nopen('beside', 'w')\n"
+    backend = SshBackend(options(lab, 1) | ({"share": share} if share else {}), home / "runs")
+    handle = backend.submit(*prepare(backend, script))
+    assert until_final(backend, handle).state is State.SUCCEEDED
+    run = "/root" + handle.partition(":~")[2].rpartition("/")[0]
+    host = lab.hosts[0]
+    assert {"weights", "beside", "log"} <= set(host.run(["find", run, "-type", "f", "-printf", "%f\n"]).split())
+    assert host.run(["find", run, "-not", "-type", "l", "-perm", others]) == ""
+    if share:
+        for name in ("weights", "log"):
+            assert host.run(["find", run, "-name", name, "-perm", "640"]).count("\n") == 1
