@@ -26,14 +26,15 @@ UPLOAD_TRIES = 5  # tries to upload an object that others upload at the same tim
 
 
 def download_archive(aws: Aws, uri: str, into: Path) -> None:
-    """Download a tar.gz at s3://bucket/key and unpack it into a folder; a missing one is no error.
+    """Download a tar.gz at s3://bucket/key and unpack it into a folder, or else the folder of its name; none is no error.
 
     The job's code wrote the archive, so it is not trusted: names and links that lead out of the folder, devices and
     owners are refused. Raises BackendError, DiskError.
     """
     bucket, key = _split_uri(uri)
     stored = _look_up(aws, bucket, key, f".{into.name}.tar.gz")
-    if stored is None:
+    if stored is None:  # SageMaker leaves it out with CompressionType NONE
+        download_prefix(aws, f"{uri.removesuffix('.tar.gz')}/", into)
         return
     path = into.parent / stored.name
     download.download_all([stored], into.parent)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 LATE_S = 120.0  # a job's last lines may reach CloudWatch this long after the job has ended
 DRAIN_S = 30.0  # how long `logs` waits for these late lines
 LOOK_S = 5.0  # between two requests for a log that is followed
-CLIENTS = {"sdk": "the SDK's HuggingFace estimator", "boto3": "boto3"}
 
 
 class SagemakerBackend:
@@ -83,14 +82,15 @@ class SagemakerBackend:
             options["region"] = self.aws.region
         built = request.build_request(job, run_id, attempt, bundle.sha256, options, about)
         plan = built.plan(self.name, self._options, job, bundle, "platform")
-        chosen, why = client.choose_client(plan.request, self._options)
-        return replace(plan, notes=(*plan.notes, f"sent by {CLIENTS[chosen]}: {why}"))
+        return replace(plan, notes=(*plan.notes, client.note(plan.request, self._options)))
 
     def time_limit(self, plan: Plan) -> TimeLimit:
         return limits.time_limit(plan)
 
     def machine(self, plan: Plan) -> str:
-        return f"sagemaker/{self._options.get('region') or ''}/{plan.request['ResourceConfig']['InstanceType']}"
+        resources = plan.request["ResourceConfig"]
+        first = (resources.get("InstanceGroups") or [resources])[0]
+        return f"sagemaker/{self._options.get('region') or ''}/{first['InstanceType']}"
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         self._check_account()
@@ -175,7 +175,7 @@ class SagemakerBackend:
         drain_until: float | None = None
         while True:
             job = self._recent_job(handle, positions)
-            nodes = int(job["ResourceConfig"].get("InstanceCount") or 1) if job else 0
+            nodes = status.instance_count(job) if job else 0
             positions = logs.parse_cursor(after, nodes) if positions is None else positions
             final = job is None or status.parse_status(job).state.final
             started = job is not None and status.seconds_since_start(job) is not None
@@ -205,18 +205,10 @@ class SagemakerBackend:
         if not images.tag_is_current(name, status.seconds_since_start(job)):
             return {}
         image = ecr.resolve_digest(self.aws, name)
-        return dict.fromkeys(range(int(job["ResourceConfig"].get("InstanceCount") or 1)), image) if image else {}
+        return dict.fromkeys(range(status.instance_count(job)), image) if image else {}
 
     def labels(self, handle: str) -> dict[str, str]:
-        """Return a job's tags without those that cloudtrain adds to every job."""
-        labels: dict[str, str] = {}
-        token: dict[str, str] = {}
-        while True:
-            page = self.aws.call("sagemaker", "list_tags", ResourceArn=handle, **token)
-            labels |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
-            if not page.get("NextToken"):
-                return labels
-            token = {"NextToken": page["NextToken"]}
+        return listing.read_labels(self.aws, handle)
 
     def remains(self, handle: str) -> dict[str, int | None]:
         return {handle: None} if self._job(handle) else {}

@@ -1,7 +1,8 @@
-"""Build the channels by which SageMaker brings a job's source and inputs from S3 onto its hosts; pure data."""
+"""Build the channels by which SageMaker brings a job's source and inputs onto its hosts; pure data."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from cloudtrain.errors import Problem
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
+# EFS: any folder. FSx for Lustre: /MOUNT_NAME/FOLDER (API_FileSystemDataSource, 2026-11-23).
+FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,18})(/.*)")
 CHANNEL = "cloudtrain"  # of the source bundle
 MANIFEST_CHANNEL = "cloudtrain-manifest"  # of a manifest that is too long for hyperparameters
 
@@ -23,9 +26,10 @@ def build_channels(
     """
     channels, launcher_inputs, problems = [], {}, []
     shard = list(options.get("shard") or [])
-    for name in shard:
-        if name not in job.inputs:
-            problems.append(Problem(f"{name} is none of the job's inputs", "options.sagemaker.shard"))
+    for option in ("shard", "pipe"):
+        for name in options.get(option) or ():
+            if name not in job.inputs:
+                problems.append(Problem(f"{name} is none of the job's inputs", f"options.sagemaker.{option}"))
     for name, item in job.inputs.items():
         if item.mode == "stream":
             if options.get("isolate"):
@@ -35,15 +39,37 @@ def build_channels(
             continue
         if name.lower() in (CHANNEL, MANIFEST_CHANNEL):
             problems.append(Problem("is the name of the source's own channel", f"inputs.{name}", "choose another"))
+        if system := FILE_SYSTEM.fullmatch(item.uri):
+            if not options.get("subnets"):
+                message, hint = "is reached from its VPC only", "give options.sagemaker.subnets and security_groups"
+                problems.append(Problem(message, f"inputs.{name}.uri", hint))
+            channels.append(file_system_channel(name, *system.groups()))
+            launcher_inputs[name] = {"uri": item.uri, "mode": "channel"}
+            continue
         if not item.uri.startswith("s3://"):
-            message = f"a channel of SageMaker reads s3:// only, not {item.uri!r}"
+            message = f"a channel of SageMaker reads s3://, efs://fs-ID/FOLDER or fsx://fs-ID/FOLDER, not {item.uri!r}"
             problems.append(Problem(message, f"inputs.{name}.uri", "stream: the script opens it itself"))
             continue
         uri, file = split_prefix(item.uri)
+        if name in (options.get("pipe") or ()):  # a named pipe for each epoch, no folder
+            channels.append(s3_channel(name, uri, "Pipe", "ShardedByS3Key" if name in shard else "FullyReplicated"))
+            launcher_inputs[name] = {"uri": item.uri, "mode": "stream"}
+            continue
         mode = "FastFile" if item.mode == "mount" else None
         channels.append(s3_channel(name, uri, mode, "ShardedByS3Key" if name in shard else "FullyReplicated"))
         launcher_inputs[name] = {"uri": item.uri, "mode": "channel"} | ({"file": file} if file else {})
     return channels, launcher_inputs, problems
+
+
+def file_system_channel(name: str, kind: str, system: str, folder: str) -> dict[str, Any]:
+    """Return a channel that reads a folder of EFS or FSx for Lustre."""
+    source = {
+        "FileSystemId": system,
+        "FileSystemAccessMode": "ro",
+        "FileSystemType": {"efs": "EFS", "fsx": "FSxLustre"}[kind],
+        "DirectoryPath": folder,
+    }
+    return {"DataSource": {"FileSystemDataSource": source}, "ChannelName": name}
 
 
 def split_prefix(uri: str) -> tuple[str, str]:

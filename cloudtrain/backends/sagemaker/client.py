@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudtrain.errors import MissingExtra, Problem
 
+NAME = "the SDK's HuggingFace estimator"
 # The fields of CreateTrainingJob that an estimator of sagemaker 2.257.7 can set (estimator.py and job.py there, 2026-11-23).
 _SETTABLE = """TrainingJobName HyperParameters RoleArn InputDataConfig Tags Environment ExperimentConfig EnableNetworkIsolation
     EnableInterContainerTrafficEncryption EnableManagedSpotTraining AlgorithmSpecification.TrainingImage
@@ -64,6 +65,12 @@ def choose_client(request: Mapping[str, Any], options: Mapping[str, Any]) -> tup
     if fields := ", ".join(unsettable(request)):
         return "boto3", f"the SDK's estimator cannot set {fields}"
     return "sdk", "the SageMaker SDK is installed"
+
+
+def note(request: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return a plan's note on the client."""
+    chosen, why = choose_client(request, options)
+    return f"sent by {'boto3' if chosen == 'boto3' else NAME}: {why}"
 
 
 def require_sdk(backend: str) -> None:

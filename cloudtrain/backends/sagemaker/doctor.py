@@ -69,15 +69,18 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
     import re
 
     path = "options.sagemaker.role"
-    if not role or not re.fullmatch(ROLE, role):
-        message = f"{role!r} is no ARN of a role" if role else "no role is named"
-        return [Problem(message, path, "docs/sagemaker.md says what it needs")]
+    if not role:
+        return [Problem("no role is named", path, "docs/sagemaker.md says what it needs")]
+    is_arn = re.fullmatch(ROLE, role)
+    not_arn = Problem(f"{role!r} is no ARN of a role", path, "docs/sagemaker.md says what it needs")
     try:
         details = aws.call("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
     except AwsError as error:
         if error.code == "NoSuchEntity":
             return [Problem(f"there is no role {role}", path)]
-        return []  # a user may submit without the permission to read roles
+        return [] if is_arn else [not_arn]  # a user may submit without the permission to read roles
+    if not is_arn:
+        return [Problem(not_arn.message, path, f"write {details['Arn']}: a plan asks AWS for nothing")]
     if SERVICE not in str(details.get("AssumeRolePolicyDocument")):
         message = f"SageMaker may not take the role {role}: {SERVICE} is not in its trust policy"
         return [Problem(message, path, "docs/sagemaker.md")]

@@ -108,7 +108,8 @@ def _check_channels(channels: list[Mapping[str, Any]]) -> Iterator[Problem]:
     for channel in channels[:-1]:
         path = f"inputs.{channel['ChannelName']}"
         yield from _check_text(channel["ChannelName"], path, MAX_CHANNEL_NAME)
-        yield from _check_text(channel["DataSource"]["S3DataSource"]["S3Uri"], f"{path}.uri", MAX_URI, URI)
+        if source := channel["DataSource"].get("S3DataSource"):
+            yield from _check_text(source["S3Uri"], f"{path}.uri", MAX_URI, URI)
 
 
 def _check_metrics(metrics: list[Mapping[str, str]]) -> Iterator[Problem]:

@@ -139,3 +139,15 @@ class JobList:
 
 def _summary(job: Mapping[str, Any]) -> tuple[Any, ...]:
     return job["TrainingJobStatus"], job.get("SecondaryStatus"), job.get("LastModifiedTime")
+
+
+def read_labels(aws: Aws, handle: str) -> dict[str, str]:
+    """Return a job's tags without those that cloudtrain adds to every job."""
+    labels: dict[str, str] = {}
+    token: dict[str, str] = {}
+    while True:
+        page = aws.call("sagemaker", "list_tags", ResourceArn=handle, **token)
+        labels |= {tag["Key"]: tag["Value"] for tag in page["Tags"] if not tag["Key"].startswith("cloudtrain:")}
+        if not page.get("NextToken"):
+            return labels
+        token = {"NextToken": page["NextToken"]}

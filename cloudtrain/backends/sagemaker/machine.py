@@ -14,9 +14,40 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
 
 
-def choose_machine(job: Job) -> tuple[Machine | None, list[str], list[Problem]]:
-    """Return a job's machine type with notes and problems; None for a type that is not in the catalogue."""
-    table, instance_type = machines.load("sagemaker"), job.resources.instance_type
+def choose_machine(job: Job, options: Mapping[str, Any]) -> tuple[Machine | None, list[str], list[Problem]]:
+    """Return a job's machine type with notes and problems; None for a type that is not in the catalogue.
+
+    Of instance groups it is the first one's: all have the same accelerators, because each node has as many ranks.
+    """
+    groups = [group["instance_type"] for group in options.get("instance_groups") or ()]
+    found = [_choose_machine(job, name) for name in groups or [job.resources.instance_type]]
+    problems = [problem for _, _, found_problems in found for problem in found_problems]
+    if len({(machine.accelerator, machine.accelerators) for machine, _, _ in found if machine}) > 1:
+        message, hint = "have different accelerators: each node has the same ranks", "choose types with the same ones"
+        problems.append(Problem(message, "options.sagemaker.instance_groups", hint))
+    machine = found[0][0]
+    nvme = next((each.name for each, _, _ in found if each and float(each.more.get("local_nvme_gb") or 0)), None)
+    if nvme and options.get("volume_kms_key"):
+        message = f"{nvme} has disks of its own, which SageMaker encrypts with no key of yours"
+        problems.append(Problem(message, "options.sagemaker.volume_kms_key", "leave it out, or choose another type"))
+    return machine, [note for _, notes, _ in found for note in notes], problems
+
+
+def total_price(machine: Machine | None, nodes: int, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the price of all machines of a job as in a plan, None if one of them has none."""
+    table, groups = machines.load("sagemaker"), options.get("instance_groups") or ()
+    counted = [(machines.find_machine(table, group["instance_type"]), group["count"]) for group in groups]
+    usd = 0.0
+    for each, count in counted or [(machine, nodes)]:
+        if each is None or each.usd_per_hour is None:
+            return None
+        usd += each.usd_per_hour * count
+    first = counted[0][0] if counted else machine
+    return {**first.price, "usd_per_hour": round(usd, 4)} if first and first.price else None
+
+
+def _choose_machine(job: Job, instance_type: str | None) -> tuple[Machine | None, list[str], list[Problem]]:
+    table = machines.load("sagemaker")
     message = (
         "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
     )

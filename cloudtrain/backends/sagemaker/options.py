@@ -20,6 +20,15 @@ def _folder(value: str) -> str:
 Folder = Annotated[str, AfterValidator(_folder)]
 
 
+class InstanceGroup(BaseModel):
+    """Machines of one type in a job with several."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=64)
+    instance_type: str = Field(pattern=r"^ml\.")
+    count: int = Field(ge=1)
+
+
 class SagemakerLocalOptions(BaseModel):
     """Options of the backend `sagemaker-local`."""
 
@@ -72,13 +81,33 @@ class SagemakerOptions(BaseModel):
         None, ge=0, le=21600, description="seconds that machines stay warm for the next job"
     )
     shard: list[str] = Field([], description="inputs that are dealt out over the nodes instead of copied to each")
+    pipe: list[str] = Field([], description="inputs in Pipe mode: the script reads /opt/ml/input/data/NAME_EPOCH")
+    instance_groups: list[InstanceGroup] = Field(
+        [], max_length=5, description="machines of several types: name, instance_type and count of each group"
+    )
+    training_plan: str | None = Field(
+        None, pattern=r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]*:[0-9]{12}:training-plan/", description="its ARN"
+    )
+    max_pending: str | None = Field(None, description="longest wait in the queue, 30m to 28d; sent by boto3")
+    compress: bool = Field(True, description="model and outputs as tar.gz; false: as files, for large models")
+    experiment: dict[Literal["name", "trial", "display_name", "run"], str] = Field(
+        {}, description="experiment of SageMaker that the job belongs to"
+    )
+    remote_debug: bool = Field(False, description="shells in the containers by Systems Manager")
+    infra_check: bool = Field(False, description="check the machines before the job starts")
+    session_chaining: bool = Field(False, description="the session's tags go to the job's own sessions")
+    private_registry: bool = Field(False, description="pull the image from a registry in the VPC")
+    registry_credentials: str | None = Field(
+        None, pattern=r"^arn:[\w-]+:lambda:", description="ARN of the Lambda function that gives its credentials"
+    )
+    raw: dict[str, Any] = Field({}, description="merged into CreateTrainingJob: any field that no other key sets")
 
     @field_validator("account", mode="before")
     @classmethod
     def _account(cls, value: Any) -> Any:
         return f"{value:012d}" if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @field_validator("max_wait")
+    @field_validator("max_wait", "max_pending")
     @classmethod
     def _max_wait(cls, value: str | None) -> str | None:
         if value is not None:

@@ -19,26 +19,25 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.manifest import Manifest
 from cloudtrain.backends.sagemaker import client, limits, toolkit
 from cloudtrain.backends.sagemaker.channels import CHANNEL, MANIFEST_CHANNEL, build_channels, s3_channel
+from cloudtrain.backends.sagemaker.fields import add_options, check_options
 from cloudtrain.backends.sagemaker.hyperparameters import (
     build_hyperparameters,
     encode_manifest,
     object_folder,
     script_mode,
 )
-from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine
+from cloudtrain.backends.sagemaker.machine import choose_image, choose_machine, total_price
+from cloudtrain.backends.sagemaker.raw import merge_raw
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
-from cloudtrain.job import units
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.machines import Machine
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
 OBJECT = "source.tar.gz"
 DISK_GB = 100  # default of resources.disk_gb; SageMaker's default, 30, is too small for a model and its checkpoints
 MARGIN_S = 900  # added to max_runtime, which the launcher enforces: for downloads before and the last checkpoint after
-WAIT_S = 24 * 3600  # default wait for spot capacity (options.sagemaker.max_wait)
 EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # metrics of our events that SageMaker's charts show
 # The program of `python -W ignore -c`; SageMaker takes at most 256 characters for each argument.
 UNPACK = (
@@ -88,7 +87,7 @@ def build_request(
     about: Mapping[str, Any] | None = None,
 ) -> BuiltRequest:
     """Return the CreateTrainingJob request for an attempt of a job; `options` are those of the backend `sagemaker`."""
-    machine, notes, problems = choose_machine(job)
+    machine, notes, problems = choose_machine(job, options)
     if machine and machine.accelerators and not job.resources.accelerators:
         gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
         job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))
@@ -103,7 +102,7 @@ def build_request(
         manifest, output=None, inputs=inputs, hyperparameters=dict(job.hyperparameters)
     )  # SageMaker itself copies output and inputs
     image, found_problems = choose_image(job, machine, options)
-    problems += found_problems + _check_options(job, options)
+    problems += found_problems + check_options(job, options)
     code_uri = f"s3://{bucket}/{prefix}/code/{sha256}/"
     pieces, content = encode_manifest(manifest)
     if content:
@@ -139,7 +138,8 @@ def build_request(
         "ProfilerConfig": {"DisableProfiler": True},
         "Tags": _tags(job, manifest),
     }
-    _add_options(request, job, machine, options)
+    add_options(request, job, machine, options)
+    problems += merge_raw(request, options.get("raw") or {})
     problems += limits.find_problems(request, job) + client.find_problems(request, options)
     notes += toolkit.NOTES if options.get("entry") == "toolkit" else ()
     if job.limits.grace_s > limits.STOP_S - 20:
@@ -150,9 +150,7 @@ def build_request(
             notes.append("under a cap the wait for spot machines counts as running: SageMaker limits both together")
     elif job.limits.max_wait:
         notes.append("SageMaker limits the wait for spot machines only (limits.max_wait)")
-    price = machine.price if machine else None
-    if price:
-        price = {**price, "usd_per_hour": round(price["usd_per_hour"] * job.num_nodes, 4)}
+    price = total_price(machine, job.num_nodes, options)
     return BuiltRequest(request, manifest, tuple(notes), tuple(problems), price)
 
 
@@ -167,72 +165,6 @@ def container_command(options: Mapping[str, Any]) -> dict[str, list[str]]:
     if options.get("entry") == "toolkit":
         return {}
     return {"ContainerEntrypoint": [options.get("python") or "python3", "-W", "ignore", "-c", UNPACK]}
-
-
-def _add_options(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:
-    """Add the fields that depend on options: encryption, network, warm pools, EFA, spot, retries."""
-    if options.get("kms_key"):
-        request["OutputDataConfig"]["KmsKeyId"] = options["kms_key"]
-    if options.get("volume_kms_key"):
-        request["ResourceConfig"]["VolumeKmsKeyId"] = options["volume_kms_key"]
-    if options.get("keep_alive_s") is not None:
-        request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = options["keep_alive_s"]
-    if options.get("subnets"):
-        request["VpcConfig"] = {
-            "Subnets": list(options["subnets"]),
-            "SecurityGroupIds": list(options["security_groups"]),
-        }
-    if options.get("isolate"):
-        request["EnableNetworkIsolation"] = True
-    if options.get("encrypt_traffic"):
-        request["EnableInterContainerTrafficEncryption"] = True
-    if machine and machine.more.get("efa") == "1" and job.num_nodes > 1:
-        request["Environment"] = {"FI_PROVIDER": "efa"}
-    stopping = request["StoppingCondition"]
-    if job.resources.use_spot:
-        request["EnableManagedSpotTraining"] = True
-        max_wait = options.get("max_wait")
-        # Whether an interruption starts MaxRuntimeInSeconds anew is not documented: a cap is held by the time with waits.
-        wait_s = stopping["MaxRuntimeInSeconds"] + (0 if job.limits.capped else WAIT_S)
-        if job.limits.max_wait_s is not None and not job.limits.capped:
-            wait_s = stopping["MaxRuntimeInSeconds"] + job.limits.max_wait_s
-        wait_s = units.duration_s(max_wait) if max_wait else wait_s
-        stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
-    if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:
-        request["RetryStrategy"] = {"MaximumRetryAttempts": job.retry.max_attempts - 1}
-
-
-def _check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of the options: missing ones, and combinations that exclude each other."""
-    problems = []
-    for name, what in (("role", "the ARN of a role that SageMaker may take"), ("bucket", "a bucket for the source")):
-        if not options.get(name):
-            hint = "cloudtrain init -t sagemaker looks for one; docs/sagemaker.md"
-            problems.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
-    spot = job.resources.use_spot
-    if spot and options.get("keep_alive_s"):
-        message = "machines of a spot job cannot be kept warm"
-        problems.append(Problem(message, "options.sagemaker.keep_alive_s", "leave it out, or resources.use_spot"))
-    if options.get("max_wait") and not spot:
-        message = "is for spot jobs only"
-        problems.append(Problem(message, "options.sagemaker.max_wait", "set resources.use_spot: true"))
-    if job.limits.capped:
-        for name, value, why in (
-            ("keep_alive_s", options.get("keep_alive_s"), "machines that are kept warm are billed after the job"),
-            ("max_wait", options.get("max_wait"), "SageMaker limits the wait and the job together"),
-        ):
-            if value:
-                hint = "leave it out, or limits.max_cost and max_total_runtime"
-                problems.append(Problem(f"cannot be held under a cap: {why}", f"options.sagemaker.{name}", hint))
-    if options.get("isolate"):
-        if job.environment.requirements:
-            message = "cannot be installed without a network (options.sagemaker.isolate)"
-            problems.append(Problem(message, "environment.requirements", "none, with everything in the image"))
-        if job.secrets:
-            problems.append(Problem("cannot be read without a network (options.sagemaker.isolate)", "secrets"))
-    if job.output and not job.output.startswith("s3://"):
-        problems.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
-    return problems
 
 
 def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:

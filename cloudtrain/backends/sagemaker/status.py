@@ -77,6 +77,13 @@ def seconds_since_start(job: Mapping[str, Any]) -> float | None:
     return (datetime.now(UTC) - started).total_seconds() if isinstance(started, datetime) else None
 
 
+def instance_count(job: Mapping[str, Any]) -> int:
+    """Return how many machines a job has."""
+    resources = job.get("ResourceConfig") or {}
+    groups = resources.get("InstanceGroups") or ()
+    return int(sum(group["InstanceCount"] for group in groups) or resources.get("InstanceCount") or 1)
+
+
 def _progress(job: Mapping[str, Any], secondary: str, state: State) -> str:
     """Return what SageMaker does with a job that has not ended, and while the job waits SageMaker's message."""
     if secondary == "Interrupted":
@@ -126,7 +133,7 @@ def _billable_s(job: Mapping[str, Any]) -> int | None:
     seconds = job.get("BillableTimeInSeconds")
     if seconds is None:
         return None
-    return int(seconds) * int((job.get("ResourceConfig") or {}).get("InstanceCount") or 1)
+    return int(seconds) * instance_count(job)
 
 
 def _end_time(job: Mapping[str, Any], state: State) -> str | None:

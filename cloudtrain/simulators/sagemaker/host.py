@@ -75,9 +75,11 @@ class Host:
         for name, value in config.items():
             (self.base / "input/config" / f"{name}.json").write_text(json.dumps(value))
         for channel in request.get("InputDataConfig", []):
-            source = channel["DataSource"]["S3DataSource"]
             into = self.base / "input/data" / channel["ChannelName"]
             into.mkdir()
+            source = channel["DataSource"].get("S3DataSource")
+            if source is None:  # a file system, which is not simulated
+                continue
             share = self.number if source.get("S3DataDistributionType") == "ShardedByS3Key" else None
             if not download_prefix(call, source["S3Uri"], into, share, count):
                 raise FileNotFoundError(f"no objects at {source['S3Uri']}")

@@ -129,7 +129,8 @@ class TrainingJob:
             reason = "ClientError: the simulator runs ContainerEntrypoint only: it has no image whose own could run"
             self._end("Failed", "Failed", reason)
             return False
-        count = int(self.request["ResourceConfig"]["InstanceCount"])
+        resources = self.request["ResourceConfig"]
+        count = int(sum(g["InstanceCount"] for g in resources.get("InstanceGroups", ())) or resources["InstanceCount"])
         # Loopback addresses that no other job or simulator on this machine uses: all hosts use the same ports.
         subnet = f"127.{64 + os.getpid() % 128}.{(os.getpid() // 128 + self._number) % 250 + 1}"
         names = [f"{subnet}.{n + 1}" for n in range(count)]
@@ -218,6 +219,12 @@ class TrainingJob:
     def _upload(self) -> None:
         output = f"{self.request['OutputDataConfig']['S3OutputPath']}/{self.name}/output"
         for archive, inner in (("model.tar.gz", "model"), ("output.tar.gz", "output/data")):
+            if self.request["OutputDataConfig"].get("CompressionType") == "NONE" and inner == "model":
+                for host in self._hosts:
+                    for file, name in iter_files(host.base / inner):
+                        bucket, key = split_uri(f"{output}/model/{name}")
+                        self._call("s3", "put_object", Bucket=bucket, Key=key, Body=file.read_bytes())
+                continue
             path = self._folder / archive
             with tarfile.open(path, "w:gz") as tar:  # one archive for all hosts, as in SageMaker
                 for host in self._hosts:

@@ -64,6 +64,12 @@ class TestSagemaker(BackendContract):
         sent = self.simulator.jobs[handle.rpartition("/")[2]].request["HyperParameters"]
         assert not [name for name in sent if name.startswith("ct_manifest")]
 
+    def test_a_model_that_is_not_compressed_is_fetched(self, backend, start, tmp_path: Path) -> None:
+        backend._options |= {"compress": False}
+        handle = start("import os; open(os.environ['CLOUDTRAIN_MODEL_DIR'] + '/weights', 'w').write('7')")
+        assert self.until_final(backend, handle).state is State.SUCCEEDED, self.text(backend, handle)
+        assert (backend.fetch(handle, tmp_path / "out") / "model" / "weights").read_text() == "7"
+
     def calls(self) -> int:
         return len(self.simulator.calls)
 

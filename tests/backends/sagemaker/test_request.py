@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.manifest import Manifest
-from cloudtrain.backends.sagemaker import client, images, limits, request
-from cloudtrain.backends.sagemaker.hyperparameters import encode_manifest, object_folder
+from cloudtrain.backends.sagemaker import client, fields, images, limits, raw, request
 from cloudtrain.job.job import Job
 from tests.backends.sagemaker.oracle import violations
 
@@ -68,6 +65,55 @@ CASES = {
         {"shard": ["train"]},
     ),
     "toolkit": ({"resources": {"accelerators": "L4"}, "image": "my/image:1"}, {"entry": "toolkit"}),
+    "instance_groups": (
+        {"num_nodes": 3, "metrics": {"loss": "loss=([0-9.]+)"}},
+        {
+            "instance_groups": [
+                {"name": "first", "instance_type": "ml.g5.12xlarge", "count": 1},
+                {"name": "others", "instance_type": "ml.g5.24xlarge", "count": 2},
+            ],
+        },
+    ),
+    "file_systems": (
+        {
+            "resources": {"accelerators": "L4"},
+            "inputs": {
+                "lustre": "fsx://fs-0123456789abcdef0/abcdefgh/data",
+                "nfs": "efs://fs-01234567/",
+                "p": "s3://b/p/",
+            },
+            "image": "registry.corp:5000/train:1",
+        },
+        {
+            "subnets": ["subnet-1"],
+            "security_groups": ["sg-1"],
+            "pipe": ["p"],
+            "private_registry": True,
+            "registry_credentials": "arn:aws:lambda:us-east-1:123456789012:function:login",
+        },
+    ),
+    "large_job": (
+        {"resources": {"accelerators": "H100:8"}},
+        {
+            "training_plan": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/big",
+            "experiment": {"name": "tuning", "trial": "one", "display_name": "a", "run": "r"},
+            "remote_debug": True,
+            "infra_check": True,
+            "session_chaining": True,
+            "compress": False,
+            "raw": {
+                "ResourceConfig": {"InstancePlacementConfig": {"EnableMultipleJobs": True}},
+                "Environment": {"A": "b"},
+            },
+        },
+    ),
+    "boto3_only": (
+        {"resources": {"accelerators": "L4"}},
+        {
+            "max_pending": "2h",
+            "raw": {"MlflowConfig": {"MlflowResourceArn": "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/x"}},
+        },
+    ),
     "hyperparameters": (
         {
             "resources": {"accelerators": "L4"},
@@ -129,86 +175,6 @@ def test_arguments_of_any_kind_arrive_through_hyperparameters() -> None:
     assert orders_of(built).argv[1 : len(HOSTILE) + 1] == HOSTILE
 
 
-def shown(hyperparameters: dict, **changes) -> tuple[dict[str, str], request.BuiltRequest]:
-    built = made({**GPU, "hyperparameters": hyperparameters, **changes})
-    assert violations(built.request) == [] and built.problems == ()
-    own = ("sagemaker_", "ct_manifest_")
-    return {k: v for k, v in built.request["HyperParameters"].items() if not k.startswith(own)}, built
-
-
-def test_hyperparameters_are_written_as_an_estimator_writes_them() -> None:
-    given = {
-        "epochs": 1,
-        "lr": 5e-5,
-        "model": "gpt2",
-        "fp16": True,
-        "none": None,
-        "layers": [2, 4],
-        "optim": {"b": 0.9},
-    }
-    written = {**{name: json.dumps(value) for name, value in given.items() if name != "optim"}, "optim.b": "0.9"}
-    assert shown(given)[0] == written
-    exact = {
-        "tenth": "0.10",
-        "many": "0.1000000000000000055511151231257827",
-        "id": "007",
-        "huge": "1e999",
-        "text": "a b",
-    }
-    assert shown(exact)[0] == {**{name: json.dumps(text) for name, text in exact.items()}, "tenth": "0.1"}
-
-
-def test_hyperparameters_beyond_the_limits_travel_in_the_manifest_and_are_said() -> None:
-    texts = {"long": "x" * 2499, "fits": "x" * 2498, "sagemaker_program": "mine.py", "ct_manifest_0": "y"}
-    found, built = shown(texts)
-    assert set(found) == {"fits"} and built.request["HyperParameters"]["sagemaker_program"] == '".cloudtrain/launch.py"'
-    (note,) = [note for note in built.notes if "does not show" in note]
-    assert note.endswith("long, sagemaker_program, ct_manifest_0")
-    assert orders_of(built).argv[1:] == [word for name, text in texts.items() for word in (f"--{name}", text)]
-    found, built = shown({f"h{n}": n for n in range(120)})
-    assert len(built.request["HyperParameters"]) == 100 and "h119" in "".join(built.notes)
-
-
-def test_a_manifest_over_64_kib_is_an_object_beside_the_bundle() -> None:
-    digits = random.Random(1).randbytes(80_000).hex()
-    found, built = shown({"lr": 1}, args=[digits])
-    assert found == {"lr": "1"} and not [name for name in built.request["HyperParameters"] if "ct_manifest" in name]
-    (channel,) = [c for c in built.request["InputDataConfig"] if c["ChannelName"] == "cloudtrain-manifest"]
-    content = encode_manifest(Manifest.from_dict(built.manifest.to_dict()))[1]
-    uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-    assert uri == object_folder("s3://my-bucket/cloudtrain", content)
-    assert manifest_argv(content) == ["train.py", "--lr", "1", digits]
-
-
-def manifest_argv(content: str) -> list[str]:
-    from launcher import manifest
-
-    return manifest.decode(manifest.pieces({}, "{}", content)).argv
-
-
-CLIENTS = {  # a change of the request, and the field that needs boto3
-    "wait": ({"StoppingCondition": {"MaxRuntimeInSeconds": 9, "MaxPendingTimeInSeconds": 7200}},
-             "StoppingCondition.MaxPendingTimeInSeconds"),
-    "mlflow": ({"MlflowConfig": {"MlflowResourceArn": "arn"}}, "MlflowConfig"),
-    "a false": ({"EnableNetworkIsolation": False}, "EnableNetworkIsolation: False"),
-    "gzip": ({"OutputDataConfig": {"S3OutputPath": "s3://b/k", "CompressionType": "GZIP"}},
-             "OutputDataConfig.CompressionType: GZIP"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_field_that_the_estimator_cannot_set_needs_boto3(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "find_spec", lambda _: object())
-    plain, (change, field) = made(GPU).request, CLIENTS[name]
-    assert client.choose_client(plain, {}) == ("sdk", "the SageMaker SDK is installed")
-    assert client.choose_client({**plain, **change}, {}) == ("boto3", f"the SDK's estimator cannot set {field}")
-    (problem,) = client.find_problems({**plain, **change}, {"client": "sdk"})
-    assert problem.path == "options.sagemaker.client" and field in problem.message
-    assert client.find_problems({**plain, **change}, {"client": "boto3"}) == []
-    monkeypatch.setattr(client, "find_spec", lambda _: None)
-    assert client.choose_client(plain, {}) == ("boto3", "the SageMaker SDK is not installed")
-
-
 def test_the_containers_command_fits_and_is_python() -> None:
     compile(request.UNPACK, "unpack", "exec")
     assert len(request.UNPACK) <= limits.MAX_ARGUMENT
@@ -233,6 +199,7 @@ def test_nodes_make_the_price() -> None:
 
 # One case for each limit: what is wrong, and the field under which a person looks for it.
 GPU = {"resources": {"accelerators": "A10G"}}
+FOUR = {"name": "a", "instance_type": "ml.g5.12xlarge", "count": 2}
 LIMITS = {
     "role missing": ({}, {"role": None}, "options.sagemaker.role"),
     "role no arn": ({}, {"role": "training"}, "options.sagemaker.role"),
@@ -240,7 +207,11 @@ LIMITS = {
     "bucket missing": ({}, {"bucket": None}, "options.sagemaker.bucket"),
     "bucket name": ({}, {"bucket": "My_Bucket"}, "options.sagemaker.bucket"),
     "kms": ({}, {"kms_key": "a b"}, "options.sagemaker.kms_key"),
-    "volume kms": ({}, {"volume_kms_key": "k" * 2049}, "options.sagemaker.volume_kms_key"),
+    "volume kms": (
+        {"resources": {"accelerators": "V100:1"}},
+        {"volume_kms_key": "k" * 2049},
+        "options.sagemaker.volume_kms_key",
+    ),
     "subnets": ({}, {"subnets": ["s"] * 17, "security_groups": ["g"]}, "options.sagemaker.subnets"),
     "groups": ({}, {"subnets": ["s"], "security_groups": ["g"] * 6}, "options.sagemaker.security_groups"),
     "subnet name": ({}, {"subnets": ["s_1"], "security_groups": ["g"]}, "options.sagemaker.subnets"),
@@ -275,6 +246,27 @@ LIMITS = {
         "options.sagemaker.keep_alive_s",
     ),
     "shard": ({}, {"shard": ["nothing"]}, "options.sagemaker.shard"),
+    "pipe": ({}, {"pipe": ["nothing"]}, "options.sagemaker.pipe"),
+    "pending": ({}, {"max_pending": "20m"}, "options.sagemaker.max_pending"),
+    "registry": ({}, {"private_registry": True}, "options.sagemaker.private_registry"),
+    "file system": ({"inputs": {"a": "efs://fs-01234567/x"}}, {}, "inputs.a.uri"),
+    "nvme key": ({}, {"volume_kms_key": "alias/x"}, "options.sagemaker.volume_kms_key"),
+    "groups' nodes": ({"resources": {}}, {"instance_groups": [FOUR]}, "num_nodes"),
+    "groups and a type": (
+        {"resources": {"instance_type": FOUR["instance_type"]}, "num_nodes": 2},
+        {"instance_groups": [FOUR]},
+        "resources.instance_type",
+    ),
+    "groups unlike": (
+        {"resources": {}, "num_nodes": 3},
+        {"instance_groups": [FOUR, {"name": "b", "instance_type": "ml.g5.xlarge", "count": 1}]},
+        "options.sagemaker.instance_groups",
+    ),
+    "raw name": ({}, {"raw": {"TrainingJobName": "x"}}, "options.sagemaker.raw"),
+    "raw nested": ({}, {"raw": {"ResourceConfig": {"InstanceCount": 2}}}, "options.sagemaker.raw"),
+    "raw typo": ({}, {"raw": {"ResourceConfg": {}}}, "options.sagemaker.raw"),
+    "raw type": ({}, {"raw": {"ProfilerConfig": {"DisableProfiler": "no"}}}, "options.sagemaker.raw"),
+    "sdk cannot": ({}, {"client": "sdk", "max_pending": "2h"}, "options.sagemaker.client"),
     "pip without network": (
         {"environment": {"requirements": "requirements.txt"}},
         {"isolate": True},
@@ -353,6 +345,25 @@ def test_the_limits_are_those_of_the_service_model() -> None:
     assert limit("VpcConfig.Subnets.member", "pattern") == "[-0-9a-zA-Z]+"
     assert limit("OutputDataConfig.S3OutputPath", "pattern") == ours.URI
     assert limit("OutputDataConfig.KmsKeyId", "pattern") == ours.KEY
+
+
+def test_every_named_field_is_one_of_the_service_model() -> None:
+    """What is refused in `raw`, and what the estimator sets, are fields that exist."""
+    shape = raw._input_shape()
+    for path in {*raw.OWNED, *client.SETTABLE}:
+        at = shape
+        for name in path.split("."):
+            at = at.members[name]
+    pending = shape.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata
+    assert (pending["min"], pending["max"]) == (fields.MIN_PENDING_S, fields.MAX_PENDING_S)
+
+
+def test_a_problem_in_raw_says_which_key_sets_the_field() -> None:
+    (problem,) = made(GPU, {"raw": {"StoppingCondition": {"MaxRuntimeInSeconds": 5}}}).problems
+    assert (problem.message, problem.hint) == (
+        "sets StoppingCondition.MaxRuntimeInSeconds, which limits.max_runtime sets",
+        "use limits.max_runtime",
+    )
 
 
 def test_images_are_where_their_registries_are() -> None:

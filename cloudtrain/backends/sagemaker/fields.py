@@ -1,0 +1,135 @@
+"""Add the fields of CreateTrainingJob that options ask for, and check that the options fit together; pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.sagemaker import limits
+from cloudtrain.errors import Problem
+from cloudtrain.job import units
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.machines import Machine
+    from cloudtrain.job.job import Job
+
+WAIT_S = 24 * 3600  # default wait for spot capacity (options.sagemaker.max_wait)
+MIN_PENDING_S, MAX_PENDING_S = 1800, 2419200  # botocore 1.44.5's model; a test compares them
+EXPERIMENT = {
+    "name": "ExperimentName",
+    "trial": "TrialName",
+    "display_name": "TrialComponentDisplayName",
+    "run": "RunName",
+}
+
+
+def add_options(request: dict[str, Any], job: Job, machine: Machine | None, options: Mapping[str, Any]) -> None:
+    """Add the fields that depend on options, and those of spot jobs and retries."""
+    if options.get("kms_key"):
+        request["OutputDataConfig"]["KmsKeyId"] = options["kms_key"]
+    if options.get("volume_kms_key"):
+        request["ResourceConfig"]["VolumeKmsKeyId"] = options["volume_kms_key"]
+    if options.get("keep_alive_s") is not None:
+        request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = options["keep_alive_s"]
+    if options.get("subnets"):
+        request["VpcConfig"] = {
+            "Subnets": list(options["subnets"]),
+            "SecurityGroupIds": list(options["security_groups"]),
+        }
+    if options.get("isolate"):
+        request["EnableNetworkIsolation"] = True
+    if options.get("encrypt_traffic"):
+        request["EnableInterContainerTrafficEncryption"] = True
+    for path, value in _named_fields(options).items():
+        at, _, name = path.partition(".")
+        request.setdefault(at, {})[name] = value
+    if groups := options.get("instance_groups"):
+        resources = request["ResourceConfig"]
+        del resources["InstanceType"], resources["InstanceCount"]
+        resources["InstanceGroups"] = [
+            {
+                "InstanceGroupName": group["name"],
+                "InstanceType": group["instance_type"],
+                "InstanceCount": group["count"],
+            }
+            for group in groups
+        ]
+    if options.get("private_registry"):
+        config: dict[str, Any] = {"TrainingRepositoryAccessMode": "Vpc"}
+        if credentials := options.get("registry_credentials"):
+            config["TrainingRepositoryAuthConfig"] = {"TrainingRepositoryCredentialsProviderArn": credentials}
+        request["AlgorithmSpecification"]["TrainingImageConfig"] = config
+    if machine and machine.more.get("efa") == "1" and job.num_nodes > 1:
+        request["Environment"] = {"FI_PROVIDER": "efa"}
+    stopping = request["StoppingCondition"]
+    if job.resources.use_spot:
+        request["EnableManagedSpotTraining"] = True
+        max_wait = options.get("max_wait")
+        # Whether an interruption starts MaxRuntimeInSeconds anew is not documented: a cap is held by the time with waits.
+        wait_s = stopping["MaxRuntimeInSeconds"] + (0 if job.limits.capped else WAIT_S)
+        if job.limits.max_wait_s is not None and not job.limits.capped:
+            wait_s = stopping["MaxRuntimeInSeconds"] + job.limits.max_wait_s
+        wait_s = units.duration_s(max_wait) if max_wait else wait_s
+        stopping["MaxWaitTimeInSeconds"] = min(wait_s, limits.MAX_RUNTIME_S) if not max_wait else wait_s
+    if job.retry.max_attempts > 1 and "lost" in job.retry.on_events:
+        request["RetryStrategy"] = {"MaximumRetryAttempts": job.retry.max_attempts - 1}
+
+
+def _named_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that stand for one option each, as dotted paths."""
+    pending = options.get("max_pending")
+    fields = {
+        "ResourceConfig.TrainingPlanArn": options.get("training_plan"),
+        "StoppingCondition.MaxPendingTimeInSeconds": units.duration_s(pending) if pending else None,
+        "RemoteDebugConfig.EnableRemoteDebug": options.get("remote_debug") or None,
+        "InfraCheckConfig.EnableInfraCheck": options.get("infra_check") or None,
+        "SessionChainingConfig.EnableSessionTagChaining": options.get("session_chaining") or None,
+        "OutputDataConfig.CompressionType": "NONE" if options.get("compress") is False else None,
+        **{f"ExperimentConfig.{EXPERIMENT[name]}": text for name, text in (options.get("experiment") or {}).items()},
+    }
+    return {path: value for path, value in fields.items() if value is not None}
+
+
+def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems of the options: missing ones, and combinations that exclude each other."""
+    problems = []
+    for name, what in (("role", "the ARN of a role that SageMaker may take"), ("bucket", "a bucket for the source")):
+        if not options.get(name):
+            hint = "cloudtrain init -t sagemaker looks for one; docs/sagemaker.md"
+            problems.append(Problem(f"is not given: {what}", f"options.sagemaker.{name}", hint))
+    spot = job.resources.use_spot
+    if spot and options.get("keep_alive_s"):
+        message = "machines of a spot job cannot be kept warm"
+        problems.append(Problem(message, "options.sagemaker.keep_alive_s", "leave it out, or resources.use_spot"))
+    if options.get("max_wait") and not spot:
+        message = "is for spot jobs only"
+        problems.append(Problem(message, "options.sagemaker.max_wait", "set resources.use_spot: true"))
+    if options.get("max_pending") and not MIN_PENDING_S <= units.duration_s(options["max_pending"]) <= MAX_PENDING_S:
+        problems.append(Problem("must be from 30m to 28d", "options.sagemaker.max_pending"))
+    if groups := options.get("instance_groups"):
+        if job.num_nodes != sum(group["count"] for group in groups):
+            message = f"is {job.num_nodes}, the groups have {sum(group['count'] for group in groups)} machines"
+            problems.append(Problem(message, "num_nodes", "write the sum of options.sagemaker.instance_groups"))
+        if job.resources.instance_type:
+            message = "excludes options.sagemaker.instance_groups, which name each group's type"
+            problems.append(Problem(message, "resources.instance_type", "leave it out"))
+    if options.get("private_registry") and not options.get("subnets"):
+        message = "is reached from a VPC only"
+        problems.append(Problem(message, "options.sagemaker.private_registry", "give subnets and security_groups"))
+    if job.limits.capped:
+        for name, value, why in (
+            ("keep_alive_s", options.get("keep_alive_s"), "machines that are kept warm are billed after the job"),
+            ("max_wait", options.get("max_wait"), "SageMaker limits the wait and the job together"),
+        ):
+            if value:
+                hint = "leave it out, or limits.max_cost and max_total_runtime"
+                problems.append(Problem(f"cannot be held under a cap: {why}", f"options.sagemaker.{name}", hint))
+    if options.get("isolate"):
+        if job.environment.requirements:
+            message = "cannot be installed without a network (options.sagemaker.isolate)"
+            problems.append(Problem(message, "environment.requirements", "none, with everything in the image"))
+        if job.secrets:
+            problems.append(Problem("cannot be read without a network (options.sagemaker.isolate)", "secrets"))
+    if job.output and not job.output.startswith("s3://"):
+        problems.append(Problem(f"SageMaker writes to s3:// only, not to {job.output!r}", "output"))
+    return problems
