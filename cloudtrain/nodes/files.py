@@ -27,6 +27,7 @@ def write(path: AnyPath, given: bytes = b"", mode: int = 0o600) -> None:
     partial = path.with_name(f".{path.name}.{unique_suffix()}")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
             file.write(given)
         partial.replace(path)
     except BaseException:

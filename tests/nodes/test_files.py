@@ -50,6 +50,7 @@ def test_folders_above_a_file_are_for_who_may_read_it(tmp_path, umask):
     files.write(tmp_path / "ours" / "x" / "file", b"1", mode=0o640)
     assert modes(tmp_path / "mine")["x"] == modes(tmp_path / "mine")["."] == "700"
     assert modes(tmp_path / "ours")["x"] == modes(tmp_path / "ours")["."] == "750"
+    assert (modes(tmp_path / "mine")["x/file"], modes(tmp_path / "ours")["x/file"]) == ("600", "640")
 
 
 def test_the_group_of_a_folder_is_passed_on(tmp_path, umask):
