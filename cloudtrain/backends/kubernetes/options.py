@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -58,4 +58,7 @@ class KubernetesOptions(BaseModel):
     wait: str = Field("24h", description="limits.max_wait under its older name: how long the pods may wait for nodes")
     ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
     poll_s: float = Field(2.0, gt=0, description="seconds between two looks at a job")
+    allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(
+        [], description="folders of the host that volumes of the overlay may mount, with what is below them"
+    )
     overlay: dict[str, Any] = Field({}, description="merged into the Job: any field of it, as kubectl takes it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, CONTAINER, OUTPUT, RUN, STARTED, UNPACK
@@ -35,8 +36,12 @@ def merge_manifest(base: Any, overlay: Any) -> Any:
     return overlay
 
 
-def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for every protected field in which a Job with an overlay differs from the one without."""
+def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any], host_paths: Sequence[str] = ()) -> Iterator[Problem]:
+    """Yield a problem for every protected field in which a Job with an overlay differs from the one without.
+
+    Args:
+        host_paths: folders of the host that volumes may mount, with what is below them.
+    """
     prefix = "options.kubernetes.overlay"
     protected = [*(path.split(".") for path in PROTECTED)]
     protected += [["metadata", "annotations", name] for name in (OUTPUT, STARTED, CANCELLED)]
@@ -53,9 +58,11 @@ def check_overlay(base: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[P
     for kind, name in (("initContainers", UNPACK), ("containers", CONTAINER)):
         yield from _check_container(f"{prefix}.spec.template.spec.{kind}.{name}", base, pod, kind, name)
     for volume in pod.get("volumes") or ():
-        if "hostPath" in volume:
-            hint = "a persistent volume claim: options.kubernetes.volumes"
-            yield Problem("mounts a path of the host", f"{prefix}.spec.template.spec.volumes", hint)
+        folder = PurePosixPath(str((volume.get("hostPath") or {}).get("path", "/")))
+        allowed = ".." not in folder.parts and any(folder.is_relative_to(each) for each in host_paths)
+        if "hostPath" in volume and not allowed:
+            hint = f"a persistent volume claim (options.kubernetes.volumes), or allow_host_paths: [{folder}]"
+            yield Problem(f"mounts a path of the host: {folder}", f"{prefix}.spec.template.spec.volumes", hint)
 
 
 def _check_container(

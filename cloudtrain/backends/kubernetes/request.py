@@ -55,7 +55,7 @@ class Request:
         pod = Pod(job, options, self.manifest, output_path, self.source, bundle.sha256, self.problems)
         base = self._add_queue_label(self._job_manifest(labels, pod.spec()))
         self.job = merge_manifest(base, options.get("overlay") or {})
-        self.problems += check_overlay(base, self.job)
+        self.problems += check_overlay(base, self.job, options.get("allow_host_paths") or ())
         owned = {"namespace": self.namespace, "labels": labels, "ownerReferences": [self._owner_reference()]}
         self.others: list[dict[str, Any]] = []
         if self.manifest.nodes > 1:

@@ -77,6 +77,20 @@ def test_memory_is_locked_only_where_it_is_asked_for_and_never_in_a_restricted_p
     assert problems({}, {"extended_resources": {"hugepages-2Mi": "much"}}) != []
 
 
+def test_a_path_of_the_host_is_mounted_only_where_it_is_allowed():
+    def mounting(path: str, *allowed: str, **more) -> list[str]:
+        volumes = [{"name": "host", "hostPath": {"path": path}}]
+        overlay = {"spec": {"template": {"spec": {"volumes": volumes}}}}
+        return problems({}, {"overlay": overlay, "allow_host_paths": list(allowed), **more})
+
+    refused = ["options.kubernetes.overlay.spec.template.spec.volumes"]
+    assert mounting("/opt/nvidia/lib64", "/opt/nvidia") == mounting("/opt", "/opt") == []
+    assert mounting("/opt/nvidia2", "/opt/nvidia") == mounting("/opt", "/opt/nvidia") == mounting("/opt") == refused
+    assert mounting("/opt/nvidia/../../etc", "/opt/nvidia") == refused
+    found = mounting("/opt", "/opt", **RESTRICTED)
+    assert len(found) == 1 and found[0].endswith(".hostPath")
+
+
 def test_cpus_are_limited_where_it_is_asked_for():
     assert problems({}, {"cpu_limits": True}) == ["options.kubernetes.cpu_limits"]
     pod = pod_of({"cpu_limits": True}, resources={"cpus": 8})
