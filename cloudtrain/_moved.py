@@ -54,8 +54,8 @@ simulators.kubernetes: job_controller<simulators.jobs kubelet<simulators.pods ob
 simulators.kubernetes: pod_view<simulators.podview
 simulators.sagemaker: training_job<simulators.trainingjob
 simulators.vertex: jobs<simulators.customjobs lifecycle<simulators.life logs<simulators.entries
-source: archive atomic<writing bundle clone<checkout digests<survey git ignore limits<sizes provenance secrets<guard
-source: stat_cache<statcache
+source: archive atomic<writing bundle clone<checkout digests<survey digests<statcache
+source: git ignore limits<sizes provenance secrets<guard
 """
 # package, the module that has what the module of that name had: its names
 _MEMBERS = """
@@ -90,10 +90,11 @@ events.MAX_ROW=metrics.dicts.MAX_ROW
 diagnosis.judged=diagnosis.record.judge_attempt diagnosis.kept=diagnosis.record.load_verdict
 diagnosis.shown=diagnosis.record.clean_line events.MetricParser=metrics.parser.MetricParser nodes.ASK_S=nodes.logs.ASK_S
 nodes.CHUNK=nodes.logs.CHUNK_BYTES nodes.Look=nodes.logs.ReadPieces nodes.TAIL_S=nodes.logs.TAIL_S
-nodes.begun=nodes.supervisor.has_begun nodes.given_secrets=nodes.directory.env_secrets
+nodes.begun=nodes.supervisor.has_begun nodes.given_secrets=backends.manifest.env_secrets
 nodes.left=nodes.supervisor.has_leftovers nodes.merge=nodes.directory.merge_statuses nodes.merged=nodes.logs.merge
 nodes.reap=nodes.supervisor.kill_leftovers nodes.status_of=nodes.directory.to_status
-nodes.supervised=nodes.supervisor.is_supervised nodes.tail=nodes.logs.tail
+nodes.supervised=nodes.supervisor.is_supervised nodes.stop=nodes.supervisor.stop
+nodes.read_status=nodes.supervisor.read_status nodes.tail=nodes.logs.tail
 notebook.Runs=runs.listing.Runs notebook.runs=runs.listing.runs
 report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun

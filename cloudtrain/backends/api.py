@@ -64,7 +64,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
     time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast
-    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.forecast.worst_case
+    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.runs.cap.worst_case
     candidates: tuple[Mapping[str, Any], ...] = ()  # of several targets or accelerators: cloudtrain.runs.candidates
     version: int = field(default=PLAN_VERSION, compare=False)
 

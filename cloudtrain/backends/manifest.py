@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadJob, BadRequest, Problem
 from cloudtrain.job import placeholders
 
 if TYPE_CHECKING:
@@ -183,6 +183,48 @@ class Manifest:
         return cls.from_dict(data)
 
 
+# -- GPUs of machines that no scheduler shares out: this one, and those behind SSH ----------------------------------------------
+
+
+def chosen_gpus(job: Job, first_node: int = 0) -> str:
+    """Return CLOUDTRAIN_GPUS of a node: numbers, "" for none, "all" for those that are there.
+
+    `first_node` is how many nodes before this one are on the same machine.
+    """
+    if job.resources.accelerators is None:
+        return "all"
+    count = job.resources.gpus
+    return ",".join(str(first_node * count + number) for number in range(count))
+
+
+def gpu_notes(job: Job, where: str) -> list[str]:
+    """Return the notes of a plan on which GPUs the ranks see of a job that asks for none."""
+    if job.resources.accelerators == "0":
+        return ["accelerators: 0 hides the GPUs: the ranks see none (resources.accelerators)"]
+    if job.resources.accelerators:
+        return []
+    seen = f"the ranks see the GPUs of {where}, if it has one for each"
+    return [f"no accelerators are named: {seen} (accelerators: 0 hides them)"]
+
+
+def check_gpus(plan: Plan) -> None:
+    """Raise BadJob where a plan asks for more GPUs than this machine shows; blocking (nvidia-smi)."""
+    count = plan.manifest["gpus_per_node"] * plan.manifest["nodes"]
+    if not count:
+        return
+    from cloudtrain.source.node_code import module
+
+    if (present := len(module("launcher.prepare.gpus").visible())) < count:
+        shown = f"{present} GPUs" if present else "no GPU"
+        named = plan.job["resources"]["accelerators"]
+        message = f"is {named}, {count} GPUs in all, and this machine shows {shown} (nvidia-smi)"
+        hint = "leave it out: the ranks see the GPUs that are there"
+        raise BadJob([Problem(message, "resources.accelerators", hint)])
+
+
+# -- resources and secrets -------------------------------------------------------------------------------------------------------
+
+
 def without_effect(job: Job, backend: str, *keys: str) -> list[str]:
     """Return the note of a plan on resources that a job names and a backend reserves nowhere."""
     named = [f"resources.{key}" for key in keys if getattr(job.resources, key) is not None]
@@ -203,6 +245,11 @@ def secret_sources(plan: Plan) -> set[str]:
     """Return the variables of the submitting process from which secrets of a job come."""
     secrets: Mapping[str, list[str]] = plan.manifest.get("secrets") or {}
     return {source[4:] for secret in secrets.values() for source in secret if source.startswith("env:")}
+
+
+def env_secrets(plan: Plan) -> dict[str, str]:
+    """Return the values of a job's `env:` secret sources that are set in this process, by source."""
+    return {f"env:{name}": os.environ[name] for name in sorted(secret_sources(plan)) if name in os.environ}
 
 
 def secret_names(plan: Plan) -> set[str]:

@@ -48,7 +48,7 @@ def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: I
 
 def _not_sent(attempt: AttemptRecord, line: str) -> str:
     """Return why a missing file that is in the source's folder was not sent; "" where it is not there."""
-    from cloudtrain.source import left_out
+    from cloudtrain.source import texts
 
     if (attempt.handle or "").startswith(ATTACHED):
         return ""  # its job is another person's word: no folder is read because of it
@@ -62,7 +62,7 @@ def _not_sent(attempt: AttemptRecord, line: str) -> str:
     except CloudtrainError:
         return ""
     _, inside, below = name.rpartition("/source/")  # the script's folder on the node
-    return left_out.explain(root, sent, below if inside else name)
+    return texts.explain(root, sent, below if inside else name)
 
 
 def clean_line(text: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.forecast import devices, speed
-from cloudtrain.forecast.cost import HOUR_S
 from cloudtrain.forecast.network import GB, Band, pool
+from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.forecast.training import Length
 from cloudtrain.job.units import format_duration
 

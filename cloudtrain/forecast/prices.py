@@ -24,6 +24,7 @@ SHIPPED = {
     "vertex": "us-central1",
 }  # region of the prices in backends/<provider>/machines.csv
 OLD_DAYS = 30
+HOUR_S = 3600.0
 HIGHEST_USD = 10_000.0  # of one machine and hour; what costs more is an error of the list
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from cloudtrain.events import is_evaluation
 from cloudtrain.history.database import Database, placeholders
+from cloudtrain.history.file import repaired
 from cloudtrain.history.migrations import BLOCK
-from cloudtrain.history.repaired import repaired
 from cloudtrain.history.sampling import Block, Point, downsample, to_float
 
 MOST = 1000  # default number of points of a curve

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError
 from cloudtrain.history import migrations, repair
+from cloudtrain.history.file import Repaired, identity, locked, on_network
 from cloudtrain.history.journal import Journal
-from cloudtrain.history.lock import identity, locked
-from cloudtrain.history.network import on_network
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -33,10 +32,6 @@ _HINTS = {
     "locked": "another process holds it; try again",
     "readonly": "set CLOUDTRAIN_HOME",
 }
-
-
-class Repaired(StoreError):
-    """The history was damaged and has been repaired: what was asked of it can be asked again."""
 
 
 class _NotPrepared(Exception):
@@ -225,7 +220,7 @@ class Database:
         try:
             self._prepare(db, exclusive)
         except BaseException as error:  # Ctrl-C during a migration must not leave its transaction open
-            repair.leak(db) if repair.is_damage(error) else db.close()
+            repair.leak(db) if isinstance(error, sqlite3.Error) and repair.is_damage(error) else db.close()
             raise
         return db
 
@@ -240,8 +235,7 @@ class Database:
                 f"the history {self.path} was written by a newer cloudtrain (schema {version}, this one reads {latest})",
                 "pip install -U cloudtrain, or set CLOUDTRAIN_HOME to another folder",
             )
-        # WAL needs shared memory, which network file systems lack (https://sqlite.org/wal.html, read 2026-11-20).
-        to_wal = not on_network(self.home) and db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+        to_wal = db.execute("PRAGMA journal_mode").fetchone()[0] != "wal" and not on_network(self.home)
         if to_wal or version < latest:
             if not exclusive:  # SQLite does not wait for a busy process when it changes the journal mode
                 raise _NotPrepared

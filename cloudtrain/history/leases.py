@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from cloudtrain.backends.api import ATTACHED
 from cloudtrain.events import FINAL
 from cloudtrain.history.database import placeholders
+from cloudtrain.history.file import repaired
 from cloudtrain.history.queries import History
-from cloudtrain.history.repaired import repaired
 from cloudtrain.nodes.process import Process
 
 _FINAL = tuple(sorted(state.value for state in FINAL))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history.database import Database, placeholders
+from cloudtrain.history.file import repaired
 from cloudtrain.history.records import (
     ATTEMPTS,
     RUNS,
@@ -21,7 +22,6 @@ from cloudtrain.history.records import (
     attempt_from_row,
     run_from_row,
 )
-from cloudtrain.history.repaired import repaired
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Curves

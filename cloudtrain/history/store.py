@@ -14,9 +14,9 @@ from typing import Any
 from cloudtrain.backends.api import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
+from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, delete_rows
-from cloudtrain.history.repaired import repaired
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 

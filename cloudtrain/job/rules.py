@@ -1,4 +1,4 @@
-"""What is wrong with a job's fields together, each of them right by itself."""
+"""What is wrong with a job's fields together, each of them right by itself, and which values look like credentials."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                 "leave it out for one process on each",
             ),
         )
-    model = p.tp_size * p.pp_size * p.cp_size
+    model = p.model_size
     split = {key: getattr(p, key) for key in ("tp_size", "pp_size", "cp_size") if getattr(p, key) > 1}
     if world % model:
         words = " x ".join(f"{key} {value}" for key, value in split.items())
@@ -96,7 +96,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
         hint = "write entrypoint: train.py, or leave it out and let the command say it"
         yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
     elif sharded:
-        data = job.world_size // (p.tp_size * p.pp_size * p.cp_size) or 1
+        data = job.world_size // p.model_size or 1
         replicas = p.dp_replicate_size or (data // p.dp_shard_size if p.dp_shard_size else 0)
         if p.strategy != "hsdp" and replicas > 1:
             key = "dp_replicate_size" if p.dp_replicate_size else "dp_shard_size"
@@ -173,3 +173,39 @@ def _placeholders(job: JobModel) -> Iterator[Conflict]:
             hint = f"{{{{input:{name}}}}} is the literal text"
             message = f"asks for {{input:{name}}}, and the job has no such input"
             yield Conflict((field, "inputs"), Problem(message, path, hint))
+
+
+def find_keys(job: JobModel) -> list[Problem]:
+    """Return a problem, without the value, for each value of a job that looks like a credential.
+
+    A plan, a request and the history would hold it as plain text. `allow_secrets` allows env.NAME, args and the like.
+    """
+    from cloudtrain.source.ignore import matches
+    from cloudtrain.source.secrets import search
+
+    return [
+        Problem(f"looks like a credential: {kinds[0][1]}", path, _hint(path))
+        for path, text in _texts(job)
+        if (kinds := search(text.encode("utf-8", "surrogateescape")))
+        and not matches(job.allow_secrets, path.partition("[")[0])
+    ]
+
+
+def _texts(job: JobModel) -> Iterator[tuple[str, str]]:
+    """Yield what goes to the ranks with its path; some credentials are known by the name before them."""
+    for section in ("env", "hyperparameters"):
+        yield from ((f"{section}.{name}", f"{name}={value}") for name, value in getattr(job, section).items())
+    for section in ("entrypoint", "args", "resume_args"):
+        option = ""
+        for number, word in enumerate(words if isinstance(words := getattr(job, section), list) else ()):
+            yield f"{section}[{number}]", f"{option}={word}" if option else word
+            option = word if word.startswith("--") and "=" not in word else ""
+    yield from (("run", job.run or ""), ("setup", job.setup or ""))
+
+
+def _hint(path: str) -> str:
+    section, _, name = path.partition("[")[0].partition(".")
+    secret = (
+        f"secrets.{name}: env:{name}" if section == "env" else "secrets: {NAME: env:NAME}, read from the environment"
+    )
+    return f"write {secret}; allow_secrets: [{path.partition('[')[0]}] where it is meant"

@@ -114,6 +114,11 @@ class Parallelism(Spec):
         default=None, description="An existing Accelerate configuration file in the source."
     )
 
+    @property
+    def model_size(self) -> int:
+        """Ranks over which one model is split."""
+        return self.tp_size * self.pp_size * self.cp_size
+
 
 class Fit(Spec):
     """What a script trains, for the forecast of its memory and time; nothing runs differently for it."""

@@ -1,4 +1,4 @@
-"""A node's run directory as a client uses it: start the supervisor, read its status, merge the states of several nodes.
+"""A node's run directory as a client uses it: start the supervisor, and what a status of one or several nodes means.
 
     <node>/source/        the bundle, extracted; `.cloudtrain/launch.py` in it is the supervisor
     <node>/status.json    the supervisor's status, replaced atomically
@@ -15,26 +15,13 @@ merges the logs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State, Status
-from cloudtrain.nodes.supervisor import (
-    has_begun,
-    has_leftovers,
-    is_supervised,
-    kill_leftovers,
-    read_state,
-    read_status,
-    stop,
-)
-from cloudtrain.nodes.supervisor import start as start_supervisor
-
-__all__ = ["env_secrets", "has_begun", "has_leftovers", "is_supervised", "kill_leftovers", "merge_statuses",
-           "node_status", "read_status", "start", "stop", "to_status"]  # fmt: skip
+from cloudtrain.nodes import supervisor
 
 
 def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapping[str, Any]) -> bool:
@@ -43,25 +30,14 @@ def start(node: Path, argv: Sequence[str], env: Mapping[str, str], secrets: Mapp
     `secrets` is passed on standard input. Raises BackendError.
     """
     try:
-        return start_supervisor(node, argv, env, secrets)
+        return supervisor.start(node, argv, env, secrets)
     except OSError as error:
         raise BackendError(f"the supervisor of {node} cannot be started: {error.strerror or error}") from None
 
 
-def env_secrets(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a job's `env:` secret sources that are set in this process, by source."""
-    sources = {
-        source
-        for secret_sources in manifest["secrets"].values()
-        for source in secret_sources
-        if source.startswith("env:")
-    }
-    return {source: os.environ[source[4:]] for source in sorted(sources) if source[4:] in os.environ}
-
-
 def node_status(node: Path) -> Status | None:
     """Return a node's status, LOST if its supervisor died without a final status; None if it was never started."""
-    return to_status(read_state(node))
+    return to_status(supervisor.read_state(node))
 
 
 def to_status(node_state: Mapping[str, Any] | None) -> Status | None:

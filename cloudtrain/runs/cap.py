@@ -1,24 +1,28 @@
-"""Plan an attempt within what is left of its run's cap: the cap becomes the platform's own limit in the request."""
+"""What a run can cost at most, and its attempts within what is left of its cap: the platform's own limit in the request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import HasTimeLimit, TimeLimit
+from cloudtrain.backends.api import HasMachine, HasTimeLimit, TimeLimit
 from cloudtrain.errors import BadJob, CapReached, Problem
-from cloudtrain.forecast import cost, prices
+from cloudtrain.events import State
+from cloudtrain.forecast import prices
+from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.job import units
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.history.records import AttemptRecord
     from cloudtrain.job.job import Job
+    from cloudtrain.job.sections import Limits
     from cloudtrain.source.bundle import Bundle
 
 LEAST_S = 300  # shortest time for which another attempt is started; limits.max_runtime where that is shorter
+END_S = 30.0  # what a platform may bill of an attempt after the end that it reports
 _NO_LIMIT = TimeLimit(None, "the backend does not say what ends a job while no client lives")
 
 
@@ -48,13 +52,15 @@ def plan_attempt(
         plan = backend.plan(chosen, bundle, run_id, number)
         if chosen is not job:  # the next attempt is planned from the limits that were asked for
             plan = replace(plan, job={**plan.job, "limits": job.limits.model_dump(mode="json")})
-        return replace(plan, price=prices.price_of(backend, plan, job, home))
+        if isinstance(backend, HasMachine) or job.resources.usd_per_hour is not None or job.resources.priced_as:
+            plan = replace(plan, price=prices.price_of(backend, plan, job, home))
+        return plan
 
     plan = make(None)
-    limit, used = limit_of(backend, plan), cost.spent(earlier, lambda old: limit_of(backend, old))
+    limit, used = limit_of(backend, plan), spent(earlier, lambda old: limit_of(backend, old))
     if job.limits.capped:
         _check_cap(job, plan, limit)
-        left_s = int(cost.left_s(job.limits, plan.price, used))
+        left_s = int(seconds_left(job.limits, plan.price, used))
         if limit.seconds is not None and limit.seconds > left_s:
             shorter_s = _longest_s(
                 lambda seconds: limit_of(backend, make(seconds)).seconds or 0, job.limits.max_runtime_s, left_s
@@ -65,7 +71,7 @@ def plan_attempt(
             limit = limit_of(backend, plan)
             note = f"what is left of the cap gives this attempt {units.format_duration(shorter_s)}"
             plan = replace(plan, notes=(*plan.notes, f"{note} of {job.limits.max_runtime} (limits.max_runtime)"))
-    return replace(plan, at_most=cost.worst_case(plan, job.limits, limit, used))
+    return replace(plan, at_most=worst_case(plan, job.limits, limit, used))
 
 
 def limit_of(backend: Backend, plan: Plan) -> TimeLimit:
@@ -108,7 +114,7 @@ def _check_cap(job: Job, plan: Plan, limit: TimeLimit) -> None:
         raise BadJob(job.located(problems))
 
 
-def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: cost.Spent, left_s: int) -> BadJob | CapReached:
+def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: Spent, left_s: int) -> BadJob | CapReached:
     """Return the error for a cap that does not pay for the shortest useful attempt."""
     margin_s = (limit.seconds or 0) - job.limits.max_runtime_s
     least_s = min(LEAST_S, job.limits.max_runtime_s)
@@ -127,3 +133,76 @@ def _too_little(job: Job, plan: Plan, limit: TimeLimit, used: cost.Spent, left_s
         f"{name} is {cap}, of which {so_far} are used: that {text}",
         f"cloudtrain resume {plan.run_id} --set {name}=... raises it",
     )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What ended attempts have used: seconds of one node, and USD of all nodes (None where a price is not known)."""
+
+    seconds: float = 0.0
+    usd: float | None = 0.0
+
+
+def spent(attempts: Sequence[AttemptRecord], limit_of: Callable[[Plan], TimeLimit]) -> Spent:
+    """Return what attempts have used: what the platform bills, else their measured time, else their whole limit."""
+    seconds, usd = 0.0, 0.0
+    priced = True
+    for attempt in attempts:
+        used_s = _used_s(attempt, limit_of)
+        price = (attempt.plan.price or {}).get("usd_per_hour")
+        seconds += used_s
+        usd += used_s / HOUR_S * float(price or 0)
+        priced = priced and (price is not None or used_s == 0)
+    return Spent(seconds, usd if priced else None)
+
+
+def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> float:
+    """Return the billed seconds of each node of an attempt."""
+    status = attempt.status
+    if status.billable_s is not None:
+        return status.billable_s / int(attempt.plan.manifest["nodes"])
+    no_nodes = status.event == "capacity" and status.state is not State.PREEMPTED  # else a part of the nodes waited
+    if status.state.final and (attempt.handle is None or no_nodes):
+        return 0.0  # nothing was started
+    if status.state is State.CANCELLED and not status.started_at:
+        return 0.0
+    if status.state is not State.LOST and status.started_at and status.ended_at:
+        measured_s = max(0.0, units.unix_time(status.ended_at) - units.unix_time(status.started_at)) + END_S
+        return min(measured_s, (attempt.plan.at_most or {}).get("attempt_s") or measured_s)
+    return float(limit_of(attempt.plan).seconds or 0)
+
+
+def seconds_left(limits: Limits, price: Mapping[str, Any] | None, used: Spent) -> float:
+    """Return how many seconds of one node are left of a cap: infinite without one, 0 where money has no price."""
+    left = [float("inf")]
+    if limits.max_total_runtime_s is not None:
+        left.append(limits.max_total_runtime_s - used.seconds)
+    if limits.max_cost_usd is not None:
+        if not price or used.usd is None:
+            return 0.0
+        left.append((limits.max_cost_usd - used.usd) / float(price["usd_per_hour"]) * HOUR_S)
+    return min(left)
+
+
+def worst_case(plan: Plan, limits: Limits, limit: TimeLimit, used: Spent) -> dict[str, Any]:
+    """Return what the whole run can take and cost at most, as `Plan.at_most` has it.
+
+    Returns:
+        `attempts` that may still be started, `attempt_s` of each on each node, `usd` of the run (None without a price),
+        `unbounded` (why there is no such figure) and `note` (what is not in it).
+    """
+    attempts = 1 if plan.retries == "platform" else plan.job["retry"]["max_attempts"] - plan.attempt + 1
+    attempts = max(1, attempts)
+    case: dict[str, Any] = {
+        "attempts": attempts,
+        "attempt_s": limit.seconds,
+        "usd": None,
+        "unbounded": "",
+        "note": limit.note,
+    }
+    if limit.seconds is None:
+        return case | {"unbounded": limit.note, "note": ""}
+    if plan.price and used.usd is not None:
+        longest_s = min(attempts * limit.seconds, seconds_left(limits, plan.price, used))
+        case["usd"] = round(used.usd + longest_s / HOUR_S * float(plan.price["usd_per_hour"]), 2)
+    return case

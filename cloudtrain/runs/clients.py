@@ -6,8 +6,8 @@ import json
 import time
 from pathlib import Path
 
+from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Plan
-from cloudtrain.runs.attempts import backend_of
 
 MOST = 64  # that are kept: a client of an SDK takes megabytes
 RENEW_S = 60.0  # between two renewals of one
@@ -27,7 +27,7 @@ class Clients:
         key = _key(plan)
         backend = self._backends.get(key)
         if backend is None:
-            backend = backend_of(plan, self._home)
+            backend = registry.create_for(plan, self._home)
             while len(self._backends) >= MOST:
                 self._backends.pop(next(iter(self._backends)), None)
             backend = self._backends.setdefault(key, backend)

@@ -21,6 +21,7 @@ CREDENTIALS = (
     "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "GCE_*", "STORAGE_EMULATOR_HOST", "KUBECONFIG", "KUBERNETES_*",
     "SSH_AUTH_SOCK", "SLURM_CONF", "SLURM_CLUSTERS", "DOCKER_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "AZURE_*",
 )  # fmt: skip
+CALLS = (*CREDENTIALS, "HOME", "PATH")  # what a backend may read that does not say which (HasVariables)
 # Of these the value is a path or a name, and may be stored.
 POINTERS = (
     "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",

@@ -16,7 +16,6 @@ from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, budgets, candidates, environment, keys, send, watcher
-from cloudtrain.runs.clients import Clients
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.send import Accepted, Outcome, Refused
@@ -48,14 +47,14 @@ class ExactlyOnce(Planner):
         self.watch = watch
         self.confirm = confirm
         self.notes: list[str] = []  # warnings of the last submit, one sentence each
-        self._clients, self._shell = Clients(self.home), dict[str, str]()
+        self._sender: tuple[object, Backend] | None = None  # of the last submit
 
     def send_once(self, plan: Plan, bundle: Bundle, *, key: str | None = None, parent: str | None = None) -> Submitted:
         """Store the intent, submit the plan, store the handle and start the watcher."""
         backend = self._client(plan)
         send.preflight(plan, backend)
         files = config_files(self._folder)
-        self.notes += budgets.check(self.store, plan, files, self.confirm)
+        self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
 
         def intent() -> bool:
@@ -65,17 +64,22 @@ class ExactlyOnce(Planner):
 
         outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
         if not isinstance(outcome, Accepted):
-            self._shell = {}  # the next submit may find other credentials in their files
+            self._sender = None  # the next submit may find other credentials in their files
         if outcome is None:
             return self.existing(plan)
         return self._finish_submit(plan.run_id, outcome)
 
     def _client(self, plan: Plan) -> Backend:
-        """Return the plan's backend, one for all submits of this shell: making an SDK's client costs more than its calls."""
-        shell = environment.select(os.environ, environment.CREDENTIALS) | {"HOME": os.environ.get("HOME", "")}
-        if shell != self._shell:
-            self._clients, self._shell = Clients(self.home), shell
-        return self._clients.get(plan)
+        """Return the plan's backend, that of the last submit where its options and this shell are the same.
+
+        Making an SDK's client costs more than its calls.
+        """
+        patterns = getattr(registry.backend_class(plan.backend), "variables", environment.CALLS)
+        shell = environment.select(os.environ, ("HOME", *patterns)) if patterns else {}
+        made_of = plan.backend, (plan.job.get("options") or {}).get(plan.backend), shell
+        if self._sender is None or self._sender[0] != made_of:
+            self._sender = made_of, registry.create_for(plan, self.home)
+        return self._sender[1]
 
     def _finish_submit(self, run_id: str, outcome: Outcome | None, *, adopted: bool = False) -> Submitted:
         """Return a run whose submission has an outcome, watched; raises what the platform refused it with."""

@@ -17,8 +17,8 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
-from cloudtrain.job import targets
-from cloudtrain.runs import candidates, cap, keys, refusals, script_notes, secret_check, strategy_check
+from cloudtrain.job import rules, targets
+from cloudtrain.runs import candidates, cap, keys, refusals, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -89,7 +89,7 @@ class Planner:
             options = {**resolution.options, **self.overrides}
             problems = [
                 *_unsupported(resolution.job, kind),
-                *secret_check.find_keys(resolution.job),
+                *rules.find_keys(resolution.job),
                 *_invalid(options, kind, resolution.backend, resolution.target),
             ]
         if problems:
@@ -137,7 +137,10 @@ class Planner:
         plan = cap.plan_attempt(backend, job, bundle, run_id(job.name, key), home=self.home)
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
-        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
+        layout = job.parallelism
+        if (job.trainer or layout.model_size > 1) and (
+            refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source))
+        ):
             raise BadJob(job.located(refused))
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs import fit_check
@@ -148,7 +151,9 @@ class Planner:
             notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")
-        notes += [*strategy_check.check(job, plan, texts), *script_notes.notes(job, plan, texts)]
+        if layout.accelerate_config or layout.strategy not in ("none", "ddp"):
+            notes += strategy_check.check(job, plan, texts)
+        notes += script_notes.notes(job, plan, texts)
         return replace(plan, target=resolved.target, notes=tuple(notes))
 
     def backend(self, resolved: Resolved) -> Backend:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.events import State
-from cloudtrain.forecast.cost import HOUR_S
+from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.history.sampling import Point
 from cloudtrain.job.units import format_duration, unix_time
 from cloudtrain.runs import spend

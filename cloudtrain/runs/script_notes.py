@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.job import placeholders
-from cloudtrain.source import left_out, options, world
+from cloudtrain.source import options, world
+from cloudtrain.source.texts import mentions
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -28,7 +29,7 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
     notes: list[str] = []
     if job.trainer:
         return job, notes
-    if not job.has_rank_env and (why := world.why_needed(texts)):
+    if not job.has_rank_env and texts.find(world.HINT) and (why := world.why_needed(texts)):
         changes["distributed_env"] = "always"
         notes.append(
             f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set all the same, because {why} (distributed_env)"
@@ -59,14 +60,14 @@ def notes(job: Job, plan: Plan, texts: Texts) -> list[str]:
         )
     if job.form != "script":
         found.append("it runs once per node and may start ranks of its own: only the number of nodes is checked")
-    elif not job.trainer:
+    elif not job.trainer and (job.hyperparameters or job.args):
         found += _style_notes(job, options.declared(texts))
-    for key in ("run", "setup"):
-        if name := next(placeholders.names(getattr(job, key) or ""), ""):
+    for key, text in (("run", job.run), ("setup", job.setup)):
+        if text and (name := next(placeholders.names(text), "")):
             found.append(f"{key} is never changed: {{{name}}} arrives as it is; write {placeholders.variable(name)}")
     if not job.source.startswith("git+"):
         words = [*job.argv()[1:], *job.env.values()] if job.form != "shell" else []
-        found += left_out.mentions(texts, words)
+        found += mentions(texts, words)
     if job.retry.max_attempts > 1 and not job.trainer and not job.resume_args:  # the shared trainer resumes
         from cloudtrain.runs import resume_check
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import TimeLimit
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.forecast import cost
 from cloudtrain.job import units
 from cloudtrain.runs import cap
 
@@ -77,7 +76,7 @@ def share_of(attempt: AttemptRecord, home: Path, now_s: float | None = None) -> 
         began_s = units.unix_time(status.started_at) if status.started_at else None
         ran_s = max(0.0, (now_s or time.time()) - began_s) if began_s else 0.0
         attempt = replace(attempt, status=replace(status, billable_s=round(ran_s * nodes)))
-    used = cost.spent([attempt], lambda plan: _limit(plan, home))
+    used = cap.spent([attempt], lambda plan: _limit(plan, home))
     labels, price = plan.job.get("labels") or {}, plan.price or {}
     target, month = plan.target or plan.backend, attempt.created_at[:7]
     return Share(attempt.run_id, target, labels, month, used.seconds * nodes, used.usd, bool(price.get("estimate")))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import HasVariables
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import environment
@@ -93,8 +92,8 @@ class Worker:
 
 def patterns_of(backend: str) -> tuple[str, ...]:
     """Return the patterns of the variables that a backend's calls read."""
-    kind = registry.backend_class(backend)
-    return kind.variables if isinstance(kind, HasVariables) else (*environment.CREDENTIALS, "HOME", "PATH")
+    patterns: tuple[str, ...] = getattr(registry.backend_class(backend), "variables", environment.CALLS)
+    return patterns
 
 
 def serve(home: Path) -> None:

@@ -2,7 +2,7 @@
 
     <folder>/<sha256>.tar.gz     the user's files, and under .cloudtrain/ the files that run them
     <folder>/<sha256>.json       its facts: digests, size, files, commit
-    <folder>/.cache/             digests of files from earlier runs (stat_cache.py); of each set of files its bundle
+    <folder>/.cache/             digests of files from earlier runs (digests.py); of each set of files its bundle
 
 The digest is that of the tar before compression, since compressors differ between machines. The same files give the
 same digest on any of them, so that unchanged source is neither packed nor uploaded again.
@@ -27,11 +27,10 @@ from cloudtrain.job.units import format_size
 from cloudtrain.source import archive, digests, limits, secrets
 from cloudtrain.source.archive import LINK, Entry
 from cloudtrain.source.atomic import explained, new_file, temporary
-from cloudtrain.source.digests import Changed, Member, opened, pieces
+from cloudtrain.source.digests import FOLDER, Changed, Member, StatCache, opened, pieces
 from cloudtrain.source.files import RESERVED, File, Source, list_files, refusal, shown
 from cloudtrain.source.files import why as verdict
 from cloudtrain.source.ignore import matches
-from cloudtrain.source.stat_cache import FOLDER, StatCache
 
 __all__ = ["Bundle", "File", "list_files", "why"]
 _ON_PATH = {f"{RESERVED}/{name}.py": f"{RESERVED}/path/cloudtrain_{name}.py" for name in ("runtime", "media")}
@@ -73,7 +72,8 @@ class Bundle:
         for _ in range(3):
             source_files = Source.of(source)
             _require(source_files, must_have)
-            limits.check(source_files.files, allow_large)
+            if sum(file.size for file in source_files.files) > limits.MAX_FILE:
+                limits.check(source_files.files, allow_large)
             members = _members(source_files)
             cache = cache or StatCache(into, source_files.root, secrets.rules())
             try:

@@ -22,14 +22,11 @@ _POINTER = re.compile(
 
 def is_pointer(data: bytes) -> bool:
     """Return whether a whole file is a Git-LFS pointer."""
-    return len(data) < 1024 and data.startswith(b"version ") and _POINTER.match(data) is not None
+    return len(data) < 1024 and _POINTER.match(data) is not None
 
 
 def check(files: Sequence[File], allowed: Sequence[str] = ()) -> None:
     """Raise BadSource when a file, or all together, are too large; files that `allowed` matches do not count."""
-    total = sum(file.size for file in files)
-    if max((file.size for file in files), default=0) <= MAX_FILE and total <= MAX_TREE:
-        return
     counted = [file for file in files if not matches(allowed, file.path)]
     total = sum(file.size for file in counted)
     hint = f"leave them out in {IGNORE_FILE} and use inputs: in the job; allow_large: lists the files that are meant"

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.__about__ import __version__
 from cloudtrain.errors import BadSource
 from cloudtrain.source import git
 from cloudtrain.source import secrets as secret_guard
@@ -64,8 +65,6 @@ def keep(bundle: Bundle, secrets: Collection[str] = ()) -> None:
 
 def of(bundle: Bundle) -> dict[str, Any]:
     """Return what is kept of a run's origin, as JSON: its source, its commit and patch, this machine."""
-    from cloudtrain.__about__ import __version__
-
     system = os.uname()
     return {
         "source": bundle.source,

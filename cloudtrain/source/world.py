@@ -12,7 +12,8 @@ from cloudtrain.source.texts import Texts
 NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
-_HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'](?:\w*RANK|WORLD_SIZE|MASTER_)")
+# Every script that needs them has one of these words; a shell's, as $RANK, among them.
+HINT = re.compile(r"init_process_group|init_device_mesh|deepspeed|[\"'${](?:\w*RANK|WORLD_SIZE|MASTER_)")
 _BEGIN = ("init_process_group", "init_device_mesh")  # of torch.distributed: over env:// unless told otherwise
 _DEEPSPEED = ("initialize", "init_distributed")
 _NO_CHOICE = ("is_initialized", "is_available", "__name__")  # an `if` over these says nothing on the number of ranks
@@ -35,7 +36,7 @@ def why_needed(texts: Texts) -> str:
         return f"{texts.entry} reads {found[0]}"
     entry_asks = False
     for name, text in texts.scripts:
-        if not _HINT.search(text):
+        if not HINT.search(text):
             continue
         try:
             tree = ast.parse(text)

@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import StoreError, UnknownRun
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import database, migrations, network
+from cloudtrain.history import database, file, migrations
 from cloudtrain.history.database import on_network
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
@@ -218,7 +218,7 @@ def test_all_migrations_lead_to_the_same_schema(tmp_path, monkeypatch):
 
 def test_network_file_systems_are_known(tmp_path):
     assert not on_network(tmp_path)
-    assert "nfs4" in network.NETWORK_FILE_SYSTEMS
+    assert "nfs4" in file.NETWORK_FILE_SYSTEMS
 
 
 def test_without_shared_memory_there_is_no_wal(home, monkeypatch):

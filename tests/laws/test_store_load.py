@@ -20,7 +20,7 @@ import pytest
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import StoreError
 from cloudtrain.events import Event, Row, State, Status
-from cloudtrain.history import database, network
+from cloudtrain.history import database, file
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 from tests.conftest import WAIT_S, wait_for
@@ -218,7 +218,7 @@ def test_a_full_disk_is_said_in_one_sentence(home, monkeypatch):
         Store(home / "new").runs()
 
 
-@pytest.mark.parametrize("kind", sorted(network.NETWORK_FILE_SYSTEMS))
+@pytest.mark.parametrize("kind", sorted(file.NETWORK_FILE_SYSTEMS))
 def test_every_network_file_system_is_known_by_its_mount(home, kind, monkeypatch):
     """The kernel's list of mounts is what decides; here it says that the home is such a mount."""
     real: Callable[..., str] = Path.read_text

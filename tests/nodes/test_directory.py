@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from cloudtrain.events import State
-from cloudtrain.nodes import directory
+from cloudtrain.nodes import directory, supervisor
 from cloudtrain.nodes import logs as node_logs
 from cloudtrain.nodes.process import Process
 from tests.conftest import wait_for
@@ -132,7 +132,7 @@ def test_a_dead_supervisors_last_word_counts(tmp_path):
 def test_junk_in_the_status_is_no_status(tmp_path, junk):
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "status.json").write_text(junk)
-    assert directory.read_status(tmp_path / "n") is None
+    assert supervisor.read_status(tmp_path / "n") is None
 
 
 def merged(*found):

@@ -14,7 +14,6 @@ from cloudtrain.backends.api import Backend, Plan
 from cloudtrain.cli import main
 from cloudtrain.errors import BadJob, CapReached
 from cloudtrain.events import State, Status
-from cloudtrain.forecast import cost
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_time
@@ -194,10 +193,10 @@ def test_an_attempt_that_never_started_has_used_nothing():
     plan = cap.plan_attempt(backend_of("slurm"), job_of("slurm"), bundle(), "a-run")
     refused = Status(State.FAILED, None, "no machines", event="capacity")
     limit = lambda old: cap.limit_of(backend_of("slurm"), old)  # noqa: E731
-    assert cost.spent([record(plan, refused)], limit) == cost.Spent(0.0, 0.0)
+    assert cap.spent([record(plan, refused)], limit) == cap.Spent(0.0, 0.0)
     late = Status(State.PREEMPTED, 75, "1 of 2 nodes joined within 60 s; missing: 1", event="capacity")
     for unknown in (Status(State.LOST), late):  # of the second, some nodes waited for the others
-        assert cost.spent([record(plan, unknown)], limit).seconds == limit(plan).seconds
+        assert cap.spent([record(plan, unknown)], limit).seconds == limit(plan).seconds
 
 
 def test_a_run_ends_when_its_cap_is_used_up_and_goes_on_with_a_higher_one(memory, submitter, job, capsys):

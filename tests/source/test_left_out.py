@@ -10,9 +10,9 @@ import pytest
 
 from cloudtrain.errors import BadSource
 from cloudtrain.runs.submit import Submitter
-from cloudtrain.source import left_out
 from cloudtrain.source.files import list_files
 from cloudtrain.source.texts import Texts
+from cloudtrain.source.texts import mentions as mentions_of
 from tests.conftest import WAIT_S
 from tests.source.trees import repository
 
@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def mentions(source: Path, words: list[str] | None = None) -> list[str]:
-    return left_out.mentions(Texts(source, [file.path for file in list_files(source)]), words or [])
+    return mentions_of(Texts(source, [file.path for file in list_files(source)]), words or [])
 
 
 def test_an_ignored_file_that_the_text_names(source: Path):

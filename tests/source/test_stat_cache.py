@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.errors import BadSource
-from cloudtrain.source import archive, bundle, digests, secrets, stat_cache
+from cloudtrain.source import archive, bundle, digests, secrets
 from cloudtrain.source.bundle import Bundle
 from tests.source.trees import git, repository, tick, write
 
@@ -35,8 +35,8 @@ def later(monkeypatch) -> Callable[[float], None]:
     """Let time pass: what was written before is no longer racy."""
 
     def move(seconds: float) -> None:
-        now = stat_cache.time.time_ns
-        monkeypatch.setattr(stat_cache, "clock_ns", lambda: now() + int(seconds * 1e9))
+        now = digests.time.time_ns
+        monkeypatch.setattr(digests, "clock_ns", lambda: now() + int(seconds * 1e9))
 
     return move
 
@@ -58,7 +58,7 @@ def read(monkeypatch) -> list[str]:
 
 
 def cache_file(into: Path) -> Path:
-    (path,) = (into / stat_cache.FOLDER).glob("*.json")
+    (path,) = (into / digests.FOLDER).glob("*.json")
     return path
 
 
@@ -88,7 +88,7 @@ def test_a_change_within_the_grain_of_the_clock_is_seen(source, into, read, monk
     """The file system's clock stands still, size and inode stay: only reading can tell."""
     path = source / "a.py"
     frozen = path.stat()
-    monkeypatch.setattr(stat_cache, "signature", lambda found: [found.st_size, 1, 1, 1, found.st_mode])
+    monkeypatch.setattr(digests, "signature", lambda found: [found.st_size, 1, 1, 1, found.st_mode])
     monkeypatch.setattr(digests, "signature", lambda found: [found.st_size, 1, 1, 1, found.st_mode])
     first, _ = make(source, into, read)
     path.write_text("print(2)\n")
@@ -133,7 +133,7 @@ def test_one_cache_for_each_source_and_one_archive_for_the_same_files(source, in
     first, _ = make(source, into, read)
     other, names = make(write(tmp_path / "other", FILES), into, read)
     assert other.sha256 == first.sha256 and names == sorted(FILES)  # read, but not packed
-    assert len(list((into / stat_cache.FOLDER).glob("*.json"))) == 2
+    assert len(list((into / digests.FOLDER).glob("*.json"))) == 2
     assert make(source, into, read) == (first, [])
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_cache_counts_as_empty(source, into, read, later, damage):
 def test_a_damaged_key_means_packing_again(source, into, read, later, damage):
     later(5)
     first, _ = make(source, into, read)
-    (key,) = (path for path in (into / stat_cache.FOLDER).iterdir() if path.suffix != ".json")
+    (key,) = (path for path in (into / digests.FOLDER).iterdir() if path.suffix != ".json")
     key.write_bytes(damage.encode("latin-1"))
     assert make(source, into, read) == (first, sorted(FILES))
     assert make(source, into, read) == (first, [])
@@ -167,7 +167,7 @@ def test_a_damaged_key_means_packing_again(source, into, read, later, damage):
 def test_a_key_that_names_another_source_is_not_believed(source, into, later, tmp_path):
     first = Bundle.make(source, into)
     other = Bundle.make(write(tmp_path / "other", {"x": "1"}), into)
-    for key in (into / stat_cache.FOLDER).iterdir():
+    for key in (into / digests.FOLDER).iterdir():
         if key.suffix != ".json":
             key.write_text(other.sha256)
     assert Bundle.make(source, into) == first
@@ -201,7 +201,7 @@ def test_a_cache_that_lies_is_found_out_by_packing(source, into, read, later):
     rules, entries = json.loads(path.read_bytes().partition(b"\n")[2])
     entries["a.py"][5] = "0" * 64
     body = json.dumps([rules, entries]).encode()
-    path.write_bytes(stat_cache.hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    path.write_bytes(digests.hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     assert make(source, into, read)[0] == first
     assert make(source, into, read) == (first, [])
 
@@ -279,8 +279,8 @@ def test_whatever_happens_the_digest_is_that_of_no_cache(tmp_path_factory, monke
     root = write(folder / "source", {"always": "", "a": "1", "b": "22", "c": "333"})
     with monkeypatch.context() as patch:
         if wait:
-            now = stat_cache.time.time_ns
-            patch.setattr(stat_cache, "clock_ns", lambda: now() + 5_000_000_000)
+            now = digests.time.time_ns
+            patch.setattr(digests, "clock_ns", lambda: now() + 5_000_000_000)
         Bundle.make(root, folder / "bundles")
         for number, (step, name, value) in enumerate(steps):
             tick(root)

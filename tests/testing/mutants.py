@@ -111,7 +111,7 @@ MUTANTS = {
     "cancel kills, and no rank can leave": Mutant(
         "forget",
         "def cancel(self, handle):\n"
-        "    if not self.status(handle).state.final: directory.kill_leftovers(Path(handle))\n"
+        "    if not self.status(handle).state.final: supervisor.kill_leftovers(Path(handle))\n"
         "    super().cancel(handle)\n",
     ),
     "following ends at once": Mutant(
@@ -399,7 +399,7 @@ import pytest
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import FETCHABLE
 from cloudtrain.events import State, Status
-from cloudtrain.nodes import directory
+from cloudtrain.nodes import directory, supervisor
 from cloudtrain.testing.contract import BackendContract
 from tests.testing.reference import Reference
 

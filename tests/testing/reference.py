@@ -10,8 +10,8 @@ from cloudtrain_attic import AtticBackend
 
 from cloudtrain import nodes
 from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.manifest import env_secrets
 from cloudtrain.events import Status
-from cloudtrain.nodes.directory import env_secrets
 from cloudtrain.source.bundle import Bundle
 
 
@@ -25,7 +25,7 @@ class Reference(AtticBackend):
         node = Path(plan.request["folder"])
         if not (node / "source").exists():
             bundle.extract(node / "source")
-        given = {"secrets": env_secrets(plan.manifest), "token": "none"}
+        given = {"secrets": env_secrets(plan), "token": "none"}
         self.launch(node, list(plan.request["argv"]), {**plan.request["env"], "CLOUDTRAIN_STDIN": "1"}, given)
         return str(node)
 

@@ -14,18 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudtrain.nodes.directory as directory
-from cloudtrain.backends import gpus as own_gpus
+import cloudtrain.nodes.supervisor as supervisor
+from cloudtrain.backends import manifest as manifests
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature, Plan, TimeLimit
 from cloudtrain.backends.local.bytecode import link_bytecode
-from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.errors import BackendError, BadJob, Problem, StoreError
-from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import removal
+from cloudtrain.events import LogLine, Status
 from cloudtrain.nodes.files import token as shared_token
 from cloudtrain.nodes.files import write
-from cloudtrain.nodes.paths import check_inputs, output_path
-from cloudtrain.nodes.supervisor import clean_environment
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -78,11 +74,14 @@ class LocalBackend:
             from cloudtrain.source import provenance
 
             about = provenance.about(self.name, job, bundle)
-        manifest = Manifest.of(job, run_id, attempt, about)
-        output, problems = output_path(job.output)
-        problems += check_inputs(job)
-        if problems:
-            raise BadJob(problems)
+        manifest = manifests.Manifest.of(job, run_id, attempt, about)
+        output: str | None = None
+        if job.output or job.inputs:
+            from cloudtrain.nodes import paths
+
+            output, problems = paths.output_path(job.output)
+            if problems := problems + paths.check_inputs(job):
+                raise BadJob(problems)
         folder = self.workdir / run_id / f"a{attempt}"
         common_env = manifest.environment() | {
             "CLOUDTRAIN_HOST": "127.0.0.1",
@@ -97,12 +96,14 @@ class LocalBackend:
                 | {
                     "CLOUDTRAIN_NODE_RANK": str(rank),
                     "CLOUDTRAIN_NODE_DIR": str(folder / f"node-{rank}"),
-                    "CLOUDTRAIN_GPUS": own_gpus.chosen(job, rank),
+                    "CLOUDTRAIN_GPUS": manifests.chosen_gpus(job, rank),
                 },
             }
             for rank in range(manifest.nodes)
         ]
-        notes = own_gpus.notes(job, "this machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
+        notes = manifests.gpu_notes(job, "this machine") + manifests.without_effect(
+            job, self.name, "cpus", "memory", "disk_gb"
+        )
         if manifest.nodes > 1:
             notes.append(f"{manifest.nodes} nodes are simulated on this machine")
         return Plan(
@@ -120,7 +121,7 @@ class LocalBackend:
         return TimeLimit.of_launcher(plan)
 
     def preflight(self, plan: Plan) -> None:
-        own_gpus.check_present(plan)
+        manifests.check_gpus(plan)
 
     def submit(self, plan: Plan, bundle: Bundle) -> str:
         requested = plan.request["nodes"]
@@ -156,8 +157,8 @@ class LocalBackend:
                     break  # node 0 ended before it listened: its own state says why
                 env["CLOUDTRAIN_CONTROL"] = control
             if (folder / "cancel").exists():
-                directory.stop(node_folder)
-            directory.start(node_folder, node["argv"], env, secrets)
+                supervisor.stop(node_folder)
+            supervisor.start(node_folder, node["argv"], env, secrets)
 
     def _extract_bundle(self, bundle: Bundle, node: Path) -> None:
         """Extract the bundle into a node's folder, once and atomically."""
@@ -176,11 +177,11 @@ class LocalBackend:
         """Wait until node 0 listens and return its address, or None if it ended instead."""
         deadline = time.monotonic() + JOIN_S
         while time.monotonic() < deadline:
-            status = directory.read_status(first)
+            status = supervisor.read_status(first)
             if status and (control := status.get("control")):
                 return f"{control['host']}:{control['port']}"
-            node_status = directory.node_status(first)
-            if node_status is not None and node_status.state.final:
+            state = supervisor.read_state(first)
+            if state is not None and state["state"] in supervisor.FINAL:
                 return None
             time.sleep(0.005)
         return None
@@ -189,7 +190,7 @@ class LocalBackend:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
         nodes = _node_folders(folder)
-        return str(folder) if nodes and all(directory.has_begun(node) for node in nodes) else None
+        return str(folder) if nodes and all(supervisor.has_begun(node) for node in nodes) else None
 
     def discard(self, attempt_id: str) -> None:
         run_id, _, number = attempt_id.rpartition("-a")
@@ -202,13 +203,9 @@ class LocalBackend:
             return {}
 
     def status(self, handle: str) -> Status:
-        folder = Path(handle)
-        node_folders = _node_folders(folder)
-        if not node_folders:
-            return Status(State.LOST, None, f"{folder} is gone")
-        return directory.merge_statuses(
-            [(directory.read_status(node), _node_status(node, node_folders[0])) for node in node_folders]
-        )
+        from cloudtrain.backends.local.status import read_attempt
+
+        return read_attempt(Path(handle), _node_folders(Path(handle)))
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         from cloudtrain.nodes.logs import tail
@@ -223,14 +220,12 @@ class LocalBackend:
 
     def cancel(self, handle: str) -> None:
         folder = Path(handle)
-        if not folder.is_dir() or (self.status(handle).state.final and not self._has_leftovers(folder)):
+        nodes = _node_folders(folder)
+        if not folder.is_dir() or (self.status(handle).state.final and not any(map(supervisor.has_leftovers, nodes))):
             return
         (folder / "cancel").touch()
-        for node in _node_folders(folder):
-            directory.stop(node)
-
-    def _has_leftovers(self, folder: Path) -> bool:
-        return any(directory.has_leftovers(node) for node in _node_folders(folder))
+        for node in nodes:
+            supervisor.stop(node)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         from cloudtrain.backends.download import copy_tree
@@ -247,10 +242,14 @@ class LocalBackend:
         return into
 
     def remains(self, handle: str) -> dict[str, int | None]:
+        from cloudtrain.nodes import removal
+
         folder = Path(handle).parent
         return {str(folder): size} if (size := removal.measure(folder)) is not None else {}
 
     def remove(self, handle: str) -> None:
+        from cloudtrain.nodes import removal
+
         folder = Path(handle).parent
         try:
             removal.remove_run(folder.parent, folder.name)
@@ -278,17 +277,13 @@ def _stdin_data(plan: Plan) -> dict[str, Any]:
     single_node = len(plan.request["nodes"]) == 1
     folder = Path(plan.request["nodes"][0]["folder"]).parent
     token = os.urandom(16).hex() if single_node else shared_token(folder)
-    return {"secrets": directory.env_secrets(plan.manifest), "token": token}
+    return {"secrets": manifests.env_secrets(plan), "token": token}
 
 
 def _base_environment(plan: Plan) -> dict[str, str]:
     """Return this process's environment without the job's secrets and without an outer launcher's variables."""
-    secrets = plan.manifest["secrets"]
-    hidden = {
-        *secrets,
-        *(source[4:] for sources in secrets.values() for source in sources if source.startswith("env:")),
-    }
-    return {name: value for name, value in clean_environment(os.environ).items() if name not in hidden}
+    hidden = manifests.secret_names(plan)
+    return {name: value for name, value in supervisor.clean_environment(os.environ).items() if name not in hidden}
 
 
 def _node_folders(folder: Path) -> list[Path]:
@@ -298,13 +293,3 @@ def _node_folders(folder: Path) -> list[Path]:
     except (OSError, ValueError):
         return []
     return [Path(node["folder"]) for node in request["nodes"]]
-
-
-def _node_status(node: Path, first: Path) -> Status | None:
-    """Return a node's status; a node that was never started has the final status of node 0, for which it waited."""
-    status = directory.node_status(node)
-    if status is None and node != first:
-        leader = directory.node_status(first)
-        if leader is not None and leader.state.final:
-            return leader
-    return status

@@ -94,7 +94,7 @@ class SagemakerLocalBackend:
     def find(self, attempt_id: str) -> str | None:
         run_id, _, number = attempt_id.rpartition("-a")
         folder = self.workdir / run_id / f"a{number}"
-        return str(folder) if _read_request(folder) and directory.has_begun(folder) else None
+        return str(folder) if _read_request(folder) and supervisor.has_begun(folder) else None
 
     def status(self, handle: str) -> Status:
         folder = Path(handle)
@@ -118,9 +118,9 @@ class SagemakerLocalBackend:
             return
         status = self.status(handle)
         if not status.state.final:
-            directory.stop(folder)
+            supervisor.stop(folder)
         elif status.state is State.LOST:  # the supervising process was killed: nothing else removes the containers
-            directory.kill_leftovers(folder)
+            supervisor.kill_leftovers(folder)
             docker.remove_all(folder)
 
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import gpus as own_gpus
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
-from cloudtrain.backends.manifest import Manifest, without_effect
+from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
 from cloudtrain.backends.ssh.machines import (
@@ -27,7 +26,7 @@ from cloudtrain.backends.ssh.machines import (
 from cloudtrain.backends.ssh.request import build_request
 from cloudtrain.errors import BackendError, BadJob, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
-from cloudtrain.nodes import directory, logs, paths, transfer
+from cloudtrain.nodes import logs, paths, transfer
 from cloudtrain.nodes.rpc import remote_log_reader
 from cloudtrain.nodes.ssh import call_all
 from cloudtrain.source import provenance
@@ -96,7 +95,7 @@ class SshBackend:
             problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
         if problems:
             raise BadJob(problems)
-        notes = own_gpus.notes(job, "each machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
+        notes = gpu_notes(job, "each machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
         if len(self.machines) > manifest.nodes:
             notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")
         if manifest.nodes > 1 and job.output is None:
@@ -115,7 +114,7 @@ class SshBackend:
                     bundle.sha256,
                     output,
                     self.lease_s,
-                    own_gpus.chosen(job),
+                    chosen_gpus(job),
                     self.umask,
                 ),
             },
@@ -152,7 +151,7 @@ class SshBackend:
         raise_first(call_all(ship, enumerate(chosen)))
         machines = [machine for machine, _ in chosen]
         check_shared_output(plan, machines)
-        launch_input: dict[str, Any] = {"secrets": directory.env_secrets(plan.manifest), "token": os.urandom(16).hex()}
+        launch_input: dict[str, Any] = {"secrets": env_secrets(plan), "token": os.urandom(16).hex()}
         if len(machines) > 1:  # a submit that is finished by another needs the same word
             launch_input["token"] = machines[0].agent.ask("token", folder=folder).value
         handle = make_handle(labels, folder)

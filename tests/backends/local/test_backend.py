@@ -13,7 +13,7 @@ from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.errors import BadJob
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
-from cloudtrain.nodes import directory
+from cloudtrain.nodes import supervisor
 from cloudtrain.nodes.process import detach
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.testing.contract import BackendContract
@@ -75,7 +75,7 @@ class TestLocal(BackendContract):
             detach(argv, given=b"", log=node / "launcher.out", env=env, cwd=node / "source")
 
         with monkeypatch.context() as patch:
-            patch.setattr(directory, "start", half)
+            patch.setattr(supervisor, "start", half)
             handle = backend.submit(plan, bundle)
         node = Path(handle) / "node-0"
         wait_for(lambda: "died before" in (node / "launcher.out").read_text(), "its end")

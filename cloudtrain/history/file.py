@@ -1,0 +1,96 @@
+"""The history's file: its lock, its identity, whether it is on a network file system, and what begins again after a repair."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar
+
+from cloudtrain.errors import BadRequest, StoreError, UnknownRun
+
+# They have no shared memory for SQLite's WAL (https://sqlite.org/wal.html, read 2026-11-20).
+NETWORK_FILE_SYSTEMS = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gcsfuse",
+    "fuse.s3fs",
+})  # fmt: skip
+T = TypeVar("T")
+
+
+class Repaired(StoreError):
+    """The history was damaged and has been repaired: what was asked of it can be asked again."""
+
+
+@contextmanager
+def locked(path: Path, exclusive: bool, most_s: float) -> Iterator[None]:
+    """Keep others from creating or replacing the history, which SQLite does not guard; `exclusive` from opening it too.
+
+    Waits, but not for ever: the holder may be a stopped process. Raises StoreError then.
+    """
+    deadline = time.monotonic() + most_s
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StoreError(f"the history cannot be used: {path} is locked", "try again") from None
+                time.sleep(0.005)
+        yield
+
+
+def identity(path: Path, *, content: bool = False) -> object:
+    """Return what tells a file from one that has replaced it, with `content` from a changed one too; None without one."""
+    try:
+        found = path.stat()
+        if not content:
+            return found.st_dev, found.st_ino
+        files = [Path(f"{path}{suffix}") for suffix in ("", "-wal")]
+        return [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
+    except OSError:
+        return None
+
+
+def on_network(folder: Path) -> bool:
+    """Return whether a folder is on a network file system; False where /proc/mounts is missing."""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+        real = os.path.realpath(folder)
+    except OSError:
+        return False
+    longest, kind = "", ""
+    for line in mounts:
+        point, name = line.split(" ", 3)[1:3]
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(longest):
+            longest, kind = point, name
+    return kind in NETWORK_FILE_SYSTEMS
+
+
+def repaired(cls: type[T]) -> type[T]:
+    """Let the public methods of a class that has a `database` begin again where they have met a damaged history."""
+
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Repaired:
+                pass
+            except (ValueError, TypeError, LookupError, BadRequest) as error:
+                if isinstance(error, UnknownRun) or not self.database.repair(error):
+                    raise
+            return method(self, *args, **kwargs)
+
+        return call
+
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(cls, name, wrap(method))
+    return cls
