@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from cloudtrain.errors import Problem
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
+
+# Families without accelerators: general, compute, memory, burstable (EC2's instance type names, seen 2026-11-23:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-types.html).
+WITHOUT_ACCELERATORS = r"ml\.[mcrt]\d"
 
 
 def choose_machine(job: Job, options: Mapping[str, Any]) -> tuple[Machine | None, list[str], list[Problem]]:
@@ -69,7 +74,10 @@ def _choose_machine(job: Job, instance_type: str | None) -> tuple[Machine | None
     machine = machines.find_machine(table, instance_type)
     if machine is None:
         note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
-        return None, [note], []
+        if job.resources.accelerators or re.match(WITHOUT_ACCELERATORS, instance_type):
+            return None, [note], []
+        message = f"is not given, and the catalogue of 2026-11-20 does not know what {instance_type} has"
+        return None, [], [Problem(message, "resources.accelerators", "write them, as in H100:8")]
     resources = job.resources
     same_accelerator = machines.matches(resources.accelerator, machine.accelerator) if resources.accelerator else True
     if resources.accelerators and not (same_accelerator and machine.accelerators == resources.gpus):

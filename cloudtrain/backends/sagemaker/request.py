@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 OBJECT = "source.tar.gz"
 DISK_GB = 100  # default of resources.disk_gb; SageMaker's default, 30, is too small for a model and its checkpoints
 MARGIN_S = 900  # added to max_runtime, which the launcher enforces: for downloads before and the last checkpoint after
-EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # metrics of our events that SageMaker's charts show
+EMITTED = ("loss", "eval_loss", "learning_rate", "grad_norm")  # metrics that SageMaker's charts show without `metrics`
+# Of our marked lines, of a Trainer's {'loss': 0.5} or {'loss': '0.5'}, of loss=0.5 and loss: 0.5.
+PRINTED = r"""(?:^|[\s,{{(\[|])["']?{}["']?\s*[:=]\s*["']?([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)"""
 # The program of `python -W ignore -c`; SageMaker takes at most 256 characters for each argument.
 UNPACK = (
     "import os,sys,tarfile as t;b=os.environ.get('SAGEMAKER_BASE_DIR','/opt/ml');s=b+'/cloudtrain';"
@@ -177,7 +179,7 @@ def _metric_definitions(job: Job) -> tuple[list[dict[str, str]], list[str]]:
     ] * bool(skipped)
     for name in EMITTED:
         if name not in job.metrics:
-            definitions.append({"Name": name, "Regex": f'::cloudtrain::.*"{name}":([0-9.eE+-]+)'})
+            definitions.append({"Name": name, "Regex": PRINTED.format(name)})
     return definitions, notes
 
 

@@ -27,6 +27,14 @@ _CONSOLES = {
     "aws-cn": "console.amazonaws.cn",
     "aws-us-gov": "console.amazonaws-us-gov.com",
 }
+# github.com/aws/sagemaker-python-sdk/issues/57 and 1968, seen 2026-11-23
+_PULL_ERROR = re.compile(r"^ClientError: Cannot pull|^ClientError: Cannot find the requested image", re.IGNORECASE)
+_PULL_REASON = (
+    "SageMaker cannot pull the image {}: it does not exist there, or the role lacks ecr:BatchGetImage and "
+    "ecr:GetDownloadUrlForLayer, or the disk is too small for it (resources.disk_gb); {}"
+)
+# options.sagemaker.infra_check; AWS documents no wording (API_InfraCheckConfig, seen 2026-11-23)
+_HEALTH_CHECK = re.compile(r"health[ -]?check", re.IGNORECASE)
 _CAPACITY_REASON = "SageMaker had no such machines: {}; try again, another instance_type, region or use_spot"
 
 
@@ -42,11 +50,11 @@ def parse_status(job: Mapping[str, Any]) -> Status:
     elif primary == "Stopping":
         state = State.STOPPING
     elif primary == "Completed":
-        state, code = State.SUCCEEDED, 0
+        state, code, reason = State.SUCCEEDED, 0, _warm_pool(job)
     elif primary == "Stopped":
         state, reason = _stopped(job, secondary, failure_reason)
     elif primary == "Failed":
-        state, code, reason = _failed(failure_reason)
+        state, code, reason = _failed(job, failure_reason)
         event = "capacity" if _is_capacity_error(failure_reason) else ""
     else:
         state, reason = State.LOST, f"SageMaker calls the job {primary}"
@@ -88,6 +96,8 @@ def _progress(job: Mapping[str, Any], secondary: str, state: State) -> str:
     """Return what SageMaker does with a job that has not ended, and while the job waits SageMaker's message."""
     if secondary == "Interrupted":
         return "the spot machine was taken away; SageMaker looks for another"
+    if secondary == "Restarting":
+        return "an error on SageMaker's side; it starts the job again"
     newest: Mapping[str, Any] = next(reversed(job.get("SecondaryStatusTransitions") or ()), {})
     message = str(newest.get("StatusMessage") or "") if newest.get("Status") == secondary else ""
     parts = ("SageMaker", secondary, message if state is not State.RUNNING else "")
@@ -103,13 +113,25 @@ def _stopped(job: Mapping[str, Any], secondary: str, failure_reason: str) -> tup
         if "Interrupted" in history:
             return State.PREEMPTED, "the spot machine was taken away, and max_wait was over before another came"
         return State.TIMED_OUT, "no spot machine came before max_wait was over"
+    pending_s = (job.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds")
+    if pending_s and "Stopping" not in history and "Pending" in history and "Training" not in history:
+        return State.TIMED_OUT, f"SageMaker ended it: no machines came within max_pending ({pending_s} s)"
     # A requested stop passes through Stopping. Without one SageMaker goes from Interrupted straight to Stopped.
     if history and "Stopping" not in history and "Interrupted" in history[-2:]:
         return State.PREEMPTED, "the spot machine was taken away"
     return State.CANCELLED, failure_reason or "stopped on request"
 
 
-def _failed(failure_reason: str) -> tuple[State, int | None, str]:
+def _warm_pool(job: Mapping[str, Any]) -> str:
+    """Return what becomes of machines that were kept for the next job, "" where none were."""
+    pool = job.get("WarmPoolStatus") or {}
+    if pool.get("Status") == "Available":
+        seconds = (job.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
+        return f"its machines stay warm for the next job, billed, for {seconds} s at most"
+    return f"its machines went to {pool.get('ReusedByJob')}" if pool.get("Status") == "Reused" else ""
+
+
+def _failed(job: Mapping[str, Any], failure_reason: str) -> tuple[State, int | None, str]:
     if verdict := VERDICT.search(failure_reason):
         code = None if verdict["code"] == "-" else int(verdict["code"])
         state = State[verdict["state"]] if verdict["state"] in State.__members__ else State.FAILED
@@ -117,6 +139,11 @@ def _failed(failure_reason: str) -> tuple[State, int | None, str]:
         return state, code, reason
     if _is_capacity_error(failure_reason):
         return State.FAILED, None, _CAPACITY_REASON.format(failure_reason.partition(": ")[2].strip() or failure_reason)
+    if _PULL_ERROR.search(failure_reason):
+        image = (job.get("AlgorithmSpecification") or {}).get("TrainingImage") or ""
+        return State.FAILED, None, _PULL_REASON.format(image, failure_reason)
+    if _HEALTH_CHECK.search(failure_reason) and not failure_reason.startswith("AlgorithmError"):
+        return State.LOST, None, f"SageMaker's health check found a machine unhealthy: {failure_reason}"
     if failure_reason.startswith("InternalServerError"):
         return State.LOST, None, failure_reason  # an error on SageMaker's side
     exit_code = _EXIT_CODE.search(failure_reason)

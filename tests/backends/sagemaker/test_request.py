@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,33 @@ def test_a_newer_type_is_allowed_with_a_note() -> None:
     built = made({"resources": {"instance_type": "ml.p9.48xlarge", "accelerators": "X100:8"}})
     assert built.problems == () and "not in the catalogue" in built.notes[0] and built.price is None
     assert built.request["ResourceConfig"]["InstanceType"] == "ml.p9.48xlarge"
+
+
+def test_a_type_that_nobody_knows_is_not_taken_for_a_cpu() -> None:
+    (problem,) = [p for p in made({"resources": {"instance_type": "ml.p9.48xlarge"}}).problems if p.path != "image"]
+    assert problem.path == "resources.accelerators" and "ml.p9.48xlarge" in problem.message
+    built = made({"resources": {"instance_type": "ml.m9i.large"}, "image": "my/image:1"})
+    assert built.problems == () and "not in the catalogue" in built.notes[0]
+
+
+PRINTED = [  # a line, and the losses that SageMaker's charts find in it
+    ('::cloudtrain:: {"event":"metric","step":3,"loss":0.25,"eval_loss":2.5}', "0.25"),
+    ("{'loss': 0.25, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 1.0}", "0.25"),
+    ("{'loss': '0.25', 'grad_norm': '1.5'}", "0.25"),
+    ("loss=1e-3 step=5", "1e-3"),
+    ("step 5 | loss: 2.5E+01", "2.5E+01"),
+    ("{'eval_loss': 2.5, 'train_loss': 1.5}", None),
+    ("the loss: none", None),
+]
+
+
+@pytest.mark.parametrize(("line", "value"), PRINTED)
+def test_the_charts_of_sagemaker_show_what_scripts_print(line: str, value: str | None) -> None:
+    (pattern,) = [
+        m["Regex"] for m in made(GPU).request["AlgorithmSpecification"]["MetricDefinitions"] if m["Name"] == "loss"
+    ]
+    found = re.search(pattern, line)
+    assert (found[1] if found else None) == value
 
 
 def test_nodes_make_the_price() -> None:

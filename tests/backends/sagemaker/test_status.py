@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from cloudtrain.backends.sagemaker.status import ARN, console_url, parse_status, seconds_since_end
+from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.verdict import End
 from cloudtrain.events import State
 
 NAME = "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-a1"
@@ -113,6 +115,77 @@ def test_that_there_were_no_machines_is_told_as_such(said: str) -> None:
 )
 def test_what_only_looks_like_it(said: str) -> None:
     assert parse_status(training_job("Failed", "Failed", said)).event == ""
+
+
+GONE = ("Starting", "Pending")
+SAID = {  # what SageMaker answers, and what a person reads
+    "interrupted": (
+        training_job("InProgress", "Interrupted"),
+        State.STARTING,
+        "the spot machine was taken away; SageMaker",
+    ),
+    "restarting": (training_job("InProgress", "Restarting"), State.STARTING, "an error on SageMaker's side; it starts"),
+    "warm": (
+        training_job(
+            "Completed",
+            "Completed",
+            WarmPoolStatus={"Status": "Available"},
+            ResourceConfig={"InstanceCount": 1, "KeepAlivePeriodInSeconds": 600},
+        ),
+        State.SUCCEEDED,
+        "its machines stay warm for the next job, billed, for 600 s at most",
+    ),
+    "reused": (
+        training_job("Completed", "Completed", WarmPoolStatus={"Status": "Reused", "ReusedByJob": "next-a1"}),
+        State.SUCCEEDED,
+        "its machines went to next-a1",
+    ),
+    "cooled": (training_job("Completed", WarmPoolStatus={"Status": "Terminated"}), State.SUCCEEDED, ""),
+    "stopped": (training_job("Stopped", "Stopped", "", "Training", "Stopping"), State.CANCELLED, "stopped on request"),
+    "pending": (
+        training_job("Stopped", "Stopped", "", *GONE, StoppingCondition={"MaxPendingTimeInSeconds": 1800}),
+        State.TIMED_OUT,
+        "SageMaker ended it: no machines came within max_pending (1800 s)",
+    ),
+    "stopped while pending": (
+        training_job("Stopped", "Stopped", "", *GONE, "Stopping", StoppingCondition={"MaxPendingTimeInSeconds": 1800}),
+        State.CANCELLED,
+        "stopped on request",
+    ),
+    "unhealthy": (
+        training_job("Failed", "Failed", "ClientError: the infrastructure health check failed on algo-2"),
+        State.LOST,
+        "SageMaker's health check found a machine unhealthy: ",
+    ),
+    "a script's health check": (
+        training_job("Failed", "Failed", "AlgorithmError: health check of the tokenizer, exit code: 3"),
+        State.FAILED,
+        "AlgorithmError: health check",
+    ),
+    "no image": (
+        training_job(
+            "Failed",
+            "Failed",
+            "ClientError: Cannot pull algorithm container. Either the image does not exist or its permissions are incorrect.",
+            AlgorithmSpecification={"TrainingImage": "123.dkr/train:1"},
+        ),
+        State.FAILED,
+        "SageMaker cannot pull the image 123.dkr/train:1: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_happened_is_said_in_a_persons_words(name: str) -> None:
+    found, state, reason = SAID[name]
+    status = parse_status(found)
+    assert status.state is state and status.reason.startswith(reason) and (reason or not status.reason)
+
+
+def test_an_image_that_cannot_be_pulled_and_an_unhealthy_machine_have_their_verdicts() -> None:
+    for name, label in (("no image", "image-pull"), ("unhealthy", "lost-node")):
+        status = parse_status(SAID[name][0])
+        assert judge(End.from_status(status, None), []).label == label
 
 
 def test_what_is_billed_counts_every_machine() -> None:
