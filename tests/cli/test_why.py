@@ -16,10 +16,10 @@ def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
     assert waited.code == 1
     run_id = waited.out.split()[0]
     told = """\
-  why   a file is not where it is looked for (rank 0) (missing-file)
+  why   file not found (rank 0) (missing-file)
   said  node 0, line {}: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'
   at    train.py, line 2
-  try   correct the path, or name it as an input
+  try   correct the path, or declare the file under inputs
 """
     verdict = shell("show", run_id, "--json").json["verdict"]
     assert told.format(verdict["seq"]) in waited.out
@@ -30,7 +30,7 @@ def test_a_failed_run_says_why_wherever_it_is_shown(project, shell):
     assert shell("logs", run_id, "--number", "--json").code == 2
     assert shell("wait", run_id, "--json").json["verdict"] == verdict
     shown = [line.split(maxsplit=1) for line in shell("show", run_id).out.splitlines()]
-    assert ["why", "a file is not where it is looked for (rank 0) (missing-file)"] in shown
+    assert ["why", "file not found (rank 0) (missing-file)"] in shown
 
 
 def test_a_run_that_ended_well_has_no_verdict(project, shell):

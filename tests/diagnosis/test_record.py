@@ -44,7 +44,7 @@ def test_it_is_judged_once_and_kept(attempt):
     assert verdict_record.judge_attempt(store, record, FAILED, lines("KeyError: 1")).label == "script-error"
     assert verdict_record.load_verdict(store, record) == verdict, "the first one stays"
     assert notify.message(store, "tiny-1", "tiny-1-a1", "failure")["text"].endswith(
-        "; probably the machine's memory was full (rank 1)"
+        "; probably out of memory on the machine (rank 1)"
     )
 
 
