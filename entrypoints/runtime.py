@@ -196,7 +196,7 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
     """Return the path of the newest whole checkpoint in the run's folder of checkpoints, or in another one; None without.
 
     One with COMPLETE is read in whole and compared with it; of the Trainer's and Accelerate's own it is seen that each
-    file has its end. What is passed over is said on standard error. Call it on one rank, or on all. In the run's folder
+    file has its end. What is skipped is named on standard error. Call it on one rank, or on all. In the run's folder
     rank 0 records that this start resumes from there: what an earlier start completes after that is never chosen.
     """
     env = os.environ
@@ -208,7 +208,7 @@ def latest_checkpoint(folder: str | None = None) -> str | None:
         if not problem:
             path = candidate
             break
-        sys.stderr.write(f"checkpoint {os.path.basename(candidate)} is passed over: {problem}\n")
+        sys.stderr.write(f"checkpoint {os.path.basename(candidate)} is skipped: {problem}\n")
     if folder is None and env.get("CLOUDTRAIN_RUN_ID") and int(env.get("RANK") or 0) == 0:
         _begin(base, path)
     return path

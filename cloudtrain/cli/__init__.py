@@ -23,8 +23,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "fit": "Show on which GPUs a training fits, and what would change it.",
         "package": "Show which files of a source would be packaged, and why.",
         "schema": "Print the JSON schema of the job file.",
-        "doctor": "Check this machine and a target for what would stand in the way.",
-        "prices": "Show the price lists that plans use, or read them anew.",
+        "doctor": "Check this machine and a target for problems.",
+        "prices": "Show the price lists that plans use, or refresh them.",
     },
     "Run it": {
         "submit": "Submit a job file, a script or a plan.",

@@ -36,10 +36,10 @@ class Finding(NamedTuple):
 @click.option("--job", metavar="JOB", type=click.Path(), help="Ask the platform whether it would start this job, too.")
 @options.json_option
 def command(target: str | None, job: str | None, as_json: bool) -> int:
-    """Check this machine and a target for what would stand in the way.
+    """Check this machine and a target for problems.
 
     TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
-    something stands in the way.
+    a check failed.
     """
     all_findings = list(findings(target or "local"))
     if job:

@@ -33,8 +33,8 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     SCRIPT is left out when the folder of the job file holds a train.py, or one script only. Without any script the job
     is the shared trainer's. Beside it stands job.schema.json, which editors take from the job file's first line.
 
-    With -t and the name of a backend, what can be found out about the account (for sagemaker region, account, profile,
-    bucket and role) is written as a target of that name into cloudtrain.toml beside the job file.
+    With -t and the name of a backend it looks up the account's facts, for sagemaker region, account, profile, bucket and
+    role. They become a target of that name in cloudtrain.toml beside the job file.
 
     \b
     cloudtrain init

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @options.json_option
 def command(action: str | None, names: tuple[str, ...], google_key_env: str | None, as_json: bool) -> int:
-    """Show the price lists that plans use, or read them anew.
+    """Show the price lists that plans use, or refresh them.
 
     `refresh` reads lists over the network; no other command does. LIST is provider/region. Without one it reads the lists
     that are stored and those of the targets in cloudtrain.toml. A list that cannot be read leaves the stored one as it is.

@@ -38,7 +38,7 @@ def command(
 ) -> int:
     """Submit a job file, a script or a plan.
 
-    Without JOB it is the job.yaml here. A script needs no job file: its source is the folder that you stand in when the
+    Without JOB it is the job.yaml here. A script needs no job file: its source is the current folder when the
     script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script; without
     JOB, where its first word is a program, it is a command that runs once per node.
 
@@ -75,7 +75,7 @@ def command(
             return Begun(run, "was already submitted to")
         if isinstance(job_input, Plan) or key:
             return Begun(run, "is taken up again on")
-        since = f"begun at {run.record.created_at[:19]}Z, its submit never told so"
+        since = f"begun at {run.record.created_at[:19]}Z, its submit did not finish"
         terminal.note(f"the same job as {run.run_id}, {since}: taken up, not started twice; --new starts another one")
         return Begun(run, "is taken up again on")
 

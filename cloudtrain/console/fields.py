@@ -83,7 +83,7 @@ _KINDS = {
 }  # fmt: skip
 _LABELS = {
     "name": "Name", "args": "Further arguments", "arg_style": "Style of arguments", "entrypoint": "Script",
-    "run": "Shell text", "keep": "Files that are brought home", "setup": "Shell text before", "trainer": "Shared trainer",
+    "run": "Shell text", "keep": "Files to copy back", "setup": "Shell text before", "trainer": "Shared trainer",
     "num_nodes": "Nodes", "min_nodes": "Fewest nodes", "processes_per_node": "Processes on a node",
     "resources.use_spot": "Spot capacity", "resources.disk_gb": "Disk (GB)", "resources.cpus": "CPU cores",
     "retry.max_attempts": "Attempts", "retry.on_events": "A new attempt follows", "limits.max_runtime": "Longest run",

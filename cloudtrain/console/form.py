@@ -173,7 +173,7 @@ class Form:
                 return list(shlex.split(text))
             except ValueError as error:
                 message = f"cannot be read as a shell would: {str(error).lower()}"
-                self.problems[field.path] = [Problem(message, field.name, "quotes stand in pairs")]
+                self.problems[field.path] = [Problem(message, field.name, "close every quote")]
                 return text
         return self._parsed(field.path, text)
 
@@ -181,7 +181,7 @@ class Form:
         try:
             return jobtext.parse(text, JOB_FILE)
         except BadJob as error:
-            hint = "text that begins with [, { or a quote stands in quotes"
+            hint = "put text that begins with [, { or a quote in quotes"
             self.problems[path] = [Problem(p.message, dotted(path), p.hint or hint) for p in error.problems]
             return text
 

@@ -53,7 +53,7 @@ def read(path: Path) -> Document:
     except tomllib.TOMLDecodeError as error:
         last = len(text.splitlines()) or 1
         message = str(error).replace("at end of document", f"at line {last}, the end of the file")
-        hint = 'text stands in quotes: key = "value"' if "Invalid value" in message else "see https://toml.io"
+        hint = 'put text in quotes: key = "value"' if "Invalid value" in message else "see https://toml.io"
         raise BadRequest(f"{path} is no TOML: {message[:1].lower()}{message[1:]}", hint) from None
     document = Document.of(_texts(data), str(path), _lines(text))
     problems = list(_problems(document))

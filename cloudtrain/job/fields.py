@@ -109,7 +109,7 @@ def _sources(value: Any) -> Any:
 def _source_of_secret(value: str) -> str:
     if not _SECRET.fullmatch(value):
         raise wrong(
-            "names no source of a secret (the value itself never stands here)",
+            "names no source of a secret (never write the value itself)",
             "write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY",
         )
     return value

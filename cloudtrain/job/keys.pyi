@@ -127,7 +127,7 @@ class JobKeys(TypedDict, total=False):
     resume_args: Sequence[str | int | float | bool]
     """Arguments of later attempts, where a checkpoint is complete; {checkpoint} is its path."""
     keep: Sequence[str]
-    """Files that the script writes in its folder and that are brought home: [out, "runs/*/best.pt"]."""
+    """Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"]."""
     compat: Literal["skypilot", "dstack"] | None
     """Whose node variables a command or run gets too."""
     arg_style: Literal["argparse", "hf", "hydra"]

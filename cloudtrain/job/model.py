@@ -76,7 +76,7 @@ class JobModel(Spec):
     )
     keep: list[Inside] = Field(
         default_factory=none_yet,
-        description='Files that the script writes in its folder and that are brought home: [out, "runs/*/best.pt"].',
+        description='Files that the script writes in its folder and that are copied back: [out, "runs/*/best.pt"].',
     )
     compat: Literal["skypilot", "dstack"] | None = Field(
         default=None, description="Whose node variables a command or run gets too."
@@ -270,9 +270,7 @@ class JobModel(Spec):
         seen: dict[str, str] = {}
         for name in value:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,62}", name):
-                raise wrong(
-                    f"has a name that is no word: {quote(name)}", "letters, digits, _ and -, beginning with a letter"
-                )
+                raise wrong(f"has an invalid name: {quote(name)}", "letters, digits, _ and -, beginning with a letter")
             variable = name.upper().replace("-", "_")
             if variable in seen:
                 raise wrong(

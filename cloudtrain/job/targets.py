@@ -219,7 +219,9 @@ def _unknown(target: str, backend: str, backends: Sequence[str], named: Mapping[
     hint = f"did you mean {near}? " if near else ""
     hint += f"backends are {', '.join(backends)}"
     hint += (
-        f"; targets are {', '.join(sorted(named))}" if named else f"; targets stand in {CONFIG_FILE} as [targets.NAME]"
+        f"; targets are {', '.join(sorted(named))}"
+        if named
+        else f"; targets are defined in {CONFIG_FILE} as [targets.NAME]"
     )
     return UnknownBackend(message, hint)
 

@@ -195,7 +195,9 @@ class _Reader:
                 continue
             if key.value in first:
                 self.problem(
-                    f"the key {key.value!r} is given twice", key.line, f"it stands in line {first[key.value]} already"
+                    f"the key {key.value!r} is given twice",
+                    key.line,
+                    f"the first is in line {first[key.value]} already",
                 )
                 continue
             first[key.value] = key.line

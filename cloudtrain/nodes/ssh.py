@@ -206,7 +206,7 @@ class Remote:
             if self._has_known_key():
                 return BackendError(
                     f"{label} shows another host key than the one in {file}",
-                    f"if the machine was made anew, remove the old line, then {scan_command}; otherwise somebody stands between",
+                    f"if the machine was reinstalled, remove the old line, then {scan_command}; otherwise check who answers",
                 )
             return BackendError(
                 f"{label} shows a host key that {file} does not hold",

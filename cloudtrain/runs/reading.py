@@ -165,7 +165,7 @@ def _wait_for_newer(store: Store, attempt: AttemptRecord, spool: Spool, follow_s
 def _raise_without_answer(store: Store, attempt: AttemptRecord, state: State) -> None:
     answer = asked.last(store.home, attempt.run_id)
     if answer and answer.error and not state.final:
-        raise Unreachable(f"the log may go on: {answer.describe()}", "try again when it answers")
+        raise Unreachable(f"the log may continue: {answer.describe()}", "try again when it answers")
 
 
 def _say(line: str) -> None:

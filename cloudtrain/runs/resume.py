@@ -87,7 +87,7 @@ def plan_next(
     backend = planner.backend(resolved)
     plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=resolved.job)
     if not retry.saved(store, newest.run_id):
-        notes.append("no checkpoint was saved: it begins anew")
+        notes.append("no checkpoint was saved: it starts from the beginning")
     elif not attempts.reaches(plan, newest):
         raise BadRequest(
             f"the checkpoints of {newest.run_id} are in {attempts.place(newest)}, which {resolved.target} does not read",

@@ -26,6 +26,6 @@ def note(job: Job, texts: Texts) -> str:
     if any(_SIGN.search(text) for text in (" ".join(words), *texts.files.values())) or not texts.complete:
         return ""
     return (
-        f"{job.retry.max_attempts} attempts, but nothing in the source looks like resuming: each would begin anew; save below "
-        "$CLOUDTRAIN_CHECKPOINT_DIR and load what is there, or set retry.max_attempts to 1"
+        f"{job.retry.max_attempts} attempts, but nothing in the source looks like resuming: each would start from the beginning; "
+        "save below $CLOUDTRAIN_CHECKPOINT_DIR and load what is there, or set retry.max_attempts to 1"
     )

@@ -37,7 +37,7 @@ class Look(Enum):
 
     SAME = "nothing to do before the next look"
     MOVED = "the run or its attempt moved on: look again at once"
-    SEND = "an attempt is to be sent, by somebody who may"
+    SEND = "an attempt is due, for a process that may send it"
     ENDED = "the run is final"
 
 

@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         body = self._body()
         if not self.path.startswith(f"{self._prefix}/"):
-            self._send(_error(403, "the address lacks the simulator's word"))
+            self._send(_error(403, "the address lacks the simulator's secret path"))
             return
         path = self.path[len(self._prefix) :]
         query = dict(parse_qsl(urlsplit(path).query, keep_blank_values=True))

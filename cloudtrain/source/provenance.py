@@ -234,7 +234,7 @@ def _pieces(root: Path, names: Sequence[str], context: str) -> list[bytes]:
     whole = _git(root, (context, "--", *names))
     starts = [match.start() for match in _FILE.finditer(whole)]
     if len(starts) != len(names) or whole[: starts[0]].strip():
-        raise _NoPatch("its files cannot be told apart")
+        raise _NoPatch("its files cannot be separated")
     return [whole[start:end] for start, end in zip(starts, [*starts[1:], len(whole)], strict=True)]
 
 

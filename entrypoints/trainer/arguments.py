@@ -65,7 +65,9 @@ class Arguments:
     # model
     task: str = _is("causal-lm", "What is learned.", TASKS)
     chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
-    assistant_only_loss: bool = _is(True, "In chat, learn the assistant's words alone; off: every token.")
+    assistant_only_loss: bool = _is(
+        True, "In chat, compute the loss on the assistant's tokens only; off: on every token."
+    )
     model: str = _is(
         "", "Hub name, folder or input:NAME of a pretrained model. Left out: from scratch, as --model_type says."
     )

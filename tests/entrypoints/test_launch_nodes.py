@@ -183,7 +183,7 @@ def test_a_node_that_says_nothing_is_lost(tmp_path: Path):
         frozen = attempt.supervisor(1)
         os.kill(frozen, signal.SIGSTOP)
         wait_for(lambda: attempt.launchers[0].poll() is not None, "node 0's end")
-        assert "nothing was heard for 10 s" in attempt.status(0)["reason"]
+        assert "no message arrived for 10 s" in attempt.status(0)["reason"]
         os.kill(frozen, signal.SIGCONT)
         attempt.wait()
         assert attempt.status(1)["state"] == "LOST"

@@ -88,7 +88,7 @@ def test_a_trainers_folder_that_is_cut_off_is_passed_over(
 ):
     cut(trainers / "checkpoint-12" / name)
     assert newest(trainers) == "checkpoint-8"
-    assert f"checkpoint checkpoint-12 is passed over: {name} has no end" in capsys.readouterr().err
+    assert f"checkpoint checkpoint-12 is skipped: {name} has no end" in capsys.readouterr().err
     (trainers / "checkpoint-8" / "trainer_state.json").unlink()  # the Trainer writes it late
     assert newest(trainers) == "checkpoint-4"
 
@@ -127,7 +127,7 @@ def test_a_scripts_own_is_compared_with_its_mark(tmp_path: Path, capsys: pytest.
     (tmp_path / "mine-10/empty").unlink()
     (tmp_path / "mine-9/COMPLETE").write_text("{")
     assert newest(tmp_path) is None
-    assert "mine-9 is passed over: its COMPLETE cannot be read" in capsys.readouterr().err
+    assert "mine-9 is skipped: its COMPLETE cannot be read" in capsys.readouterr().err
 
 
 def test_the_mark_is_the_one_that_our_trainer_and_launcher_read(tmp_path: Path):
@@ -174,7 +174,7 @@ def test_what_a_stale_start_completes_is_never_chosen(
     assert "start 2 of this run has begun: checkpoints of this one, 1, are chosen no more" in capsys.readouterr().out
     assert start(3) == (3, "mine-3"), "the second wrote nothing"
     said = capsys.readouterr().err
-    assert "checkpoint mine-6 is passed over: it is of a start that a later one has replaced" in said
+    assert "checkpoint mine-6 is skipped: it is of a start that a later one has replaced" in said
     written_by(2, tmp_path, 9)
     written_by(3, tmp_path, 4)
     assert start(3) == (4, "mine-4"), "a platform started the third again by itself"

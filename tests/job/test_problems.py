@@ -84,7 +84,7 @@ SAID = [
     (
         "secrets:\n  HF_TOKEN: hf_thevalue",
         [
-            "job.yaml:3: secrets.HF_TOKEN[0]: names no source of a secret (the value itself never stands here) "
+            "job.yaml:3: secrets.HF_TOKEN[0]: names no source of a secret (never write the value itself) "
             "(write env:NAME, file:PATH, aws-secretsmanager:NAME, gcp-secretmanager:NAME or k8s:NAME/KEY)"
         ],
     ),
@@ -103,9 +103,7 @@ SAID = [
     ("inputs: {a: ''}", ["job.yaml:2: inputs.a.uri: is empty (write a path or a URI such as s3://bucket/prefix)"]),
     (
         "inputs: {1a: s3://b}",
-        [
-            'job.yaml:2: inputs: has a name that is no word: the text "1a" (letters, digits, _ and -, beginning with a letter)'
-        ],
+        ['job.yaml:2: inputs: has an invalid name: the text "1a" (letters, digits, _ and -, beginning with a letter)'],
     ),
     (
         "inputs: {a-b: s3://b, a_b: s3://c}",
@@ -150,7 +148,7 @@ SAID = [
     ),
     ("target: ''", ["job.yaml:2: target: must not be empty"]),
     ("options: {ssh: 1}", ["job.yaml:2: options.ssh: must be a mapping (key: value), not what is written there"]),
-    ("num_nodes: 2\nnum_nodes: 3", ["job.yaml:3: the key 'num_nodes' is given twice (it stands in line 2 already)"]),
+    ("num_nodes: 2\nnum_nodes: 3", ["job.yaml:3: the key 'num_nodes' is given twice (the first is in line 2 already)"]),
     (
         "num_nodes: 1\nmin_nodes: 2\nresources:\n  usespot: true\nlimits: {grace: x}\nenv: {A: 1}\nsecrets: {A: 'env:A'}\nimage: [a]\nimage: b",
         [
@@ -159,7 +157,7 @@ SAID = [
             'job.yaml:6: limits.grace: is no duration: "x" (write a number and a unit: 90s, 15m, 24h, 7d or 1h30m)',
             "job.yaml:8: secrets.A: is given in env and in secrets (keep one of them)",
             "job.yaml:9: image: must be text, not a list",
-            "job.yaml:10: the key 'image' is given twice (it stands in line 9 already)",
+            "job.yaml:10: the key 'image' is given twice (the first is in line 9 already)",
         ],
     ),
 ]

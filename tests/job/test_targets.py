@@ -152,7 +152,7 @@ def test_unknown_targets(project):
         targets.resolve({"name": "x", "trainer": True}, target="sagemakr", backends=BACKENDS)
     assert str(caught.value) == "there is no target sagemakr" and caught.value.exit_code == 2
     assert caught.value.hint == (
-        "did you mean sagemaker? backends are local, sagemaker, ssh; targets stand in cloudtrain.toml as [targets.NAME]"
+        "did you mean sagemaker? backends are local, sagemaker, ssh; targets are defined in cloudtrain.toml as [targets.NAME]"
     )
     (project / "cloudtrain.toml").write_text('[targets.prod]\nbackend = "sagemakr"\n')
     with pytest.raises(UnknownBackend, match="the target prod names no backend: sagemakr") as caught:

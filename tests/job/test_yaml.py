@@ -202,9 +202,9 @@ def test_lines_are_those_of_the_keys():
 def test_every_doubled_key_is_told_and_the_rest_is_read():
     document = read("a: 1\nb: 2\na: 3\nc: {d: 1, 'd': 2}\n1: x\n'1': y", "job.yaml")
     assert [(problem.line, problem.hint) for problem in document.problems] == [
-        (3, "it stands in line 1 already"),
-        (4, "it stands in line 4 already"),
-        (6, "it stands in line 5 already"),
+        (3, "the first is in line 1 already"),
+        (4, "the first is in line 4 already"),
+        (6, "the first is in line 5 already"),
     ]
     assert document.value == {"a": 1, "b": 2, "c": {"d": 1}, "1": "x"}
 

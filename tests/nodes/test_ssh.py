@@ -102,7 +102,7 @@ def test_host_keys(lab, host, tmp_path):
     known.write_text(f"{host.address} {lab.hosts[1].host_key}\n")
     with pytest.raises(BackendError, match="another host key") as caught:
         ssh.connect(replace(host, known_hosts=str(known)))
-    assert "somebody stands between" in caught.value.hint
+    assert "otherwise check who answers" in caught.value.hint
 
 
 def test_a_configuration_that_turns_the_check_off_is_refused(host, tmp_path, monkeypatch):

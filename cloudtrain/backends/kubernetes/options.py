@@ -50,9 +50,7 @@ class KubernetesOptions(BaseModel):
         None, description="restricted: the pods fit a namespace that enforces this Pod Security standard"
     )
     run_as_user: int = Field(1000, ge=1, description="user and group of the processes, with security: restricted")
-    network_policy: bool = Field(
-        False, description="only the job's own pods may connect to its pods, at every port; nobody else may"
-    )
+    network_policy: bool = Field(False, description="only the job's own pods may connect to its pods, at every port")
     shm: str | None = Field(None, description="size of /dev/shm, part of the memory: 16GiB; default: the node's limit")
     volumes: list[Volume] = Field([], description="persistent volume claims to mount")
     wait: str = Field("24h", description="limits.max_wait under its older name: how long the pods may wait for nodes")

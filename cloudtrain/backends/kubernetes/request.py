@@ -252,7 +252,7 @@ def time_limit(plan: Plan) -> TimeLimit:
     job = plan.request["manifests"][0]
     spec, labels = job["spec"], job["metadata"]["labels"]
     if QUEUE in labels and MAX_EXEC not in labels:
-        return TimeLimit(None, "a queue may suspend the Job: when it starts again, its deadlines begin anew")
+        return TimeLimit(None, "a queue may suspend the Job: when it starts again, its deadlines start over")
     once_s = _pod_seconds(spec["template"]["spec"])
     if once_s is None:
         return TimeLimit(None, "options.kubernetes.overlay removes the pods' activeDeadlineSeconds")

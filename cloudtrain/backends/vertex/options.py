@@ -47,7 +47,7 @@ class VertexLocalOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     python: str = Field("python3", description="interpreter of the replicas; python3: the one that runs cloudtrain")
-    image: str = Field("local/none:latest", description="what stands in the request; nothing is pulled")
+    image: str = Field("local/none:latest", description="the image named in the request; nothing is pulled")
     disable_retries: bool | None = Field(
         None, description="no restarts by the platform; default: when retry.max_attempts is 1"
     )

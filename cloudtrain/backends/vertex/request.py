@@ -242,7 +242,7 @@ class Request:
         scheduling: dict[str, Any] = {"timeout": f"{timeout_s}s"}
         retries = options.get("disable_retries")
         if retries is False and job.limits.capped:
-            message = "is false, but restarts by Vertex AI may begin the timeout anew: no cap holds then"
+            message = "is false, but restarts by Vertex AI may reset the timeout: no cap holds then"
             self._add_problem(self._option_path("disable_retries"), message, "leave it out")
         if retries if retries is not None else job.retry.max_attempts == 1 or job.limits.capped:
             scheduling["disableRetries"] = True

@@ -57,7 +57,7 @@ def print_patch(run: Run) -> int:
 def print_requirements(run: Run) -> int:
     """Print the packages of a run's ranks in the format of `pip freeze`. Return 1 when none were reported."""
     packages = requirements(run.store.events(run.run_id, "requirements"))
-    terminal.print_lines(*packages) if packages else terminal.note(f"{run.run_id} has told of no packages")
+    terminal.print_lines(*packages) if packages else terminal.note(f"{run.run_id} has reported no packages")
     return 0 if packages else 1
 
 

@@ -67,7 +67,7 @@ class TargetStep:
         self.findings.clear()
         self._request_number += 1
         self.button.set_enabled(True)
-        self.status_label.set_text(f"What stands in the way here and at {text.clean(self.target, 60)}.")
+        self.status_label.set_text(f"Checks of this machine and of {text.clean(self.target, 60)}.")
         try:
             backend = fields.backends_by_target(self.draft.form.folder).get(self.target, "")
             members = list(fields.option_fields(backend)) if backend else []

@@ -36,9 +36,7 @@ def environment(python: str, manifest: Manifest, source: str, environ: Mapping[s
         return made
     strategy = str(manifest.parallelism["strategy"])
     if not manifest.gpus_per_node:
-        raise Refused(
-            f"strategy {strategy} needs GPUs: on CPU Accelerate would train plain data parallel without a word"
-        )
+        raise Refused(f"strategy {strategy} needs GPUs: on CPU Accelerate would silently train plain data parallel")
     texts = list(_texts(source))
     transformers = any(FROM_TRANSFORMERS.search(text) for text in texts)
     named = {}

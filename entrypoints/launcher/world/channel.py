@@ -102,7 +102,7 @@ class Channel:
         self._silence_s, self._looked_at = 0.0, time.monotonic()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > MAX_MESSAGE:
-            self._end("it does not speak our language")
+            self._end("it is no launcher of this version")
             return
         for line in lines:
             if not self._open:
@@ -110,7 +110,7 @@ class Channel:
             try:
                 self.message(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._end("it does not speak our language")
+                self._end("it is no launcher of this version")
 
 
 def proof(token: str, side: str, nonce: str) -> str:

@@ -101,7 +101,7 @@ class Coordinator:
                 channel.send(kind="beat")
             if self._outcome is None and channel.look() > SILENCE_S:  # later it is silent while it uploads its results
                 channel.close()
-                self._lose(node, f"nothing was heard for {SILENCE_S:g} s")
+                self._lose(node, f"no message arrived for {SILENCE_S:g} s")
         if beat and (hung := self._state.hung):
             self.stop(hung)
         if now >= self._say_at and (missing := self._state.missing):

@@ -92,7 +92,7 @@ class Worker:
                 self._connect()
         elif self._channel.look() > SILENCE_S:
             self._channel.close()
-            self._on_closed(f"nothing was heard for {SILENCE_S:g} s")
+            self._on_closed(f"no message arrived for {SILENCE_S:g} s")
         elif beat and self._welcome:
             self._channel.send(kind="beat", at=time.time(), **self._signs)
 

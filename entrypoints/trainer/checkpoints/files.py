@@ -59,7 +59,7 @@ def newest(
         problem = damage(checkpoint.path) if counts(checkpoint) else "it is of a start that a later one has replaced"
         if problem is None:
             return checkpoint
-        say(f"checkpoint {checkpoint.path.name} is passed over: {problem}")
+        say(f"checkpoint {checkpoint.path.name} is skipped: {problem}")
     return None
 
 

@@ -147,7 +147,9 @@ def check_layout(path: Path, training: TrainingState) -> None:
         return
     if parts == training.parts:
         raise Unsupported(f"{path} is of {layout}: ZeRO reads its own layout only, not {training.layout}")
-    raise Unsupported(f"{path} is of {layout}, which {training.layout} cannot go on from: resume it as it was")
+    raise Unsupported(
+        f"{path} is of {layout}, which {training.layout} cannot resume from: use the strategy that wrote it"
+    )
 
 
 def same_layout(path: Path, training: TrainingState) -> bool:

@@ -67,7 +67,7 @@ class ShardedStrategy(Strategy):
                 if f"{axis}:S" in placement or f"{axis}:_S" in placement
             )
             if length > 1 and parts == 0:
-                raise Unsupported(f"{self.plan.described}: no parameter lies in parts on the axis {axis}")
+                raise Unsupported(f"{self.plan.described}: no parameter is sharded on the axis {axis}")
         if self._fully and not isinstance(self.model, FSDPModule):
             raise Unsupported(
                 f"{self.plan.described}: FSDP should carry the model, it is a {type(self.model).__name__}"

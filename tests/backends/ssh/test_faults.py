@@ -133,7 +133,7 @@ def test_cut_off_node_ends_itself_and_the_others_with_it(lab, prepare, home):
     wait_for(lambda: _reached(backend), "the node", BOUND_S)
     backend.cancel(handle)
     status = backend.status(handle)
-    assert status.state is State.LOST and "nothing was heard" in status.reason
+    assert status.state is State.LOST and "no message arrived" in status.reason
     assert sorted(line.text for line in backend.logs(handle) if line.text.startswith("here")) == [
         "here 0 2",
         "here 1 2",

@@ -150,7 +150,7 @@ def test_what_a_stale_attempt_commits_is_never_chosen(tmp_path: Path):
     third, _, told = manager(tmp_path, attempt=3)  # the second died before it saved
     loop, _ = third.resume(training(3))
     assert loop == {"step": 3}, "the stale attempt has not pruned it, though it keeps one only"
-    assert told[1] == "checkpoint step-00000009.a1 is passed over: it is of a start that a later one has replaced"
+    assert told[1] == "checkpoint step-00000009.a1 is skipped: it is of a start that a later one has replaced"
     third.save(4, run, {"step": 4}, {})
     third.wait()
     commit(tmp_path, 12)

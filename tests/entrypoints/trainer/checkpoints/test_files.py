@@ -76,7 +76,7 @@ def test_a_damaged_one_is_never_chosen(tmp_path: Path, kind: str):
     damage(write(tmp_path, 6))
     name, [said] = newest(tmp_path)
     assert name == "step-00000003.a1"
-    assert said.startswith("checkpoint step-00000006.a1 is passed over: ") and reason in said
+    assert said.startswith("checkpoint step-00000006.a1 is skipped: ") and reason in said
 
 
 @settings(max_examples=60, deadline=None)

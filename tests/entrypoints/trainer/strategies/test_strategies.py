@@ -253,7 +253,7 @@ def test_what_a_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path,
             "from trainer.strategies import fsdp\nfsdp.fully_shard = lambda module, **_: module",
             2,
             {"strategy": "fsdp"},
-            "no parameter lies in parts on the axis shard",
+            "no parameter is sharded on the axis shard",
         ),
         # Replicas of a tensor parallel model whose gradients are not summed: losses off by 0.3, and no error.
         (

@@ -112,8 +112,8 @@ def test_killed_at_random_steps_what_lies_in_parts_goes_on_to_the_bit(tmp_path: 
             ("deepspeed", "zero3 (shard 2)"),
             "ZeRO reads its own layout only, not zero3",
         ),
-        (("deepspeed", "zero2 (shard 2)"), ("", "ddp (replicate 2)"), "which ddp .replicate 2. cannot go on from"),
-        (("", "none"), ("deepspeed", "zero1 (shard 2)"), "is of none, which zero1 .shard 2. cannot go on from"),
+        (("deepspeed", "zero2 (shard 2)"), ("", "ddp (replicate 2)"), "which ddp .replicate 2. cannot resume from"),
+        (("", "none"), ("deepspeed", "zero1 (shard 2)"), "is of none, which zero1 .shard 2. cannot resume from"),
         (("", "ddp (replicate 2)"), ("sharded", "fsdp (shard 2)"), None),
         (("pipeline", "ddp (pipeline 2, 1f1b)"), ("pipeline", "ddp (pipeline 4, 1f1b)"), None),
         (("sharded", "fsdp (shard 2)"), ("pipeline", "ddp (pipeline 2, 1f1b)"), None),
@@ -142,7 +142,7 @@ def test_another_layout_is_refused_where_the_format_does_not_allow_it(tmp_path: 
     env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "ddp"}'}
     with Trainer(tmp_path / "run", args, 2, env, attempt=2) as refused:
         assert refused.codes() == [78, 78], refused.everything()
-    assert "which ddp (replicate 2) cannot go on from: resume it as it was" in refused.output()
+    assert "which ddp (replicate 2) cannot resume from: use the strategy that wrote it" in refused.output()
 
 
 LAYOUTS = {
