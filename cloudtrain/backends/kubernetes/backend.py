@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
-from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
+from cloudtrain.backends.kubernetes.client import KubeApi
+from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
@@ -34,24 +35,6 @@ if TYPE_CHECKING:
     from cloudtrain.source.bundle import Bundle
 
 POLL_S = 2.0
-# verb, API group, resource, purpose
-REQUIRED_PERMISSIONS = (
-    ("create", "batch", "jobs", "to submit"),
-    ("patch", "batch", "jobs", "to start and to cancel"),
-    ("get", "batch", "jobs", "to look at a job"),
-    ("create", "", "services", "for several nodes"),
-    ("create", "", "configmaps", "for the source"),
-    ("list", "", "pods", "to look at a job"),
-    ("get", "", "pods/log", "to read logs"),
-)
-QUEUE_PERMISSIONS = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
-POLICY_PERMISSIONS = (("create", "networking.k8s.io", "networkpolicies", "for network_policy"),)
-VOLUME_PERMISSIONS = (
-    ("create", "", "pods", "to fetch from a claim"),
-    ("get", "", "pods", "to fetch from a claim"),
-    ("delete", "", "pods", "to fetch from a claim"),
-    ("get", "", "pods/proxy", "to fetch from a claim"),
-)
 
 
 class KubernetesBackend:
@@ -88,6 +71,7 @@ class KubernetesBackend:
         self._store = KubeStore()
         self._jobs = KubeJobs(self._api, self.poll_s)
         self._list = KubeList(self._api, self._jobs)
+        self._doctor = KubeDoctor(self._api, self._options)
         self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
         self._logs = KubeLogs(self._api, self._jobs, self._store, self._volumes, self.poll_s)
 
@@ -211,56 +195,13 @@ class KubernetesBackend:
             return None
 
     def check(self) -> list[Problem]:
-        try:
-            self._api.get("/version", "the cluster cannot be reached")
-            permissions = (*REQUIRED_PERMISSIONS, *(QUEUE_PERMISSIONS if self._options.get("queue") else ()))
-            permissions = (*permissions, *(POLICY_PERMISSIONS if self._options.get("network_policy") else ()))
-            permissions = (*permissions, *(VOLUME_PERMISSIONS if self._options.get("volumes") else ()))
-            return [problem for permission in permissions if (problem := self._check_permission(*permission))]
-        except CloudtrainError as error:
-            return [Problem(error.message, "", error.hint)]
+        return self._doctor.check()
+
+    def probe(self, plan: Plan) -> list[Problem]:
+        return self._doctor.probe(plan.request["manifests"][0])
 
     def capacity(self) -> str:
-        """Return a sentence that counts the GPUs on the nodes that this target may use; raises BackendError."""
-        options = self._options
-        selector = dict(options.get("node_selector") or {})
-        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in selector.items())} if selector else None
-        try:
-            node_list = self._api.get("/api/v1/nodes", "nodes cannot be listed", query) or {}
-        except KubeError as error:
-            if error.status != 403:
-                raise
-            return "not known: you may not list nodes"
-        gpu_resource = str(options.get("gpu_resource") or "nvidia.com/gpu")
-        schedulable = [
-            node for node in node_list.get("items") or () if not (node.get("spec") or {}).get("unschedulable")
-        ]
-        counts = [int((node["status"].get("allocatable") or {}).get(gpu_resource, 0)) for node in schedulable]
-        fitting = " that the node_selector takes" if selector else ""
-        largest = f", at most {max(counts)} on one" if any(counts) else ""
-        return f"{sum(counts)} of {gpu_resource} on {len(counts)} nodes{fitting}{largest}; an autoscaler may bring more"
-
-    def _check_permission(self, verb: str, group: str, resource: str, purpose: str) -> Problem | None:
-        namespace = str(self._options["namespace"])
-        name, _, subresource = resource.partition("/")
-        attributes = {
-            "namespace": namespace,
-            "verb": verb,
-            "group": group,
-            "resource": name,
-            **({"subresource": subresource} if subresource else {}),
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = self._api.call("POST", path, "permissions cannot be asked for", body=review)
-        if answer.json["status"].get("allowed"):
-            return None
-        hint = f"kubectl auth can-i {verb} {resource} -n {namespace}; docs/kubernetes.md has a role"
-        return Problem(f"you may not {verb} {resource} in {namespace}, which is needed {purpose}", "", hint)
+        return self._doctor.capacity()
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

@@ -6,7 +6,9 @@ Pure functions. A real 1.36 server enforces these rules on Jobs; the simulator e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -15,6 +17,7 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?\d+)?")
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]")
+POWERS = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _ENV = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
@@ -171,3 +174,26 @@ def _resources(resources: Mapping[str, Any], path: str) -> Iterator[Violation]:
 def join_violations(violations: Sequence[Violation]) -> str:
     """Return violations as one message, as a server words it."""
     return ", ".join(f"{violation.path}: {violation.message}" for violation in violations)
+
+
+def parse_quantity(text: object) -> Decimal:
+    """Return the number that a quantity such as 500m, 2Gi or 1e3 means; raises ValueError."""
+    match = QUANTITY.fullmatch(str(text))
+    if not match:
+        raise ValueError(f"{text} is no quantity")
+    number, suffix = match[1], match[3] or ""
+    if suffix.endswith("i"):
+        return Decimal(number) * Decimal(1024 ** ("KMGTPE".index(suffix[0]) + 1))
+    if suffix not in POWERS:
+        return Decimal(f"{number}{suffix}")
+    return Decimal(number).scaleb(POWERS[suffix])
+
+
+def usage_of(spec: Mapping[str, Any]) -> Counter[str]:
+    """Return what a pod counts for in quotas: requests.cpu, limits.memory, requests.nvidia.com/gpu, pods."""
+    usage: Counter[str] = Counter({"pods": 1})
+    for container in spec["containers"]:  # init containers of ours ask for no more
+        for kind, amounts in (container.get("resources") or {}).items():
+            for name, amount in amounts.items():
+                usage[f"{kind}.{name}"] += parse_quantity(amount)  # type: ignore[assignment]
+    return usage

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from decimal import Decimal
 from typing import Any
 
-from cloudtrain.backends.kubernetes.rules import QUANTITY, join_violations
+from cloudtrain.backends.kubernetes.rules import join_violations, parse_quantity, usage_of
 from cloudtrain.backends.kubernetes.security import check_restricted
 from cloudtrain.simulators.kubernetes.objects import Objects, StatusError
 
 ENFORCE = "pod-security.kubernetes.io/enforce"  # label of a namespace
-POWERS = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 Object = dict[str, Any]
 
 
@@ -26,8 +24,8 @@ def check_pod(objects: Objects, namespace: str, pod: Object) -> None:
     used: Counter[str] = Counter()
     for other in objects.all("pods", namespace):
         if other["status"]["phase"] in ("Pending", "Running"):
-            used.update(_usage(other["spec"]))
-    requested = _usage(spec)
+            used.update(usage_of(other["spec"]))
+    requested = usage_of(spec)
     for quota in objects.all("resourcequotas", namespace):
         hard, quota_name = quota["spec"]["hard"], quota["metadata"]["name"]
         for key in hard:
@@ -39,29 +37,6 @@ def check_pod(objects: Objects, namespace: str, pod: Object) -> None:
             if requested[key] and used[key] + requested[key] > parse_quantity(hard[key]):
                 amounts = f"requested: {key}={requested[key]}, used: {key}={used[key]}, limited: {key}={hard[key]}"
                 raise StatusError(403, f"{forbidden}: exceeded quota: {quota_name}, {amounts}")
-
-
-def parse_quantity(text: object) -> Decimal:
-    """Return the number that a quantity such as 500m, 2Gi or 1e3 means; raises ValueError."""
-    match = QUANTITY.fullmatch(str(text))
-    if not match:
-        raise ValueError(f"{text} is no quantity")
-    number, suffix = match[1], match[3] or ""
-    if suffix.endswith("i"):
-        return Decimal(number) * Decimal(1024 ** ("KMGTPE".index(suffix[0]) + 1))
-    if suffix not in POWERS:
-        return Decimal(f"{number}{suffix}")
-    return Decimal(number).scaleb(POWERS[suffix])
-
-
-def _usage(spec: Object) -> Counter[str]:
-    """Return what a pod counts for in quotas: requests.cpu, limits.memory, requests.nvidia.com/gpu, pods."""
-    usage: Counter[str] = Counter({"pods": 1})
-    for container in spec["containers"]:  # init containers of ours ask for no more
-        for kind, amounts in (container.get("resources") or {}).items():
-            for name, amount in amounts.items():
-                usage[f"{kind}.{name}"] += parse_quantity(amount)  # type: ignore[assignment]
-    return usage
 
 
 def _amount(container: Object, kind: str, name: str) -> object:

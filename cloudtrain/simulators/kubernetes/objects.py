@@ -25,6 +25,7 @@ KINDS = {
     "networkpolicies": "NetworkPolicy",
     "resourcequotas": "ResourceQuota",
     "namespaces": "Namespace",
+    "serviceaccounts": "ServiceAccount",
 }
 GROUPS = {"jobs": "batch/v1", "networkpolicies": "networking.k8s.io/v1"}  # others are of the core group
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",

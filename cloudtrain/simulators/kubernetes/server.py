@@ -36,6 +36,7 @@ from cloudtrain.simulators.kubernetes.objects import (
     set_pod_defaults,
 )
 
+KUEUE = "kueue.x-k8s.io/v1beta1"
 Object = dict[str, Any]
 
 
@@ -45,6 +46,8 @@ class Cluster:
     def __init__(self, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.objects = Objects()
+        self.objects.add("namespaces", "", {"metadata": {"name": "default"}})
+        self.queues: set[str] = set()  # Kueue's local queues, in every namespace; without any there is no Kueue
         self.kubelet = Kubelet(self.objects, folder / "node", env or {})
         self.denied: set[tuple[str, str]] = set()  # (verb, plural) that the account may not use
         self.token = secrets.token_urlsafe(16)
@@ -109,6 +112,8 @@ class Cluster:
                 for path, document in discovery().items()
             ),
             ("GET", "/api/v1/nodes", self._authenticated(self._nodes)),
+            ("GET", "/apis/kueue.x-k8s.io", self._authenticated(self._kueue)),
+            ("GET", f"/apis/{KUEUE}/namespaces/([^/]+)/localqueues/([^/]+)", self._authenticated(self._kueue)),
             ("POST", "/api/v1/namespaces", self._authenticated(lambda r: self._create(r, "", "namespaces"))),
             ("GET", "/api/v1/namespaces/([^/]+)", self._authenticated(lambda r, n: self._get(r, "", "namespaces", n))),
             ("DELETE", "/api/v1/namespaces/([^/]+)", self._authenticated(self._delete_namespace)),
@@ -283,6 +288,11 @@ class Cluster:
             for dependent in self.objects.all(plural):
                 kept = [item for item in dependent["metadata"].get("ownerReferences", ()) if item["uid"] != owner]
                 dependent["metadata"]["ownerReferences"] = kept
+
+    def _kueue(self, _: Request, namespace: str = "", name: str = "") -> Response:
+        if not self.queues or name not in ("", *self.queues):
+            raise StatusError(404, f'localqueues "{name}" not found in {namespace}')
+        return Response({"kind": "APIGroup", "preferredVersion": {"groupVersion": KUEUE}})
 
     def _nodes(self, request: Request) -> Response:
         self._authorize("list", "nodes", "")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.kubernetes import fetch_pod
+from cloudtrain.backends.kubernetes.rules import parse_quantity
 from cloudtrain.backends.kubernetes.security import check_restricted
-from cloudtrain.simulators.kubernetes.admission import parse_quantity
 from cloudtrain.simulators.kubernetes.server import Cluster
 from tests.backends.kubernetes.locked_down import LockedDown
 from tests.backends.kubernetes.test_request import made, problems
