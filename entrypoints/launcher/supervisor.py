@@ -20,6 +20,7 @@ from .environment import Prepared, command, command_environment, rank_environmen
 from .errors import Refused
 from .log import KeptLog, Log
 from .loop import Loop
+from .output.starts import Starts
 from .output.written import NewCheckpoints
 from .prepare.node import prepare_node
 from .ranks import Ranks
@@ -82,6 +83,7 @@ class Supervisor:
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
         self._history: History | None = None
+        self._starts: Starts | None = None
         self._preparation: Prepared | Refused | None = None  # the preparing thread's result
 
     def _standard_output(self) -> Log:
@@ -170,16 +172,34 @@ class Supervisor:
     def _prepare(self, secrets: Mapping[str, str]) -> None:
         """Runs in its own thread and ends by waking the loop."""
         try:
-            self._preparation = prepare_node(
+            prepared = prepare_node(
                 self._manifest, self._cluster, self._environ, secrets, self._source, self.log, self._start_history
             )
-            if self._history is not None and self._preparation.sync is not None:
-                self._history.epoch = self._preparation.sync.epoch
+            if self._history is not None and prepared.sync is not None:
+                self._history.epoch = prepared.sync.epoch
+            if prepared.sync is None:  # else this start is claimed in the output
+                self._claim()
+            self._preparation = prepared
         except Refused as reason:
             self._preparation = reason
         except BaseException as error:
             self._preparation = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
         os.kill(os.getpid(), signal.SIGCHLD)
+
+    def _claim(self) -> None:
+        """Claim this start in the run's folder; raises Refused."""
+        run = self._environ.get("CLOUDTRAIN_RUN_DIR")
+        try:
+            if run and self._cluster.node_rank == 0 and not self._cluster.launched:
+                self._starts = Starts(run, self._manifest.attempt)
+        except OSError as error:
+            self.log.event("alarm", reason=f"this start of the run could not be recorded: {error}")
+
+    def _end_if_replaced(self) -> None:
+        """End the ranks at once where a later start of the run has begun: what they still wrote would be mixed with its."""
+        if self._starts is not None and self._outcome is None and (reason := self._starts.replaced()):
+            self._kill_at = time.monotonic()
+            self._peers.refuse(reason)
 
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
@@ -209,6 +229,7 @@ class Supervisor:
             if due:
                 beat = now
                 self.log.flush()
+                self._end_if_replaced()
                 if self._prepared is not None and self._prepared.sync is not None:
                     self._prepared.sync.freshness.look()
                 if self.status.cancelled and not self._cancelled:
@@ -369,7 +390,10 @@ class Supervisor:
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
         self._report_new_checkpoints()
-        outcome = self._finish_output(outcome)
+        replaced = self._starts.replaced() if self._starts is not None else ""
+        if replaced and outcome.state == "SUCCEEDED":
+            outcome = refused_outcome(replaced)
+        outcome = outcome if replaced else self._finish_output(outcome)
         reason = self.log.masks.apply(outcome.reason.encode("utf-8", "backslashreplace")).decode()[:1000]
         if outcome.state not in ("SUCCEEDED",) and reason:
             self.log.say(reason)
