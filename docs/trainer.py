@@ -98,6 +98,7 @@ parallelism: {strategy: zero2}                                  # zero1, zero2, 
 parallelism: {strategy: fsdp, tp_size: 4}                       # each layer over 4 neighbours, FSDP over the rest
 parallelism: {strategy: ddp, pp_size: 4, microbatches: 8}       # layers in 4 stages; pp_schedule 1f1b, gpipe or interleaved (virtual_stages)
 parallelism: {strategy: fsdp, cp_size: 4}                       # each sequence over 4 neighbours, parameters in parts over all
+parallelism: auto                                               # the fastest layout that fits (docs/auto.md)
 parallelism: {accelerate_config: fsdp.yaml}                     # an existing Accelerate file; a key that the trainer does not do is refused
 ```
 

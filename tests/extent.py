@@ -66,6 +66,7 @@ SLOW = (
     "entrypoints/test_train_resume.py",
     "entrypoints/test_train_world.py",
     "entrypoints/trainer",
+    "forecast/test_layout_losses.py",
     "forecast/test_oracle.py",
     "history/test_old_home.py",
     "history/test_repair.py",

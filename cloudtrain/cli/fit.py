@@ -6,7 +6,7 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.cli.view import options, terminal
 from cloudtrain.cli.view.jobs import parse_job_words
 from cloudtrain.errors import BadRequest
-from cloudtrain.forecast import devices, fit
+from cloudtrain.forecast import devices, fit, layout
 from cloudtrain.runs.plan import Planner
 
 
@@ -35,6 +35,7 @@ def command(words: options.JobWords, target: str | None, as_json: bool) -> int:
     for gpus in given:
         settings = [text for text in first.sets if not text.startswith("resources.accelerators=")]
         job = planner.resolve(first.job, (*settings, f"resources.accelerators={gpus}")).job
+        job = layout.freeze(job)[0] if job.parallelism.strategy == "auto" else job
         answer = fit.of_job(job, job.parallelism.model_dump(mode="json"), job.world_size, job.num_nodes)
         if answer is None:
             raise BadRequest("the job says nothing of its model", "fit: {model: ..., batch: ..., sequence: ...}")

@@ -174,7 +174,8 @@ def _is_below(path: str, name: str) -> bool:
 def _keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every key of the schema with its part; keys of sections with dots."""
     for key, part in schema["properties"].items():
-        section = schema["$defs"].get(part.get("$ref", "").rpartition("/")[2])
+        names = [form["$ref"].rpartition("/")[2] for form in _forms(part) if "$ref" in form]
+        section = schema["$defs"].get(names[0]) if names else None
         if section:
             yield from ((f"{key}.{name}", inner) for name, inner in section["properties"].items())
         elif key != "options":

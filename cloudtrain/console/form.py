@@ -48,7 +48,9 @@ class Form:
         text = path.read_text("utf-8-sig")
         head = "" if text.lstrip().startswith("{") else str(_match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)*", text))
         rest = text[len(head) :]
-        return cls(jobtext.from_document(document), folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
+        short = {("parallelism", "auto"): Table([("strategy", "auto")])}
+        table = Table((key, short.get((key, str(node)), node)) for key, node in jobtext.from_document(document))
+        return cls(table, folder, head, comments=bool(re.search(r"(?m)(^|\s)#", rest)))
 
     @classmethod
     def of_job(cls, data: Mapping[str, Any], folder: Path) -> Form:

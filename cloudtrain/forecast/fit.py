@@ -74,7 +74,7 @@ def answer(found: Training, gpu: str) -> Fit:
     """Return whether a training fits on a kind of GPU."""
     memory = devices.size_bytes(gpu)
     made = estimate(found.shape, found.step)
-    low, high = _needed(found)
+    low, high = needed(found)
     verdict = PERHAPS
     if memory and not found.open:
         verdict = FITS if high <= memory else NOT if low > memory else PERHAPS
@@ -82,7 +82,7 @@ def answer(found: Training, gpu: str) -> Fit:
     return Fit(verdict, gpu, memory, low, high, made.terms, made.where, found.open, changes)
 
 
-def _needed(found: Training) -> tuple[int, int]:
+def needed(found: Training) -> tuple[int, int]:
     """Return from what to what a GPU needs, in bytes."""
     total = estimate(found.shape, found.step).total
     low, high = UNMEASURED if found.open else (LOW, 1.0)
@@ -106,9 +106,9 @@ def _changes(found: Training, high: int) -> Iterator[tuple[str, int, int]]:
     elif step.strategy == "fsdp":
         tried.append(("twice the GPUs", replace(step, shards=step.shards * 2)))
     for text, other in tried:
-        needed = _needed(replace(found, step=other))
-        if needed[1] < high:
-            yield (text, *needed)
+        least = needed(replace(found, step=other))
+        if least[1] < high:
+            yield (text, *least)
 
 
 def _band(low: int, high: int) -> str:

@@ -35,7 +35,7 @@ GB = 1e9
 NVLINK = {"V100": 150, "A100": 300, "H100": 450, "H200": 450, "B200": 900, "GB200": 900}
 PCIE = 32
 REACHED = (0.6, 0.7, 0.8)  # of what is promised; opinion
-_ETHERNET = (0.3, 0.5, 0.7)  # over TCP; opinion
+ETHERNET = (0.3, 0.5, 0.7)  # over TCP; opinion
 _RDMA_GBPS = 800  # Google's machines with that and more have GPUDirect
 
 
@@ -65,4 +65,4 @@ def network(machine: str) -> Band | None:
     if not found or not gbps:
         return None
     rdma = found.more.get("efa") == "1" or (table == "vertex" and gbps >= _RDMA_GBPS)
-    return Band(*(share * gbps / 8 * GB for share in (REACHED if rdma else _ETHERNET)))
+    return Band(*(share * gbps / 8 * GB for share in (REACHED if rdma else ETHERNET)))

@@ -48,7 +48,7 @@ def flops_per_token(shape: Shape, sequence: int) -> float:
     return 6 * matrices + 12 * shape.layers * shape.queries * sequence
 
 
-def of_step(shape: Shape, step: Step, pool: Pool, ranks: int) -> Speed | None:
+def of_step(shape: Shape, step: Step, pool: Pool, ranks: int, peak: float | None = None) -> Speed | None:
     """Return the time of an optimizer step.
 
     Args:
@@ -56,11 +56,12 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int) -> Speed | None:
         step: how it is trained.
         pool: the GPUs.
         ranks: data-parallel ranks, which take samples of their own.
+        peak: FLOP/s of a GPU that no data sheet is known of.
 
     Returns:
         The time; None where the GPU's speed or the network between the nodes is not known.
     """
-    peak = peak_flops(pool.gpu, "bf16" if step.precision == "fp8" else step.precision)
+    peak = peak_flops(pool.gpu, "bf16" if step.precision == "fp8" else step.precision) or peak
     if peak is None or (pool.network is None and pool.nodes > 1):
         return None
     split = step.tensor * step.pipeline * step.context
@@ -69,11 +70,11 @@ def of_step(shape: Shape, step: Step, pool: Pool, ranks: int) -> Speed | None:
     fast = [share * eager for share, eager in zip(shares, _EAGER, strict=True)]
     again = _AGAIN if step.checkpointing else (1.0, 1.0, 1.0)
     gain = _FP8 if step.precision == "fp8" else (1.0, 1.0, 1.0)
-    kernels = _KERNELS_S * shape.layers / step.pipeline * step.accumulation
+    pieces = step.batch if step.pipeline > 1 else 1  # that go through a pipeline one after the other
+    kernels = _KERNELS_S * shape.layers / step.pipeline * pieces * step.accumulation
     once = Band(*(work * again[at] / (peak * fast[2 - at] * gain[2 - at]) for at in range(3)))
     compute = Band(once.low, max(once.middle, kernels / 2), max(once.high, kernels))
     data, model = _data_parallel(shape, step, pool, ranks), _model_parallel(shape, step, pool)
-    pieces = step.batch * step.accumulation
     bubble = (step.pipeline - 1) / pieces
     low = (max(compute.low, data.low) + model.low) * (1 + bubble / 2)
     middle = max(compute.middle, data.middle) + 0.3 * min(compute.middle, data.middle) + model.middle

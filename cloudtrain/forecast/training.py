@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Training:
     open: tuple[str, ...]  # what of it was never compared with a measurement
     names: Mapping[str, str]  # how the job's owner writes a change
     length: Length | str  # why it is not known
+    samples: int  # of an optimizer step, of all ranks
 
 
 def of_job(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int) -> Training | str | None:
@@ -66,6 +67,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     if arguments.global_batch_tokens > 0:
         samples = arguments.global_batch_tokens // arguments.block_size
     pieces = samples // (per_rank * plan.data_ranks) if samples > 0 else arguments.gradient_accumulation_steps
+    whole = samples if samples > 0 else per_rank * pieces * plan.data_ranks
     step = Step(
         batch=per_rank,
         sequence=arguments.block_size,
@@ -90,7 +92,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
         (arguments.optim != "adamw_torch_fused", arguments.optim),
     ]
     reasons = [*_open(shape, step, dropout), *(text for wrong, text in more if wrong)]
-    return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER, _length(arguments, job))
+    return Training(shape, step, plan.data_ranks, tuple(reasons), _TRAINER, _length(arguments, job), whole)
 
 
 def _length(arguments: Any, job: Job) -> Length | str:
@@ -131,7 +133,13 @@ def _of_script(job: Job, parallelism: Mapping[str, Any], world: int) -> Training
         chunked=False, offload=bool(parallelism.get("offload")),
     )  # fmt: skip
     length = Length(said.steps, without="evaluations and checkpoints") if said.steps else "fit.steps is not set"
-    return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN, length)
+    return Training(shape, step, ranks, tuple(_open(shape, step, shape.dropout)), _OWN, length, said.batch * ranks)
+
+
+def spread(found: Training, step: Step, ranks: int) -> Training:
+    """Return a training of one process, or with ddp, spread in another way."""
+    reasons = dict.fromkeys((*found.open, *_open(found.shape, step, 0.0)))
+    return replace(found, step=step, ranks=ranks, open=tuple(reasons))
 
 
 def _open(shape: Shape, step: Step, dropout: float) -> Iterator[str]:

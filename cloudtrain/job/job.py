@@ -128,11 +128,14 @@ def _plain(value: Any) -> Any:
 def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of the job file, with the descriptions that editors show."""
     made = Job.model_json_schema(mode="validation")
+    spread = made["properties"]["parallelism"]
+    spread["anyOf"] = [{"const": "auto", "type": "string"}, {"$ref": spread.pop("$ref")}]
     made["properties"]["name"] |= {"pattern": f"^{NAME.pattern}$"}
     for entry in made["properties"].values():
         if "$ref" in entry:
             entry.pop("default", None)  # the section's own keys say it
     del made["properties"]["name"]["default"]  # what follows from other values has no default of its own
+    spread.pop("default", None)
     del made["$defs"]["Parallelism"]["properties"]["strategy"]["default"]
     del made["$defs"]["Retry"]["properties"]["max_attempts"]["default"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "cloudtrain job"}

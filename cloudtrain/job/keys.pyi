@@ -58,8 +58,8 @@ class LimitsKeys(TypedDict, total=False):
     """Most that all attempts of a run may cost together: 40 USD. It needs a known price."""
 
 class ParallelismKeys(TypedDict, total=False):
-    strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"]
-    """How ranks share the work; left out: ddp with more than one process, none with one."""
+    strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"]
+    """How ranks share the work; left out: ddp, none with one process; auto: as is best (docs/auto.md)."""
     tp_size: int
     """Ranks over which each layer is split (tensor parallel)."""
     pp_size: int
@@ -151,7 +151,8 @@ class JobKeys(TypedDict, total=False):
     aip_env: bool | None
     """true: Vertex AI's AIP_ variables on every backend; left out: where the source reads them."""
     resources: ResourcesKeys | sections.Resources
-    parallelism: ParallelismKeys | sections.Parallelism
+    parallelism: Literal["auto"] | ParallelismKeys | sections.Parallelism
+    """How the ranks share the model; auto: as is best."""
     fit: FitKeys | sections.Fit
     """What a script trains, for the forecast of memory and time; the trainer says it itself."""
     limits: LimitsKeys | sections.Limits

@@ -109,7 +109,9 @@ class JobModel(Spec):
         description="true: Vertex AI's AIP_ variables on every backend; left out: where the source reads them.",
     )
     resources: Resources = Field(default=Resources(), description="What each node has.")
-    parallelism: Parallelism = Field(default=Parallelism(), description="How the model is spread over the ranks.")
+    parallelism: Parallelism = Field(
+        default=Parallelism(), description="How the ranks share the model; auto: as is best."
+    )
     fit: Fit = Field(
         default=Fit(),
         description="What a script trains, for the forecast of memory and time; the trainer says it itself.",

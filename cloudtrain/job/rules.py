@@ -64,7 +64,9 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                     "leave one of them out",
                 ),
             )
-    if not job.trainer:
+    if p.strategy == "auto":
+        yield from _auto(job)
+    elif not job.trainer:
         yield from _own_script(job)
     if p.accelerate_config and p.strategy not in ("none", "ddp"):
         yield Conflict(
@@ -85,6 +87,18 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("secrets", "env"), Problem("is given in env and in secrets", f"secrets.{name}", "keep one of them")
         )
+
+
+def _auto(job: JobModel) -> Iterator[Conflict]:
+    """Yield what does not go with `parallelism: auto`."""
+    others = sorted(job.parallelism.model_fields_set - {"strategy"})
+    for wrong, message, hint in (
+        (not job.trainer, "auto is for the shared trainer", "write the strategy of the script"),
+        (bool(others), f"auto chooses {', '.join(others)} too", "leave one of them out"),
+        (job.min_nodes is not None, "auto is for one number of nodes", "leave out min_nodes"),
+    ):
+        if wrong:
+            yield Conflict(("parallelism", "trainer", "min_nodes"), Problem(message, "parallelism.strategy", hint))
 
 
 def _own_script(job: JobModel) -> Iterator[Conflict]:

@@ -96,8 +96,9 @@ class Resources(Spec):
 class Parallelism(Spec):
     """How the model is spread over the ranks."""
 
-    strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"] = Field(
-        default="none", description="How ranks share the work; left out: ddp with more than one process, none with one."
+    strategy: Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "auto"] = Field(
+        default="none",
+        description="How ranks share the work; left out: ddp, none with one process; auto: as is best (docs/auto.md).",
     )
     tp_size: Count = Field(default=1, description="Ranks over which each layer is split (tensor parallel).")
     pp_size: Count = Field(default=1, description="Ranks over which the layers are dealt out (pipeline parallel).")
@@ -113,6 +114,11 @@ class Parallelism(Spec):
     accelerate_config: Inside | None = Field(
         default=None, description="An existing Accelerate configuration file in the source."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return {"strategy": "auto"} if data == "auto" else data
 
     @property
     def model_size(self) -> int:

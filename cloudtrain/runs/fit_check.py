@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.forecast import duration, fit, training
+from cloudtrain.forecast import duration, fit, layout, training
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Backend, Plan
     from cloudtrain.job.job import Job
+    from cloudtrain.source.bundle import Bundle
 
 
 def check(job: Job, plan: Plan, force: bool, backend: Backend) -> Plan:
@@ -32,5 +33,15 @@ def check(job: Job, plan: Plan, force: bool, backend: Backend) -> Plan:
         hint = "; ".join(text for text in (answer.hint, "--force sends it as it is") if text)
         if job.trainer and not force:
             raise BadJob(job.located([Problem(f"{answer.line}", "resources.accelerators", hint)]))
-    machine = job.resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")
-    return replace(plan, fit=answer.to_dict(), time=duration.forecast(found, job, plan, machine))
+    return replace(plan, fit=answer.to_dict(), time=duration.forecast(found, job, plan, _machine(job, plan, backend)))
+
+
+def freeze(job: Job, backend: Backend, bundle: Bundle) -> tuple[Job, list[str]]:
+    """Return a job of `parallelism: auto` with what is chosen for its ranks, and notes on the choice; raises BadJob."""
+    draft = backend.plan(job.model_copy(update={"parallelism": type(job.parallelism)()}), bundle, "auto")
+    return layout.freeze(job, draft, _machine(job, draft, backend))
+
+
+def _machine(job: Job, plan: Plan, backend: Backend) -> str:
+    """Return the type of a node as provider/region/name, "" where it is not known."""
+    return job.resources.priced_as or (backend.machine(plan) if isinstance(backend, HasMachine) else "")

@@ -134,6 +134,11 @@ class Planner:
             changes["source"] = clone.pin(resolved.job.source, bundle.commit)
         job = bound.model_copy(update=changes)
         backend = self.backend(resolved)
+        if job.parallelism.strategy == "auto":
+            from cloudtrain.runs import fit_check
+
+            job, chosen = fit_check.freeze(job, backend, bundle)
+            expected = [*expected, *chosen]
         plan = cap.plan_attempt(backend, job, bundle, run_id(job.name, key), home=self.home)
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]

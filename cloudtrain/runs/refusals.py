@@ -27,6 +27,7 @@ def find_refusals(
         source: the source's folder, from which a script of one's own is read; None where there is none yet.
     """
     if job.trainer:
+        parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
         found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes)
         return [Problem(sentence, _path(sentence)) for sentence in found]
     if job.form == "script" and source is not None:

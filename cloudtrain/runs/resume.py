@@ -85,7 +85,13 @@ def plan_next(
     resolved = planner.resolve(Job.from_dict(data), sets)
     base = replace(newest, target=resolved.target)
     backend = planner.backend(resolved)
-    plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=resolved.job)
+    job = resolved.job
+    if job.parallelism.strategy == "auto":
+        from cloudtrain.runs import fit_check
+
+        job, chosen = fit_check.freeze(job, backend, attempts.stored_bundle(base, store.home))
+        notes += chosen
+    plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=job)
     if not retry.saved(store, newest.run_id):
         notes.append("no checkpoint was saved: it starts from the beginning")
     elif not attempts.reaches(plan, newest):
@@ -94,8 +100,8 @@ def plan_next(
             "a run can move where its job names an output (a bucket, or a folder) that both targets use",
         )
     else:
-        required = resolved.job.checkpoint.model_copy(update={"required": True})
-        moved = resolved.job.model_copy(update={"checkpoint": required})
+        required = job.checkpoint.model_copy(update={"required": True})
+        moved = job.model_copy(update={"checkpoint": required})
         plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=moved)
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     return plan, bundle, [*notes, *_layout(newest, plan)]

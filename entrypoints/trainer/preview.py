@@ -20,10 +20,11 @@ def problems(argv: Sequence[str], parallelism: Mapping[str, Any], world: int, no
         arguments = parse(argv)
     except Misuse as error:
         return str(error).splitlines()
-    return list(_refusals(arguments, parallelism, world, nodes))
+    return list(refusals(arguments, parallelism, world, nodes))
 
 
-def _refusals(arguments: Any, parallelism: Mapping[str, Any], world: int, nodes: int) -> Iterator[str]:
+def refusals(arguments: Any, parallelism: Mapping[str, Any], world: int, nodes: int) -> Iterator[str]:
+    """Yield a sentence for each reason why a training with these parsed arguments would not begin."""
     if parallelism.get("accelerate_config"):
         return  # only Accelerate reads its file
     try:

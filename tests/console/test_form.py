@@ -179,6 +179,13 @@ def test_a_name_that_is_given_twice_is_a_problem_of_the_file():
     assert "given twice" in document.problems[0].message
 
 
+def test_a_short_parallelism_is_the_strategys_field(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text("trainer: true\nparallelism: auto\n")
+    form = Form.load(tmp_path / "job.yaml")
+    assert form.field_text(FIELDS["parallelism.strategy"]) == "auto"
+    assert Job.from_document(*form.document()).parallelism.strategy == "auto"
+
+
 def test_a_form_that_moves_takes_its_relative_paths_along(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(

@@ -337,6 +337,7 @@ def test_the_schema_agrees_with_the_loader():
         "env: {A: 1, B: true}",
         "args: [1, a]",
         "labels: {a: 1}",
+        "trainer: true\nparallelism: auto",
     ]
     for text in good:
         assert list(check.iter_errors(yaml.safe_load(text))) == []
