@@ -176,7 +176,7 @@ class JobKeys(TypedDict, total=False):
     """Container image; left out: the backend's default."""
     target: str | Sequence[str]
     """A backend, or a target named in cloudtrain.toml; of several one is chosen."""
-    prefer: Literal["cost", "order"]
-    """Which of several targets and accelerators is tried first: the cheapest, or the first as written."""
+    prefer: Literal["cost", "time", "order"]
+    """Which of several targets and accelerators is tried first: cheapest, fastest, or first as written."""
     options: Mapping[str, Mapping[str, Any]]
     """Options by backend."""

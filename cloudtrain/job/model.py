@@ -137,9 +137,9 @@ class JobModel(Spec):
     target: OneOrMore[Annotated[str, Field(min_length=1)]] = Field(
         default="local", description="A backend, or a target named in cloudtrain.toml; of several one is chosen."
     )
-    prefer: Literal["cost", "order"] = Field(
+    prefer: Literal["cost", "time", "order"] = Field(
         default="cost",
-        description="Which of several targets and accelerators is tried first: the cheapest, or the first as written.",
+        description="Which of several targets and accelerators is tried first: cheapest, fastest, or first as written.",
     )
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by backend.")
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.api import Backend, HasImages, KeepsCancelled, Plan
 from cloudtrain.backends.images import pinned_image
 from cloudtrain.backends.manifest import secret_names, unset_secrets
-from cloudtrain.errors import BackendError, CapReached, CloudtrainError
+from cloudtrain.errors import BackendError, BadRequest, CapReached, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import retry, send, watch_log
-from cloudtrain.runs.attempts import replan
+from cloudtrain.runs import failover, retry, send, watch_log
+from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
 
@@ -56,8 +56,8 @@ class AttemptEnds:
     def follow_up(self, run: RunRecord, attempt: AttemptRecord, status: Status, backend: Backend) -> bool:
         """Store an attempt's end, unless the next one waits for capacity, or is to be started by another process."""
         status = self._explain_late_nodes(attempt, status)
-        if not run.cancel_requested and retry.allowed(attempt.plan, status):
-            if reason := retry.waits_for_capacity(attempt.attempt_id, attempt.number, status):
+        if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
+            if reason := retry.waits_for_capacity(self.store, attempt.plan, status):
                 if (run.status.state, run.status.reason) != (State.QUEUED, reason):
                     waiting = Status(State.QUEUED, None, reason, status.started_at, url=status.url)
                     self.store.set_status(self.run_id, waiting)
@@ -74,36 +74,48 @@ class AttemptEnds:
         # What was seen while it ran counts too: afterwards a platform may have forgotten when its nodes began.
         started = min((at for at in (attempt.status.started_at, status.started_at) if at), default=None)
         status = replace(status, started_at=started, ended_at=status.ended_at or now())
-        if status.state is State.LOST and attempt.handle is not None:
-            self.cancel(backend, attempt.handle)  # what is left of it must not run beside the next attempt
+        # What is left of a lost one must not run beside the next attempt, on another platform least of all.
+        lost = status.state is State.LOST and attempt.handle is not None
+        if lost and not self.cancel(backend, attempt.handle or "") and failover.has_candidates(attempt.plan):
+            return False
         self.store.record(attempt.attempt_id, status=status)
         if len(attempt.images) < int(attempt.plan.manifest.get("nodes") or 1):
             self.ask_images(attempt, backend)
         if status.state is State.PREEMPTED:
             self._notify(attempt, status, final=False)
-        if not run.cancel_requested and retry.allowed(attempt.plan, status):
-            number = attempt.number
-            reason = "" if status.event == "capacity" else retry.without_progress(self.store, self.run_id, number)
-            if unset := unset_secrets(attempt.plan):
-                reason = f"no new attempt: {unset} in the watcher's environment"
-            if not reason:
+        if attempt.status.event == "capacity" and attempt.handle is not None and isinstance(backend, KeepsCancelled):
+            self._delete_cancelled(attempt, attempt.handle, backend)  # it was withdrawn
+        if not run.cancel_requested and retry.allowed(self.store, attempt.plan, status):
+            plans, reason = failover.next_plans(self.store, attempt.plan, status)
+            end = status
+            for base in plans:
                 try:
-                    earlier = self.store.attempts(self.run_id)
-                    plan, bundle = replan(attempt.plan, attempt.number + 1, backend, self.store.home, earlier=earlier)
+                    following = self._plan_next(attempt, backend, base)
                 except CapReached as error:
-                    status, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
-                except BackendError as error:  # asked again it would be the same: its bundle is gone
-                    reason = f"no new attempt: {error.message}"
+                    end, reason = replace(status, state=State.TIMED_OUT), f"{error.message}; {error.hint}"
+                except (BackendError, BadRequest) as error:  # asked again it would be the same: its bundle is gone
+                    end, reason = status, f"no new attempt: {error.message}"
                 else:
-                    self._retry(attempt, status, backend, plan, bundle)
+                    self._retry(attempt, status, *following)
                     return True
-            status = replace(status, reason=f"{status.reason}; {reason}".lstrip("; "))
+            status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
         self.store.set_status(self.run_id, status)
         self._notify(attempt, status, final=True)
         if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
             self._delete_cancelled(attempt, attempt.handle, backend)
         return True
+
+    def _plan_next(self, attempt: AttemptRecord, backend: Backend, base: Plan) -> tuple[Backend, Plan, Bundle]:
+        """Return the next attempt's backend, plan and bundle; raises BackendError, BadRequest, CapReached."""
+        client = backend if base is attempt.plan else backend_of(base, self.store.home)
+        earlier = self.store.attempts(self.run_id)
+        plan, bundle = replan(base, attempt.number + 1, client, self.store.home, earlier=earlier)
+        if unset := unset_secrets(plan):
+            raise BackendError(f"{unset} in the watcher's environment")
+        if client is not backend:
+            send.preflight(plan, client)
+        return client, plan, bundle
 
     def _delete_cancelled(self, attempt: AttemptRecord, handle: str, backend: KeepsCancelled) -> None:
         """Delete a cancelled attempt from its platform, unless only the platform has its log; an error is only logged."""

@@ -19,7 +19,6 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.api import HasMachine
 from cloudtrain.errors import OverBudget
 from cloudtrain.job import configfile, units
-from cloudtrain.runs import candidates
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -65,7 +64,7 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
     notes = []
     month = datetime.now(UTC).strftime("%Y-%m")
     shares = spend.shares(store, month)
-    most = candidates.most_usd(plan)
+    most = _most_usd(plan)
     for selector, text in budgets.items():
         limit_usd = units.usd_per_month(text)
         name, _, value = selector.partition("=")
@@ -87,7 +86,7 @@ def _check_monthly(store: Store, plan: Plan, budgets: dict[str, str]) -> list[st
 
 def _unconfirmed(plan: Plan, above_usd: float) -> str:
     """Return what a run may cost where that is more than an amount or not known; "" where it is less, or costs nothing."""
-    most = candidates.most_usd(plan)
+    most = _most_usd(plan)
     if most is not None:
         return f"{plan.run_id} may cost {most:.2f} USD" if most > above_usd else ""
     if plan.price:
@@ -95,3 +94,9 @@ def _unconfirmed(plan: Plan, above_usd: float) -> str:
     if issubclass(registry.backend_class(plan.backend), HasMachine):
         return f"what {plan.run_id} may cost is not known"
     return ""
+
+
+def _most_usd(plan: Plan) -> float | None:
+    """Return what a run can cost at most, whichever of its candidates it runs on; None without a price."""
+    costs = [case.get("usd") for case in (plan.at_most or {}, *(row.get("at_most") or {} for row in plan.candidates))]
+    return max((float(usd) for usd in costs if usd is not None), default=None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, BadRequest, BadSource, Problem, UnknownBackend
+from cloudtrain.forecast.prices import HOUR_S
 from cloudtrain.runs import attempts
 
 if TYPE_CHECKING:
@@ -36,20 +37,22 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
             refused[choice] = error
     if not plans:
         raise _none_possible(refused)
-    ordered = sorted(plans.values(), key=lambda plan: _order(plan))
+    timed = all(_time_s(plan) is not None for plan in plans.values())
+    ordered = sorted(plans.values(), key=lambda plan: _order(plan, timed))
     first = ordered[0]
-    rows = [_row(plan, first) for plan in ordered]
+    rows = [_row(plan, first, timed) for plan in ordered]
     rows += [
         {"target": choice.target or first.target, "accelerators": choice.accelerators, "why_not": _reason(error)}
         for choice, error in refused.items()
     ]
-    notes = [*first.notes]
+    # Each platform's own words on this limit are not the whole: the watcher holds it for the next candidate.
+    notes = [note for note in first.notes if not note.endswith("(limits.max_wait)")]
     away = [str(row["target"]) for row in rows if row.get("reaches") is False]
     if away:
         names = ", ".join(dict.fromkeys(away))
         notes.append(f"{names} cannot read the checkpoints of {first.target}: tried only while there are none")
     if not (first.job.get("limits") or {}).get("max_wait"):
-        notes.append("a request that stays pending is not withdrawn for the next candidate without limits.max_wait")
+        notes.append("without limits.max_wait a request that stays pending is not withdrawn for the next candidate")
     return replace(first, candidates=tuple(rows), notes=tuple(notes))
 
 
@@ -59,36 +62,46 @@ def bases(plan: Plan) -> list[Plan]:
     return [replace(plan, **{key: row[key] for key in ("target", "backend", "job")}) for row in possible] or [plan]
 
 
-def most_usd(plan: Plan) -> float | None:
-    """Return what a run can cost at most, whichever of its candidates it runs on; None without a price."""
-    costs = [(plan.at_most or {}).get("usd"), *(row.get("most_usd") for row in plan.candidates)]
-    return max((float(usd) for usd in costs if usd is not None), default=None)
+def is_of(base: Plan, plan: Plan) -> bool:
+    """Return whether a plan is of the candidate that `base` stands for."""
+    same = base.job["resources"]["accelerators"] == plan.job["resources"]["accelerators"]
+    return bool(same and base.target == plan.target)
 
 
-def _order(plan: Plan) -> float:
+def _order(plan: Plan, timed: bool) -> float:
     """Return the key by which plans are sorted; equal ones stay in the order written."""
-    usd = _total_usd(plan)
-    return 0.0 if plan.job.get("prefer") == "order" else float("inf") if usd is None else usd
+    prefer = plan.job.get("prefer")
+    value = 0.0 if prefer == "order" else _time_s(plan) if prefer == "time" else _total_usd(plan, timed)
+    return float("inf") if value is None else value
 
 
-def _total_usd(plan: Plan) -> float | None:
-    """Return what one attempt costs that takes all of limits.max_runtime."""
+def _time_s(plan: Plan) -> float | None:
+    """Return how long the training takes as forecast, its middle; None where that is not known."""
+    seconds = (plan.time or {}).get("seconds")
+    return float(seconds[1]) if seconds else None
+
+
+def _total_usd(plan: Plan, timed: bool) -> float | None:
+    """Return what the training costs as forecast, or where one forecast is missing one attempt of limits.max_runtime."""
     if not plan.price:
         return None
-    return round(float(plan.price["usd_per_hour"]) * float(plan.manifest["max_runtime_s"]) / 3600, 2)
+    seconds = (_time_s(plan) if timed else None) or float(plan.manifest["max_runtime_s"])
+    return round(float(plan.price["usd_per_hour"]) * seconds / HOUR_S, 2)
 
 
-def _row(plan: Plan, first: Plan) -> Row:
+def _row(plan: Plan, first: Plan, timed: bool) -> Row:
     """Return what is shown of a candidate, and the job from which its attempts are planned."""
     return {
         "target": plan.target,
         "backend": plan.backend,
         "accelerators": plan.job["resources"]["accelerators"],
         "fit": (plan.fit or {}).get("answer", ""),
+        "time_s": _time_s(plan),
         "usd_per_hour": (plan.price or {}).get("usd_per_hour"),
-        "total_usd": _total_usd(plan),
-        "most_usd": (plan.at_most or {}).get("usd"),
-        "reaches": attempts.reaches(plan, first),
+        "of": "forecast" if timed else "limits.max_runtime",
+        "total_usd": _total_usd(plan, timed),
+        "at_most": plan.at_most,
+        "reaches": attempts.reaches(replace(plan, run_id=first.run_id), first),
         "why_not": "",
         "job": plan.job,
     }

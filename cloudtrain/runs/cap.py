@@ -161,7 +161,8 @@ def _used_s(attempt: AttemptRecord, limit_of: Callable[[Plan], TimeLimit]) -> fl
     status = attempt.status
     if status.billable_s is not None:
         return status.billable_s / int(attempt.plan.manifest["nodes"])
-    no_nodes = status.event == "capacity" and status.state is not State.PREEMPTED  # else a part of the nodes waited
+    began = status.state is State.PREEMPTED or status.started_at  # a part of the nodes waited for the others
+    no_nodes = status.event == "capacity" and not began
     if status.state.final and (attempt.handle is None or no_nodes):
         return 0.0  # nothing was started
     if status.state is State.CANCELLED and not status.started_at:

@@ -15,7 +15,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, candidates, environment, keys, send, watcher
+from cloudtrain.runs import attempts, budgets, environment, keys, send, watcher
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.send import Accepted, Outcome, Refused
@@ -144,6 +144,8 @@ class ExactlyOnce(Planner):
 
         An attempt that was refused for lack of machines left nothing there: the later ones are looked for as well.
         """
+        from cloudtrain.runs import candidates
+
         bases = candidates.bases(plan)
         clients = [registry.create_for(base, self.home) for base in bases]
         found: list[tuple[int, str] | None] = []  # of each attempt: which candidate's platform has it, and the handle

@@ -18,7 +18,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
-from cloudtrain.runs import candidates, cap, keys, refusals, script_notes, strategy_check
+from cloudtrain.runs import cap, keys, refusals, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -66,8 +66,11 @@ class Planner:
 
         with Quickly():
             found = targets.choices(job, sets, target=self.target)
-        plan = make(found[0]) if len(found) == 1 else candidates.choose(found, make)
-        return plan, packed[0]
+        if len(found) == 1:
+            return make(found[0]), packed[0]
+        from cloudtrain.runs import candidates
+
+        return candidates.choose(found, make), packed[0]
 
     def resolve(
         self,

@@ -19,18 +19,36 @@ OUTAGE_S, OUTAGE_MAX_S = 1.0, 300.0  # before a platform that did not answer is 
 WITHOUT_CHECKPOINT = 2  # attempts in a row that may be lost without a new checkpoint
 
 
-def allowed(plan: Plan, status: Status) -> bool:
-    """Return whether the job asks for another attempt after such an end, and this side is to start it."""
+def allowed(store: Store, plan: Plan, status: Status) -> bool:
+    """Return whether the job asks for another attempt after such an end, and this side is to start it.
+
+    Candidates without capacity count as one attempt of `retry.max_attempts`, once all of them had their turn.
+    """
     event = status.event or EVENTS.get(status.state)
     if event is None:
         return False
     from cloudtrain.job.job import Job
 
     retry = Job.from_dict(plan.job).retry
-    if event not in retry.on_events or plan.attempt >= retry.max_attempts:
+    if event not in retry.on_events or _rounds(store, plan, status)[0] >= retry.max_attempts:
         return False
     # No platform starts a job again for lack of machines, whatever else it retries.
     return event == "capacity" or plan.retries == "client"
+
+
+def _rounds(store: Store, plan: Plan, status: Status) -> tuple[int, bool]:
+    """Return how many of `retry.max_attempts` are used when an attempt ends so, and whether a candidate is left to try."""
+    if not plan.candidates:
+        return plan.attempt, False
+    from cloudtrain.runs import candidates
+
+    count = len(candidates.bases(plan))
+    earlier = [attempt.status.event for attempt in store.attempts(plan.run_id) if attempt.number < plan.attempt]
+    used = refused = 0
+    for event in [*earlier, status.event]:
+        refused = refused + 1 if event == "capacity" else 0
+        used += refused % count == 0
+    return used, refused % count > 0
 
 
 def capacity_pause_s(attempt_id: str, number: int) -> float:
@@ -42,11 +60,14 @@ def capacity_pause_s(attempt_id: str, number: int) -> float:
     return pause_s * (0.75 + crc32(attempt_id.encode()) % 1000 / 2000)
 
 
-def waits_for_capacity(attempt_id: str, number: int, status: Status) -> str:
-    """Return the reason to show while the next attempt waits for machines; "" once it is due."""
-    if status.event != "capacity" or status.ended_at is None:
+def waits_for_capacity(store: Store, plan: Plan, status: Status) -> str:
+    """Return the reason to show while the next attempt waits for machines; "" once it is due.
+
+    It is due at once where another candidate is left to try.
+    """
+    if status.event != "capacity" or status.ended_at is None or _rounds(store, plan, status)[1]:
         return ""
-    pause_s = capacity_pause_s(attempt_id, number)
+    pause_s = capacity_pause_s(plan.attempt_id, plan.attempt)
     if seconds_since(status.ended_at) >= pause_s:
         return ""
     return f"{status.reason}; another attempt in {pause_s / 60:.0f} min"
@@ -69,6 +90,8 @@ def without_progress(store: Store, run_id: str, number: int) -> str:
     """
     last = [attempt for attempt in store.attempts(run_id) if number - WITHOUT_CHECKPOINT < attempt.number <= number]
     if len(last) < WITHOUT_CHECKPOINT or any(attempt.status.state not in EVENTS for attempt in last):
+        return ""
+    if len({attempt.plan.target for attempt in last}) > 1:
         return ""
     if saved(store, run_id) & {attempt.attempt_id for attempt in last}:
         return ""

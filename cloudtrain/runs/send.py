@@ -243,13 +243,14 @@ def _record_refused(store: Store, plan: Plan, error: CloudtrainError) -> Refused
     event = "capacity" if isinstance(error, NoCapacity) else ""
     status = Status(State.FAILED, None, error.message, ended_at=now(), event=event)
     store.record(plan.attempt_id, status=status)
-    reason = retry.waits_for_capacity(plan.attempt_id, plan.attempt, status) if retry.allowed(plan, status) else ""
-    if reason:
+    waiting = retry.allowed(store, plan, status)
+    if waiting:
+        reason = retry.waits_for_capacity(store, plan, status) or f"{status.reason}; another attempt follows"
         store.set_status(plan.run_id, Status(State.QUEUED, None, reason))
     else:
         reason_shown = error.message if plan.attempt == 1 else f"attempt {plan.attempt} was refused: {error.message}"
         store.set_status(plan.run_id, replace(status, reason=reason_shown))
-    return Refused(error, waiting=bool(reason))
+    return Refused(error, waiting=waiting)
 
 
 def _record_unknown(store: Store, plan: Plan, error: CloudtrainError) -> Unknown:

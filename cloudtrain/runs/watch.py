@@ -22,7 +22,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, retry, send, watch_log, watcher
+from cloudtrain.runs import asked, failover, retry, send, watch_log, watcher
 from cloudtrain.runs.attempt_end import AttemptEnds
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.pace import NOTICE_S, Pace
@@ -182,6 +182,8 @@ class Watcher(AttemptEnds):
         if to_cancel and self.cancel(backend, attempt.handle):
             self._cancelled.add(attempt.attempt_id)
         status = status or self._status(attempt, backend, attempt.handle)
+        withdrawn = "" if run.cancel_requested else failover.why_withdrawn(self.store, attempt, status)
+        status = failover.ended(attempt, status, withdrawn)
         if status.state.final:
             self._ended()
         self._read_log(attempt, backend, ended=status.state.final)  # after the status: when final, the log is whole now
@@ -195,6 +197,9 @@ class Watcher(AttemptEnds):
         if moved or status.reason != stored.reason:
             self.store.record(attempt.attempt_id, status=status)
             self.store.set_status(self.run_id, status)
+        # The decision is stored by now: whoever watches next knows why the attempt was cancelled.
+        if withdrawn and attempt.attempt_id not in self._cancelled and self.cancel(backend, attempt.handle):
+            self._cancelled.add(attempt.attempt_id)
         if moved and status.state is State.RUNNING:
             self.ask_images(attempt, backend)  # again where the platform has started it anew
         elif moved:
@@ -260,10 +265,13 @@ def main() -> int:
         if owner is None:
             watcher.start(store, store.attempts(run_id)[-1].plan)
         elif store.lease(run_id, owner, LEASE_S):  # else another watcher has taken over, and sends it itself
-            looks = Watcher(store, run_id, owner)
-            status = _known_end(end, store.attempts(run_id)[-1].attempt_id)
+            looks, before = Watcher(store, run_id, owner), store.attempts(run_id)[-1]
+            status = _known_end(end, before.attempt_id)
             while looks.look(status) is Look.MOVED and store.attempts(run_id)[-1].handle is None:
                 status = None
+            newest = store.attempts(run_id)[-1].plan
+            if newest.backend != before.plan.backend:  # which needs other credentials: the watcher chooses the process
+                watcher.start(store, newest)
     except CloudtrainError as error:
         watch_log.write(f"{run_id}: {error}")
         return error.exit_code

@@ -37,15 +37,17 @@ def print_plan(plan: Plan, *, heading: str = "") -> None:
 
 def _print_candidates(plan: Plan) -> None:
     """Print where a run may go, in the order in which it is tried."""
-    head = ("candidate", "backend", "GPUs", "fit", "USD an hour", "USD in all", "why not")
+    head = ("candidate", "backend", "GPUs", "fit", "time", "USD an hour", "USD in all", "why not")
     rows = []
     for row in plan.candidates:
         usd = [f"{row[name]:.2f}" if row.get(name) is not None else "?" for name in ("usd_per_hour", "total_usd")]
         texts = [str(row.get(name) or "") for name in ("target", "backend", "accelerators", "fit")]
-        rows.append((*texts, *(usd if row["why_not"] == "" else ("", "")), str(row["why_not"])))
+        took = format_duration(row["time_s"]) if row.get("time_s") else ""
+        rows.append((*texts, took, *(usd if row["why_not"] == "" else ("", "")), str(row["why_not"])))
     terminal.print_lines("")
     terminal.print_table(head, rows, right=("USD an hour", "USD in all"), spare=("backend",))
-    terminal.print_lines(f"USD in all: one attempt of {plan.job['limits']['max_runtime']} (limits.max_runtime)")
+    longest = f"one attempt of {plan.job['limits']['max_runtime']} (limits.max_runtime)"
+    terminal.print_lines(f"USD in all: {'the forecast' if plan.candidates[0]['of'] == 'forecast' else longest}")
 
 
 def print_submitted(run: Run, action: str) -> None:
