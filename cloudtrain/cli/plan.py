@@ -79,9 +79,7 @@ def _make_plan(job_input: JobInput | Plan, target: str | None, key: str | None, 
         return job_input
     from cloudtrain.runs.plan import Planner
 
-    planner = Planner(target)
-    planner.force = force
-    return planner.plan(job_input.job, sets=job_input.sets, key=key)
+    return Planner(target, force=force).plan(job_input.job, sets=job_input.sets, key=key)
 
 
 def _print_manifests(plan: Plan) -> None:

@@ -15,6 +15,7 @@ from cloudtrain.cli.view.follow import Begun, begin
     "--source", metavar="DIR", type=click.Path(), help="Package this folder again instead of the run's own source."
 )
 @click.option("--key", metavar="KEY", help="Name the new run by a key.")
+@options.force_option
 @options.ending_options
 @options.json_option
 def command(
@@ -22,6 +23,7 @@ def command(
     sets: tuple[str, ...],
     source: str | None,
     key: str | None,
+    force: bool,
     follow: bool,
     wait: bool,
     on_interrupt: str,
@@ -41,6 +43,6 @@ def command(
     confirm = terminal.confirmer(yes=yes, as_json=as_json)
 
     def start() -> Begun:
-        return Begun(parent.rerun(sets=sets, source=source, key=key, confirm=confirm), "submitted to")
+        return Begun(parent.rerun(sets=sets, source=source, key=key, confirm=confirm, force=force), "submitted to")
 
     return begin(parent.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

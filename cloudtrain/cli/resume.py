@@ -13,6 +13,7 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.target_option
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Change a value: limits.max_cost=80USD.")
 @options.layout
+@options.force_option
 @options.ending_options
 @options.json_option
 def command(
@@ -22,6 +23,7 @@ def command(
     gpus: str | None,
     nodes: str | None,
     processes: str | None,
+    force: bool,
     follow: bool,
     wait: bool,
     on_interrupt: str,
@@ -46,7 +48,7 @@ def command(
     changes = (*sets, *layout_settings(gpus, nodes, processes))
 
     def start() -> Begun:
-        run.resume(sets=changes, target=target, confirm=terminal.confirmer(yes=yes, as_json=as_json))
+        run.resume(sets=changes, target=target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
         return Begun(run, "resumed on", after=f"{run.attempts[-1].number}/")
 
     return begin(run.store, start, follow=follow, wait=wait, on_interrupt=on_interrupt, as_json=as_json)

@@ -61,8 +61,7 @@ def command(
     if isinstance(job_input, Plan) and (target or key or new or adopt):
         hint = "give them to cloudtrain plan"
         raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
-    submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json))
-    submitter.force = force
+    submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
 
     def start() -> Begun:
         if isinstance(job_input, Plan):

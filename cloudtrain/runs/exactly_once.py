@@ -40,9 +40,10 @@ class ExactlyOnce(Planner):
         home: Path | None = None,
         watch: bool = True,
         confirm: budgets.Confirm | None = None,
+        force: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(target, home=home, **options)
+        super().__init__(target, home=home, force=force, **options)
         self.store = Store(self.home)
         self.watch = watch
         self.confirm = confirm

@@ -1,14 +1,17 @@
-"""Folders into which a run's results are fetched: each belongs to one run, and a mark in it names that run."""
+"""Fetch a run's results into a folder: each folder belongs to one run, and a mark in it names that run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cloudtrain.backends.api import FETCHABLE, WORKDIR
-from cloudtrain.errors import BadRequest
+from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
+from cloudtrain.errors import BadRequest, DiskError
+from cloudtrain.history.records import RunRecord
+from cloudtrain.history.store import Store
+from cloudtrain.runs import attempts
 
 MARK = ".cloudtrain-run"  # holds the run's id
 
@@ -49,3 +52,27 @@ def _remove_mark_if_empty(folder: Path) -> None:
         for at, _, _ in os.walk(folder / name, topdown=False):
             os.rmdir(at)  # noqa: PTH106 - only what is empty
     (folder / MARK).unlink(missing_ok=True)
+
+
+def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Path:
+    """Copy results of the newest attempt that its platform has accepted below a folder and return it; blocking.
+
+    Raises BadRequest, DiskError, and BackendError.
+    """
+    unknown = set(what) - {*FETCHABLE, WORKDIR}
+    if unknown:
+        raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
+    accepted = [attempt for attempt in store.attempts(run.run_id) if attempt.handle is not None]
+    if not accepted:
+        raise BadRequest(f"{run.run_id} was never accepted by {run.backend}: there is nothing to fetch")
+    newest = accepted[-1]
+    assert newest.handle is not None
+    backend = attempts.backend_of(newest.plan, store.home, newest.handle)
+    if WORKDIR in what and Feature.WORKDIR not in backend.features:
+        hint = "keep: [out] in the job brings such files home from every backend"
+        raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
+    with owned(folder, run.run_id):
+        try:
+            return backend.fetch(newest.handle, folder, tuple(what))
+        except OSError as error:
+            raise DiskError(error.filename2 or error.filename or folder, error) from None

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
 if TYPE_CHECKING:
+    from cloudtrain.history.records import AttemptRecord
     from cloudtrain.job.document import Document
     from cloudtrain.job.job import Job
 
@@ -34,10 +36,10 @@ class Planner:
     win over all others. `home` is where bundles are kept. `force` plans what does not fit on its GPUs, too.
     """
 
-    force = False
-
-    def __init__(self, target: str | None = None, *, home: Path | None = None, **options: Any) -> None:
-        self.target = target
+    def __init__(
+        self, target: str | None = None, *, home: Path | None = None, force: bool = False, **options: Any
+    ) -> None:
+        self.target, self.force = target, force
         self.home = home or targets.home()
         self.overrides = options
         self._folder = Path.cwd()  # of the job: where its cloudtrain.toml is looked for
@@ -120,8 +122,18 @@ class Planner:
             provenance.keep(bundle, [os.environ[name] for name in sources if name in os.environ])
         return bundle
 
-    def plan_of(self, resolved: Resolved, bundle: Bundle, key: str | None = None) -> Plan:
-        """Return the plan of a job over a bundle, under a new run id or the one of `key`."""
+    def plan_stored(
+        self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
+    ) -> Plan:
+        """Return what `plan_of` does; checks read the files of the bundle, for those of its source may have changed."""
+        with tempfile.TemporaryDirectory(prefix=".plan-", dir=self.home) as folder:
+            bundle.extract(Path(folder, "source"))
+            return self.plan_of(resolved, replace(bundle, source=f"{folder}/source"), key, earlier)
+
+    def plan_of(
+        self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
+    ) -> Plan:
+        """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
         labels = {"user": label(getpass.getuser()), **resolved.job.labels}
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
@@ -142,7 +154,8 @@ class Planner:
 
             job, chosen = fit_check.freeze(job, backend, bundle)
             expected = [*expected, *chosen]
-        plan = cap.plan_attempt(backend, job, bundle, run_id(job.name, key), home=self.home)
+        run, number = (earlier[-1].run_id, earlier[-1].number + 1) if earlier else (run_id(job.name, key), 1)
+        plan = cap.plan_attempt(backend, job, bundle, run, number, earlier, self.home)
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         layout = job.parallelism

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.api import Backend, HasRemoteLog
 from cloudtrain.errors import Unreachable
-from cloudtrain.events import LogLine, State, Status
+from cloudtrain.events import MARK, LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.logs import TAIL_S
 from cloudtrain.runs import asked
+from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.spool import Spool
 
 if TYPE_CHECKING:
@@ -95,6 +96,39 @@ class Refresher:
         if reason and reason != self._reason:
             _say(f"{self._run_id} waits: {reason}")
         self._reason = reason
+
+
+def read_run(
+    store: Store, run_id: str, refresher: Refresher, number: int, cursor: str | None, *, follow: bool, raw: bool
+) -> Iterator[LogLine]:
+    """Yield the lines of a run from an attempt's cursor on, with `follow` until the run is final; blocking.
+
+    Marked lines (metrics, states) are left out, unless `raw`.
+    """
+    while True:
+        attempt = next((candidate for candidate in store.attempts(run_id) if candidate.number == number), None)
+        if attempt is not None and attempt.handle is not None:
+            backend = backend_of(attempt.plan, store.home, attempt.handle)
+            try:
+                for line in read_attempt(store, attempt, backend, refresher, follow=follow, after=cursor):
+                    cursor = line.cursor
+                    if raw or not line.text.startswith(MARK):
+                        yield line._replace(cursor=f"{number}/{line.cursor}")
+            except Unreachable:
+                if not follow:
+                    raise
+                refresher.tick()
+                time.sleep(LOOK_S)  # the job goes on without us
+                continue
+            number, cursor = number + 1, None
+            continue
+        if attempt is not None and attempt.status.state.final:  # refused, or ended before it began: it has no log
+            number, cursor = number + 1, None
+            continue
+        if not follow or (refresher.refresh().state.final and len(store.attempts(run_id)) < number):
+            return
+        refresher.tick()
+        time.sleep(0.05)
 
 
 def read_attempt(

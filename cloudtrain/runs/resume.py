@@ -1,9 +1,8 @@
-"""Start a run's next attempt: on its own target, with other limits, or on another target and layout."""
+"""Start a run's next attempt (on its own target, with other limits, or on another target and layout), or its job once more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import attempts, budgets, retry, send, watcher
+from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.plan import Planner
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def send_next(
     target: str | None,
     watch: bool,
     confirm: budgets.Confirm | None = None,
+    force: bool = False,
 ) -> list[str]:
     """Plan and send the next attempt of a run that has ended; blocking. Returns notes on what changes, one line each.
 
@@ -51,10 +52,11 @@ def send_next(
     if status.state is State.SUCCEEDED:
         raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
     earlier = store.attempts(run_id)
-    plan, bundle, notes = plan_next(store, earlier, sets, target)
+    plan, bundle, notes = plan_next(store, earlier, sets, target, force=force)
     backend = attempts.backend_of(plan, store.home)
     send.preflight(plan, backend)
-    notes += budgets.check(store, plan, config_files(Path.cwd()), confirm)
+    if files := config_files(Path.cwd()):
+        notes += budgets.check(store, plan, files, confirm)
 
     def intent() -> bool:
         return store.next_attempt(plan, owner=Process.here(), resume=True)
@@ -67,10 +69,44 @@ def send_next(
     return notes
 
 
+def send_copy(
+    store: Store,
+    run_id: str,
+    *,
+    sets: Sequence[str],
+    source: str | None,
+    key: str | None,
+    watch: bool,
+    confirm: budgets.Confirm | None = None,
+    force: bool = False,
+) -> tuple[Submitted, list[str]]:
+    """Send a run's job once more, as a run of its own: over the stored bundle or over `source`; blocking. Returns notes too."""
+    record = store.find(run_id)
+    options = (record.job.get("options") or {}).get(record.backend) or {}
+    submitter = ExactlyOnce(record.target, home=store.home, watch=watch, confirm=confirm, force=force, **options)
+    data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
+    resolved = submitter.resolve(Job.from_dict(data), sets)
+    if source:
+        bundle = submitter.package(resolved)
+        plan = submitter.plan_of(resolved, bundle, key)
+    else:
+        bundle = attempts.stored_bundle(store.attempts(run_id)[0].plan, store.home)
+        plan = submitter.plan_stored(resolved, bundle, key)
+    return submitter.send_once(plan, bundle, key=key, parent=run_id), submitter.notes
+
+
 def plan_next(
-    store: Store, earlier: Sequence[AttemptRecord], sets: Sequence[str] = (), target: str | None = None
+    store: Store,
+    earlier: Sequence[AttemptRecord],
+    sets: Sequence[str] = (),
+    target: str | None = None,
+    *,
+    force: bool = False,
 ) -> tuple[Plan, Bundle, list[str]]:
-    """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest."""
+    """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest.
+
+    Where more than limits change it is checked as a first plan is: its strategy, what a node would refuse, its memory.
+    """
     newest = earlier[-1].plan
     if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
         hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
@@ -80,19 +116,17 @@ def plan_next(
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
         backend = attempts.backend_of(newest, store.home)
         return *attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job), []
-    planner = Planner(target or newest.target, home=store.home)
+    planner = Planner(target or newest.target, home=store.home, force=force)
     data, notes = _carried(earlier, planner.target or "")
     resolved = planner.resolve(Job.from_dict(data), sets)
-    base = replace(newest, target=resolved.target)
-    backend = planner.backend(resolved)
-    job = resolved.job
-    if job.parallelism.strategy == "auto":
-        from cloudtrain.runs import fit_check
-
-        job, chosen = fit_check.freeze(job, backend, attempts.stored_bundle(base, store.home))
-        notes += chosen
-    plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=job)
-    if not retry.saved(store, newest.run_id):
+    saved = retry.saved(store, newest.run_id)
+    if saved:
+        required = resolved.job.checkpoint.model_copy(update={"required": True})
+        resolved.job = resolved.job.model_copy(update={"checkpoint": required})
+    bundle = attempts.stored_bundle(newest, store.home)
+    plan = planner.plan_stored(resolved, bundle, earlier=earlier)
+    notes += [note for note in plan.notes if note not in newest.notes]
+    if not saved:
         notes.append("no checkpoint was saved: it starts from the beginning")
     elif not attempts.reaches(plan, newest):
         raise BadRequest(
@@ -100,9 +134,6 @@ def plan_next(
             "a run can move where its job names an output (a bucket, or a folder) that both targets use",
         )
     else:
-        required = job.checkpoint.model_copy(update={"required": True})
-        moved = job.model_copy(update={"checkpoint": required})
-        plan, bundle = attempts.replan(base, number, backend, store.home, earlier=earlier, job=moved)
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     return plan, bundle, [*notes, *_layout(newest, plan)]
 

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
-from cloudtrain.errors import BadRequest, CloudtrainError, DiskError, RunFailed, Unreachable
-from cloudtrain.events import MARK, LogLine, State, Status
+from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
+from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
@@ -150,37 +150,9 @@ class Run:
         if not first.isdigit():
             raise BadRequest(f"{after!r} is no cursor of a log")
         with closing(self._refresher()) as refresher:
-            yield from self._lines(refresher, int(first), inner or None, follow=follow, raw=raw)
-
-    def _lines(
-        self, refresher: reading.Refresher, number: int, cursor: str | None, *, follow: bool, raw: bool
-    ) -> Iterator[LogLine]:
-        while True:
-            attempt = next((candidate for candidate in self.attempts if candidate.number == number), None)
-            if attempt is not None and attempt.handle is not None:
-                backend = attempts.backend_of(attempt.plan, self.store.home, attempt.handle)
-                try:
-                    for line in reading.read_attempt(
-                        self.store, attempt, backend, refresher, follow=follow, after=cursor
-                    ):
-                        cursor = line.cursor
-                        if raw or not line.text.startswith(MARK):
-                            yield line._replace(cursor=f"{number}/{line.cursor}")
-                except Unreachable:
-                    if not follow:
-                        raise
-                    refresher.tick()
-                    time.sleep(reading.LOOK_S)  # the job goes on without us
-                    continue
-                number, cursor = number + 1, None
-                continue
-            if attempt is not None and attempt.status.state.final:  # refused, or ended before it began: it has no log
-                number, cursor = number + 1, None
-                continue
-            if not follow or (refresher.refresh().state.final and len(self.attempts) < number):
-                return
-            refresher.tick()
-            time.sleep(0.05)
+            yield from reading.read_run(
+                self.store, self.run_id, refresher, int(first), inner or None, follow=follow, raw=raw
+            )
 
     def plot(self, *names: str, rank: int | None = 0, over: Literal["step", "epoch", "time"] = "step") -> Any:
         """Return a plotly figure of the run's curves, or of those named; raises BadRequest without plotly.
@@ -251,26 +223,16 @@ class Run:
         The folder belongs to this run from then on: another run's is refused, and git and cloudtrain leave it out of
         what they package. Raises BadRequest.
         """
-        unknown = set(what) - {*FETCHABLE, WORKDIR}
-        if unknown:
-            raise BadRequest(f"nothing is called {', '.join(sorted(unknown))}", f"one of {', '.join(FETCHABLE)}")
-        accepted = [attempt for attempt in self.attempts if attempt.handle is not None]
-        if not accepted:
-            raise BadRequest(f"{self.run_id} was never accepted by {self.record.backend}: there is nothing to fetch")
-        newest = accepted[-1]
-        assert newest.handle is not None
-        folder = Path(into)
-        backend = attempts.backend_of(newest.plan, self.store.home, newest.handle)
-        if WORKDIR in what and Feature.WORKDIR not in backend.features:
-            hint = "keep: [out] in the job brings such files home from every backend"
-            raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
-        with fetched.owned(folder, self.run_id):
-            try:
-                return backend.fetch(newest.handle, folder, tuple(what))
-            except OSError as error:
-                raise DiskError(error.filename2 or error.filename or folder, error) from None
+        return fetched.fetch(self.store, self.record, Path(into), what)
 
-    def resume(self, *, sets: Sequence[str] = (), target: str | None = None, confirm: Confirm | None = None) -> Run:
+    def resume(
+        self,
+        *,
+        sets: Sequence[str] = (),
+        target: str | None = None,
+        confirm: Confirm | None = None,
+        force: bool = False,
+    ) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
         Blocking. Without an answer of the platform the attempt stays open. What changes is in `notes` afterwards.
@@ -279,6 +241,7 @@ class Run:
             sets: other limits, resources, ranks or options: `limits.max_cost=80 USD`, `processes_per_node=4`.
             target: a backend or target other than the last attempt's. The run's output must be reached from there.
             confirm: as of `Submitter`.
+            force: as of `Submitter`.
 
         Raises:
             BadRequest: the run has not ended, has succeeded, a secret is missing, its cap is used up (CapReached), or its
@@ -290,7 +253,7 @@ class Run:
         self._own_only("resumed")
         self.refresh()
         self.notes = resume.send_next(
-            self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm
+            self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm, force=force
         )
         return self
 
@@ -301,23 +264,17 @@ class Run:
         source: str | None = None,
         key: str | None = None,
         confirm: Confirm | None = None,
+        force: bool = False,
     ) -> Run:
         """Start a new run with this one as its parent: the same job over the stored bundle, or over `source`."""
-        from cloudtrain.job.job import Job
-        from cloudtrain.runs.exactly_once import ExactlyOnce
+        from cloudtrain.runs import resume
 
         self._own_only("run again")
-        record = self.record
-        options = (record.job.get("options") or {}).get(record.backend) or {}
-        submitter = ExactlyOnce(record.target, home=self.store.home, watch=self.watch, confirm=confirm, **options)
-        data = dict(record.job) | ({"source": str(Path(source).resolve())} if source else {})
-        resolved = submitter.resolve(Job.from_dict(data), sets)
-        bundle = (
-            submitter.package(resolved) if source else attempts.stored_bundle(self.attempts[0].plan, self.store.home)
+        sent, notes = resume.send_copy(
+            self.store, self.run_id, sets=sets, source=source, key=key, watch=self.watch, confirm=confirm, force=force
         )
-        sent = submitter.send_once(submitter.plan_of(resolved, bundle, key), bundle, key=key, parent=self.run_id)
         run = Run(sent.run_id, self.store, adopted=sent.adopted, watch=self.watch)
-        run.notes = submitter.notes
+        run.notes = notes
         return run
 
     def _own_only(self, what: str) -> None:

@@ -27,6 +27,7 @@ class Submitter(ExactlyOnce):
     win over all others. `home` is where the history lives. With `watch=False` no watcher is
     started: call `cloudtrain watch` (for CI and containers, where a detached process would not survive). `confirm` is
     called with a sentence where a run may cost more than `confirm_above` of cloudtrain.toml, and raises to send nothing.
+    `force` sends what does not fit on its GPUs, too.
     """
 
     def submit(

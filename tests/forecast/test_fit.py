@@ -99,12 +99,10 @@ def test_plan_refuses_what_cannot_fit_unless_forced(tmp_path: Path):
     with pytest.raises(BadJob) as refused:
         planner.plan(job)
     assert "does not fit" in str(refused.value) and "--force" in str(refused.value)
-    planner.force = True
-    plan = planner.plan(job)
+    plan = Planner("kubernetes", home=tmp_path / "home", force=True).plan(job)
     assert plan.fit and plan.fit["answer"] == fit.NOT and plan.from_json(plan.to_json()).fit == plan.fit
     script = {"name": "s", "entrypoint": "t.py", "source": str(source), "image": "img:1", "output": "s3://b/x",
               "resources": {"accelerators": "L4:1"}}  # fmt: skip
-    planner.force = False
     assert planner.plan(script).fit is None
     warned = planner.plan(script | {"fit": {"model": "llama-3.1-8b", "batch": 1, "sequence": 512}})
     assert warned.fit and warned.fit["answer"] == fit.NOT, "a script is never refused"

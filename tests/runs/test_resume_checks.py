@@ -1,0 +1,76 @@
+"""A next attempt that is laid out anew, and a rerun, are checked as a first plan is: by the files of their bundle."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.errors import BadJob
+from cloudtrain.events import State, Status
+from cloudtrain.forecast import fit
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs.resume import plan_next, send_copy
+from cloudtrain.runs.submit import Submitter
+
+LARGE = {"model": "meta-llama/Llama-3.1-8B", "bf16": True, "block_size": 4096, "per_device_train_batch_size": 1}
+TRAINER = {"trainer": True, "hyperparameters": LARGE, "parallelism": {"strategy": "fsdp"}}
+
+
+@pytest.fixture
+def failed(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
+    """Store a run on Kubernetes whose first attempt has failed, and whose source is gone since; return its submitter and id."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+    def make(script: str, **changes: Any) -> tuple[Submitter, str]:
+        source = tmp_path / "source"
+        source.mkdir()
+        (source / "train.py").write_text(script)
+        job = {"name": "checked", "source": str(source), "image": "img:1", "output": "s3://b/x", **changes}
+        submitter = Submitter("kubernetes", home=home, watch=False)
+        plan = submitter.plan(job)
+        assert submitter.store.intend(plan, identity="checked", owner=Process.here())
+        ended = Status(State.FAILED, 1, "the script failed")
+        submitter.store.record(plan.attempt_id, status=ended)
+        submitter.store.set_status(plan.run_id, ended)
+        shutil.rmtree(source)
+        return submitter, plan.run_id
+
+    return make
+
+
+def test_the_next_attempt_is_refused_what_does_not_fit_unless_forced(failed):
+    submitter, run_id = failed("", **TRAINER, resources={"accelerators": "H100:8"})
+    earlier, sets = submitter.store.attempts(run_id), ["resources.accelerators=L4:8"]
+    with pytest.raises(BadJob, match="does not fit"):
+        plan_next(submitter.store, earlier, sets)
+    plan, _, _ = plan_next(submitter.store, earlier, sets, force=True)
+    assert (plan.attempt_id, (plan.fit or {})["answer"]) == (f"{run_id}-a2", fit.NOT)
+
+
+def test_a_rerun_is_refused_what_does_not_fit(failed):
+    submitter, run_id = failed("", **TRAINER, resources={"accelerators": "H100:8"})
+    with pytest.raises(BadJob, match="does not fit"):
+        send_copy(
+            submitter.store, run_id, sets=["resources.accelerators=L4:8"], source=None, key=None, watch=False
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_next_attempt_is_refused_a_layout_that_its_script_does_not_have(failed, declared: bool):
+    script = "# cloudtrain: tp_size\n" if declared else "print(1)\n"
+    submitter, run_id = failed(script, entrypoint="train.py", resources={"accelerators": "H100:2"})
+    earlier, sets = submitter.store.attempts(run_id), ["parallelism.tp_size=2"]
+    if declared:
+        assert plan_next(submitter.store, earlier, sets)[0].manifest["parallelism"]["tp_size"] == 2
+    else:
+        with pytest.raises(BadJob, match="nothing splits the model of train.py"):
+            plan_next(submitter.store, earlier, sets)
+
+
+def test_the_next_attempt_is_refused_a_strategy_that_nothing_carries_out(failed):
+    submitter, run_id = failed("print(1)\n", entrypoint="train.py", resources={"accelerators": "H100:2"})
+    with pytest.raises(BadJob, match="no file and no requirement mentions accelerate"):
+        plan_next(submitter.store, submitter.store.attempts(run_id), ["parallelism.strategy=fsdp"])
