@@ -80,6 +80,7 @@ SLOW = (
     "laws/test_law9_log.py",
     "laws/test_store_load.py",
     "nodes/test_ssh.py",
+    "nodes/test_ssh_config.py",
     "runs/test_accounts.py",
     "runs/test_cap_histories.py",
     "runs/test_distributed_env.py",

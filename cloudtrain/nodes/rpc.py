@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20  # bytes of a log in one answer
 # The program that arrives first; it imports the modules that were sent with it.
 _BOOTSTRAP = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+READY = b"cloudtrain: the agent is ready\n"
 _PROGRAM = """
 import json, sys
 if sys.version_info < (3, 9):
@@ -43,7 +44,7 @@ class Sent:
         exec(compile(texts[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Sent())
 from cloudtrain.nodes import agent
-sys.stdout.buffer.write(b"ready\\n")
+sys.stdout.buffer.write({ready!r})
 sys.stdout.buffer.flush()
 agent.serve()
 """
@@ -176,7 +177,9 @@ class RemoteAgent:
         process = await connection.create_process(self._command, encoding=None)
         with suppress(BrokenPipeError):  # it may have ended already; its error output is read below
             process.stdin.write(_program())
-        if await process.stdout.readline() != b"ready\n":
+        while (line := await process.stdout.readline()) and not line.endswith(READY):
+            pass  # what a .bashrc prints
+        if not line:
             stderr_lines = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
             if not stderr_lines:  # killed, or the connection broke: an interpreter that fails prints why
                 raise Unreachable(f"{self.host.label}: its Python ended before it was ready")
@@ -295,5 +298,5 @@ def _program() -> bytes:
     """Return what an agent reads first: the length of the program, and the program."""
     top = Path(__file__).parents[1]
     texts = {f"cloudtrain.{name}": (top / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in SENT_MODULES}
-    text = _PROGRAM.format(modules=json.dumps({**dict.fromkeys(EMPTY_PACKAGES, ""), **texts})).encode()
+    text = _PROGRAM.format(ready=READY, modules=json.dumps({**dict.fromkeys(EMPTY_PACKAGES, ""), **texts})).encode()
     return b"%d\n%b" % (len(text), text)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Unreachable
-from cloudtrain.nodes import event_loop
+from cloudtrain.nodes import event_loop, ssh_config
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection, SSHClientProcess
@@ -81,6 +81,7 @@ class Remote:
         self._unreachable_since: float | None = None
         self._connection: SSHClientConnection | None = None
         self._opening: asyncio.Lock | None = None
+        self.keys = ssh_config.HostKeys(None, None)  # of the last try
 
     @property
     def unreachable_s(self) -> float:
@@ -152,23 +153,25 @@ class Remote:
             import asyncssh
         except ModuleNotFoundError:
             raise MissingExtra("SSH", "ssh") from None
-        host_options = {"port": self.host.port, "username": self.host.user, "known_hosts": self.host.known_hosts}
-        connect_options: dict[str, Any] = {name: value for name, value in host_options.items() if value is not None}
-        if self.host.identity is not None:
-            connect_options["client_keys"] = [str(Path(self.host.identity).expanduser())]
-            connect_options["ignore_encrypted"] = True  # ssh-agent has the key then
-        if self.host.known_hosts is not None:
-            connect_options["known_hosts"] = str(Path(self.host.known_hosts).expanduser())
+        host = self.host
+        config = await asyncio.to_thread(ssh_config.read, host.address, host.port, host.user, host.known_hosts)
+        given = config.options() if config else ssh_config.plain_options(host)
+        if host.identity is not None:
+            given |= {"client_keys": [str(Path(host.identity).expanduser())], "ignore_encrypted": True}
+            given.pop("agent_identities", None)
+        self.keys = ssh_config.HostKeys(config, host.known_hosts)
         options = await asyncssh.SSHClientConnectionOptions.construct(
-            host=self.host.address, config=(), connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=KEEPALIVE_S,
-            keepalive_count_max=3, compression_algs=None, **connect_options)  # fmt: skip
-        if options.known_hosts is None:  # ~/.ssh/config says `UserKnownHostsFile none`
+            connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=KEEPALIVE_S, keepalive_count_max=3,
+            compression_algs=None, client_factory=self.keys.client_factory(), **given)  # fmt: skip
+        if (config.checks and config.no_files) if config else options.known_hosts is None:  # UserKnownHostsFile none
             raise BackendError(
-                f"{self.host.label}: ~/.ssh/config turns the check of host keys off", "name a file: known_hosts"
+                f"{host.label}: ~/.ssh/config turns the check of host keys off", "name a file: known_hosts"
             )
-        jump_host = self.host.jump_host
+        jump_host = host.jump_host
+        if jump_host is None and config and config.jump:
+            jump_host = Host("", jump=config.jump).jump_host  # with the keys that the configuration has for it
         tunnel = await connect_lazily(jump_host).connection() if jump_host else ()
-        return await asyncssh.connect(self.host.address, options=options, tunnel=tunnel)
+        return await asyncssh.connect(given["host"], options=options, tunnel=tunnel)
 
     async def translate_errors(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
         """Await work on the connection and translate its errors into ours."""
@@ -201,9 +204,9 @@ class Remote:
 
         label, port_option = self.host.label, f"-p {self.host.port} " if self.host.port else ""
         if isinstance(error, asyncssh.HostKeyNotVerifiable):
-            file = self.host.known_hosts or "~/.ssh/known_hosts"
+            file = self.keys.file
             scan_command = f"ssh-keyscan {port_option}{self.host.address} >> {file}"
-            if self._has_known_key():
+            if self.keys.differs:
                 return BackendError(
                     f"{label} shows another host key than the one in {file}",
                     f"if the machine was reinstalled, remove the old line, then {scan_command}; otherwise check who answers",
@@ -213,8 +216,11 @@ class Remote:
                 f"{scan_command}, and compare its fingerprint with the machine's own",
             )
         if isinstance(error, asyncssh.PermissionDenied):
+            locked = ssh_config.encrypted_key((self.host.identity,) if self.host.identity else self.keys.identities)
+            add = f"{locked} has a passphrase: ssh-add {locked}; or " if locked else ""
             return BackendError(
-                f"{label} accepts none of the keys that were offered", "ssh-copy-id, ssh-add, or name one: identity"
+                f"{label} accepts none of the keys that were offered",
+                f"{add}ssh-copy-id, ssh-add, or name one: identity",
             )
         prohibited = asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED  # a broken connection has other codes
         if isinstance(error, asyncssh.ChannelOpenError) and error.code == prohibited and self.host.jump is None:
@@ -229,16 +235,6 @@ class Remote:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             return Unreachable(f"{label} cannot be reached: {reason}")
         return None
-
-    def _has_known_key(self) -> bool:
-        """Return whether known_hosts has a key of this host."""
-        import asyncssh
-
-        file = Path(self.host.known_hosts or "~/.ssh/known_hosts").expanduser()
-        try:
-            return bool(asyncssh.match_known_hosts(str(file), self.host.address, "", self.host.port or 22)[0])
-        except (OSError, ValueError):
-            return False
 
 
 def connect(host: Host) -> Remote:
