@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from cloudtrain.backends.slurm.request import directives_problem
+from cloudtrain.backends.slurm.request import RESERVED_OPTIONS, SRUN_OPTIONS, arguments_problem
 
 
 class Login(BaseModel):
@@ -42,6 +42,7 @@ class SlurmOptions(BaseModel):
     gpu_type: str | None = Field(None, description="Slurm's name for the GPUs: --gpus-per-node=<type>:<count>")
     gres: str | None = Field(None, description="--gres instead of --gpus-per-node: gpu:a100:8")
     directives: list[str] = Field([], description="further arguments of sbatch: --mem-per-gpu=64G")
+    srun_args: list[str] = Field([], description="further arguments of srun: --mpi=pmix, --container-image=...")
     modules: list[str] = Field([], description="modules to load before anything is started")
     conda: str | None = Field(None, description="conda environment to activate")
     setup: list[str] = Field([], description="shell lines that run once, on the first node, before the launcher")
@@ -59,6 +60,13 @@ class SlurmOptions(BaseModel):
     @field_validator("directives")
     @classmethod
     def _directives(cls, value: list[str]) -> list[str]:
-        if problem := directives_problem(value):
+        if problem := arguments_problem(value, "sbatch", RESERVED_OPTIONS):
+            raise ValueError(problem)
+        return value
+
+    @field_validator("srun_args")
+    @classmethod
+    def _srun_args(cls, value: list[str]) -> list[str]:
+        if problem := arguments_problem(value, "srun", SRUN_OPTIONS):
             raise ValueError(problem)
         return value

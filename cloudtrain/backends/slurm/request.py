@@ -36,7 +36,9 @@ KILL_WAIT_S = (
 )
 MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the start, the last checkpoint at the end
 STRAGGLER_S = 120  # how long tasks may run after the first one has ended
-# Options of sbatch that the plan sets itself; `directives` must not contain them.
+# Options that the plan sets itself; `directives` (sbatch) and `srun_args` must not contain them.
+SRUN_OPTIONS = ("nodes", "ntasks", "ntasks-per-node", "export", "kill-on-bad-exit", "wait", "job-name", "output", "error",
+        "input", "chdir", "multi-prog", "jobid", "time", "array")  # fmt: skip
 RESERVED_OPTIONS = ("job-name", "output", "error", "nodes", "ntasks", "ntasks-per-node", "array", "chdir", "export", "requeue",
         "no-requeue", "parsable", "test-only", "wrap", "wait", "open-mode", "comment", "time")  # fmt: skip
 SHORT_OPTIONS = {
@@ -75,7 +77,7 @@ say STARTED - "$SLURM_JOB_NUM_NODES"
 {exports}cd source || exit 1
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
-  --kill-on-bad-exit=0 --wait={wait} --job-name=launch \
+  --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
   bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
   launch {command}
 code=$?
@@ -90,14 +92,18 @@ exit "$code"
 """
 
 
-def directives_problem(directives: Sequence[str]) -> str | None:
-    """Return what is wrong with the `directives` option (arguments of sbatch), or None."""
-    for text in directives:
+def arguments_problem(arguments: Sequence[str], command: str, reserved: Sequence[str]) -> str | None:
+    """Return what is wrong with arguments of sbatch or srun that a user gives, or None.
+
+    Both take an option's name cut short (getopt_long), so what a reserved name begins with is refused too.
+    """
+    for text in arguments:
         name = text[2:].partition("=")[0] if text.startswith("--") else SHORT_OPTIONS.get(text[1:2], text[1:2])
         if not text.startswith("-") or len(text) < 2:
-            return f"{text!r} is no argument of sbatch: write --name=value, each as one entry"
-        if name in RESERVED_OPTIONS:
-            return f"{text!r} cannot be given: cloudtrain sets --{name} itself"
+            return f"{text!r} is no argument of {command}: write --name=value, each as one entry"
+        is_long = text.startswith("--") or name in SHORT_OPTIONS.values()
+        if is_long and (ours := next((option for option in reserved if option.startswith(name)), "")):
+            return f"{text!r} cannot be given: cloudtrain sets --{ours} itself"
     return None
 
 
@@ -242,6 +248,7 @@ def batch_script(
         setup=setup,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
         wait=manifest.grace_s + STRAGGLER_S,
+        srun_args="".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
         command=shlex.join(command),
     )
 

@@ -222,3 +222,13 @@ def test_sites_that_deny_commands(cluster: Cluster, denied, tmp_path: Path, monk
     assert backend.status(handle).state is State.RUNNING
     backend.cancel(handle)
     assert final(backend, handle).state is State.CANCELLED
+
+
+def test_arguments_of_srun_reach_the_tasks(cluster: Cluster) -> None:
+    prolog = cluster.slurm.shared / "prolog"
+    prolog.write_text("#!/bin/sh\necho export FROM_PROLOG=seen\n")
+    prolog.chmod(0o755)
+    script = "import os\nprint('prolog', os.environ.get('FROM_PROLOG'), flush=True)\n"
+    backend, handle = cluster.submit(script, options={"srun_args": [f"--task-prolog={prolog}"]})
+    assert final(backend, handle).state is State.SUCCEEDED
+    assert said(backend, handle) == ["prolog seen"]

@@ -37,7 +37,9 @@ CASES = {
             "exclusive": True,
             "spot_partition": "preemptible",
             "gpu_type": "a100",
-            "directives": ["--exclude=node7", "--mail-type=END"],
+            "account": "nlp",
+            "directives": ["--exclude=node7", "--mail-type=END", "--time-min=60", "--wait-all-nodes=1"],
+            "srun_args": ["--mpi=pmix", "--container-image=/images/a b.sqsh", "--cpu-bind=cores"],
             "modules": ["cuda/12.8", "python/3.12"],
             "conda": "/shared/envs/my env",
             "setup": ["export NCCL_DEBUG=INFO", "ulimit -l unlimited"],
@@ -113,6 +115,14 @@ def test_golden_plans(planned, case: str, tmp_path: Path) -> None:
         ({"folder": "/s", "directives": ["-N4"]}, "cloudtrain sets --nodes itself"),
         ({"folder": "/s", "directives": ["-t", "9"]}, "cloudtrain sets --time itself"),
         ({"folder": "/s", "directives": ["mem=3"]}, "is no argument of sbatch"),
+        *(
+            ({"folder": "/s", "directives": [text]}, "cloudtrain sets --array itself")
+            for text in ("--array=1-3", "--arra=1-3", "--arr=1", "--ar=1", "-a1-3", "-a")
+        ),
+        ({"folder": "/s", "directives": ["--ntasks-per-nod=2"]}, "cloudtrain sets --ntasks-per-node itself"),
+        ({"folder": "/s", "srun_args": ["--kill=1"]}, "cloudtrain sets --kill-on-bad-exit itself"),
+        ({"folder": "/s", "srun_args": ["-n4"]}, "cloudtrain sets --ntasks itself"),
+        ({"folder": "/s", "srun_args": ["mpi=pmix"]}, "is no argument of srun"),
         ({"folder": "/s", "login": {"user": "x"}}, "address"),
         ({"folder": "/s", "partitoin": "x"}, "partitoin"),
         ({}, "folder"),
