@@ -177,7 +177,7 @@ def explain_error(status: int, api_message: str, failure: str) -> tuple[str, str
         )
     if status == 404 and "<html" in lowercase:
         return f"{failure}: there is no such place at Google", "check options.vertex.region and project"
-    if "location" in lowercase and (
+    if re.search(r"\blocation\b", lowercase) and (  # not of an address, .../locations/...
         "unsupported" in lowercase or "not supported" in lowercase or "not found" in lowercase
     ):
         return f"{failure}: Vertex AI is not offered there: {text}", "check options.vertex.region"

@@ -53,6 +53,10 @@ class Storage:
 
     # -- Python API ---------------------------------------------------------------------------------------
 
+    def has_bucket(self, name: str) -> bool:
+        with self._lock:
+            return name in self._objects
+
     def create_bucket(self, bucket: str) -> None:
         with self._lock:
             (self._folder / bucket).mkdir(exist_ok=True)

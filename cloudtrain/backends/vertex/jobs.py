@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,17 @@ class CustomJobs:
     """The custom jobs of one project and region. Every call blocks; raises BackendError."""
 
     def __init__(
-        self, api: GoogleApi, project: str, region: str, *, settle_s: float, pause_s: float, look_s: float
+        self,
+        api: GoogleApi,
+        project: str,
+        region: str,
+        *,
+        settle_s: float,
+        pause_s: float,
+        look_s: float,
+        console: bool = True,
     ) -> None:
-        self._api, self._project, self._region = api, project, region
+        self._api, self._project, self._region, self._console = api, project, region, console
         self._settle_s, self._pause_s, self._look_s = settle_s, pause_s, look_s
         self._logs = JobLogs(api, project, settle_s=settle_s, pause_s=pause_s)
         self._parent = f"projects/{project}/locations/{region}"
@@ -91,7 +100,7 @@ class CustomJobs:
 
     def find(self, attempt_id: str) -> str | None:
         """Return the handle of an attempt's job, None without one; raises BackendError if the jobs cannot be listed."""
-        query = {"filter": f'labels.{ATTEMPT}="{attempt_id}"', "pageSize": "10"}
+        query = {"filter": f"labels.{ATTEMPT}={attempt_id}", "pageSize": "10"}
         jobs = list(self._list(query))
         return min(jobs, key=lambda job: str(job.get("createTime", "")))["name"] if jobs else None
 
@@ -201,7 +210,8 @@ class CustomJobs:
         return {handle: self._status(handle, job) for handle, job in live.items()}
 
     def _status(self, handle: str, job: Mapping[str, Any]) -> Status:
-        return job_status(handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job))
+        status = job_status(handle, job, self._project, self._settle_s, lambda: self._logs.result_event(job))
+        return status if self._console else replace(status, url=None)
 
     def images(self, handle: str) -> dict[int, str]:
         """Return node -> the image of its worker pool, with the digest that the tag stands for now.

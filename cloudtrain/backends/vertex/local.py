@@ -40,7 +40,9 @@ class VertexLocalBackend(CustomJobsBackend):
         simulator_options = {"project": server.PROJECT, "region": server.REGION, "bucket": server.BUCKET}
         api = GoogleApi(server.REGION, self._address)
         # A replica's output is in the log before its end is reported, so nothing has to settle.
-        jobs = CustomJobs(api, server.PROJECT, server.REGION, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S)
+        jobs = CustomJobs(
+            api, server.PROJECT, server.REGION, settle_s=0.0, pause_s=POLL_S, look_s=POLL_S, console=False
+        )
         super().__init__({"image": "local/none:latest", **options, **simulator_options, "client": "rest"}, jobs)
 
     @classmethod

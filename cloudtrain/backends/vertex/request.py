@@ -47,6 +47,8 @@ _NAMES = {
     "service_account": (r"[^@\s]+@[^@\s]+", "name@project.iam.gserviceaccount.com"),
     "persistent_resource": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "its id, without the project"),
 }
+# https://cloud.google.com/vertex-ai/docs/training/use-reservations (2026-11-23)
+_RESERVATION = re.compile(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+")
 
 
 class Request:
@@ -106,6 +108,10 @@ class Request:
             self._add_problem(
                 self._option_path("service_account"), "is needed where tensorboard is given", "name@project.iam..."
             )
+        parts = str(options.get("tensorboard") or "").split("/")
+        if len(parts) == 6 and (region := options.get("region") or "us-central1") != parts[3]:
+            message = f"is in {parts[3]}, and the job runs in {region}"
+            self._add_problem(self._option_path("tensorboard"), message, "a TensorBoard of the job's region")
         if options.get("network") and options.get("network_attachment"):
             self._add_problem(self._option_path("network_attachment"), "excludes network", "leave one of the two out")
         spec |= {field: options[name] for field, name in fields.items() if options.get(name)}
@@ -213,6 +219,10 @@ class Request:
                 self._add_problem(
                     self._option_path("accelerator_type"), message, "the API's name, such as NVIDIA_H100_80GB"
                 )
+        for name in options.get("reservations") or ():
+            if not _RESERVATION.fullmatch(name):
+                message = f"is no whole name: {name}"
+                self._add_problem(self._option_path("reservations"), message, "projects/P/zones/Z/reservations/NAME")
         if options.get("reservations"):
             if self._strategy in ("SPOT", "FLEX_START"):
                 self._add_problem(

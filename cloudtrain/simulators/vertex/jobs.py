@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cloudtrain.simulators.http import ApiError, Request, Response, Route, pagin
 from cloudtrain.simulators.replicas import PROJECT_NUMBER
 from cloudtrain.simulators.vertex.lifecycle import Behavior, JobLifecycle
 from cloudtrain.simulators.vertex.logs import LogEntries, parse_filter
+from cloudtrain.simulators.vertex.validation import check_accelerators, check_job_filter, check_place
 
 FINAL = frozenset({"JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED",
                    "JOB_STATE_PARTIALLY_SUCCEEDED"})  # fmt: skip
@@ -47,6 +48,7 @@ class CustomJobs:
         self._jobs: dict[str, Job] = {}
         self._lifecycles: dict[str, JobLifecycle] = {}
         self._storage_url = ""
+        self._has_bucket: Callable[[str], bool] = bool
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.json"):
             job = json.loads(path.read_text())
@@ -55,9 +57,9 @@ class CustomJobs:
                 error = {"code": 13, "message": "Internal error occurred: the simulator was stopped while the job ran."}
                 self.change(path.stem, state="JOB_STATE_FAILED", error=error, endTime=format_time(time.time()))
 
-    def set_storage_url(self, url: str) -> None:
-        """Set the URL of Cloud Storage for the replicas."""
-        self._storage_url = url
+    def set_storage(self, url: str, has_bucket: Callable[[str], bool]) -> None:
+        """Set the URL of Cloud Storage for the replicas, and which buckets there are."""
+        self._storage_url, self._has_bucket = url, has_bucket
 
     @property
     def routes(self) -> list[Route]:
@@ -101,7 +103,12 @@ class CustomJobs:
 
     def _create(self, request: Request, project: str, region: str) -> Response:
         self._check_project(project)
+        check_place(region)
         job = normalize_job(request.json)
+        base = str((job["jobSpec"].get("baseOutputDirectory") or {}).get("outputUriPrefix", ""))
+        bucket = base.removeprefix("gs://").partition("/")[0]
+        if base and not self._has_bucket(bucket):
+            raise ApiError(400, f"The specified bucket does not exist: {bucket}")
         number = str(random.randint(10**17, 10**18 - 1) * 10 + 1)
         now = format_time(time.time())
         job |= {
@@ -135,6 +142,8 @@ class CustomJobs:
 
     def _list(self, request: Request, project: str, region: str) -> Response:
         self._check_project(project)
+        check_place(region)
+        check_job_filter(request.query.get("filter", ""))
         matches = parse_filter(request.query.get("filter", ""))
         with self._lock:
             jobs = [
@@ -220,6 +229,7 @@ def _check_pool(number: int, pool: Mapping[str, Any]) -> None:
     if not (pool.get("machineSpec") or {}).get("machineType"):
         raise ApiError(400, f"machine_type of worker pool {number} is required.")
     _check_fields("machineSpec", pool["machineSpec"])
+    check_accelerators(pool["machineSpec"])
     container = pool.get("containerSpec")
     if not container or not container.get("imageUri"):
         raise ApiError(400, "this simulator runs container_spec, with an image_uri, only.")

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from cloudtrain.simulators.http import ApiError, Request, Response, Route, pagin
 
 PAGE = 1000
 MAX_LINE = 100_000  # characters; the service truncates longer lines too
-_TERM = re.compile(r'\s*([\w.]+)\s*(>=|<=|!=|=|>|<|:)\s*("(?:[^"\\]|\\.)*"|[^\s()]+)\s*')
+_TERM = re.compile(r'\s*(NOT\s+)?([\w.-]+)\s*(>=|<=|!=|=|>|<|:)\s*("(?:[^"\\]|\\.)*"|[^\s()]+)\s*')
 Entry = dict[str, Any]
 
 
@@ -81,19 +82,26 @@ class LogEntries:
 
 
 def parse_filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Parse a Google API filter (comparisons joined by AND) into a predicate; raises ApiError."""
-    terms, at = [], 0
+    """Parse a Google API filter into a predicate: comparisons, NOT, OR, and AND, which binds less; raises ApiError."""
+    groups: list[list[tuple[bool, list[str], str, str]]] = [[]]
+    at = 0
     while at < len(text):
         match = _TERM.match(text, at)
         if not match:
             raise ApiError(400, f"Unparseable filter: {text[at:][:80]!r}")
-        value = json.loads(match[3]) if match[3].startswith('"') else match[3]
-        terms.append((match[1].split("."), match[2], str(value)))
-        conjunction = re.compile(r"AND\b").match(text, match.end())
+        value = json.loads(match[4]) if match[4].startswith('"') else match[4]
+        groups[-1].append((match[1] is None, match[2].split("."), match[3], str(value)))
+        conjunction = re.compile(r"(AND|OR)\b").match(text, match.end())
         if not conjunction and match.end() < len(text):
             raise ApiError(400, f"Unparseable filter: {text[match.end() :][:80]!r}")
+        if conjunction and conjunction[1] == "AND":
+            groups.append([])
         at = conjunction.end() if conjunction else match.end()
-    return lambda entry: all(_matches(entry, *term) for term in terms)
+    return lambda entry: all(
+        any(_matches(entry, path, sign, value) is wanted for wanted, path, sign, value in group)
+        for group in groups
+        if group
+    )
 
 
 def _matches(entry: Mapping[str, Any], path: list[str], operator: str, value: str) -> bool:
@@ -104,7 +112,7 @@ def _matches(entry: Mapping[str, Any], path: list[str], operator: str, value: st
         return operator == "!="
     text = str(field)
     if operator == ":":
-        return value == "*" or value.lower() in text.lower()
+        return fnmatchcase(text.lower(), f"*{value.lower()}*")
     if path in (["timestamp"], ["create_time"]):
         text, value = _pad_fraction(text), _pad_fraction(value)
     return {"=": text == value, "!=": text != value, ">=": text >= value, "<=": text <= value, ">": text > value,

@@ -56,7 +56,7 @@ class Simulator:
         )
         self.url = self.server.url
         self.faults = self.server.faults
-        self.jobs.set_storage_url(self.url)
+        self.jobs.set_storage(self.url, self.storage.has_bucket)
 
     def close(self) -> None:
         """End every job and the server; blocking."""

@@ -141,11 +141,21 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
         ({"inputs": {"a": {"uri": "s3://b/x", "mode": "mount"}}}, {}, "inputs.a.mode"),
         ({"inputs": {"a": "https://host/x"}}, {}, "inputs.a.uri"),
         ({"resources": {"use_spot": True}}, {"strategy": "STANDARD"}, "options.vertex.strategy"),
-        ({"resources": {"use_spot": True}}, {"reservations": ["r"]}, "options.vertex.reservations"),
+        (
+            {"resources": {"use_spot": True}},
+            {"reservations": ["projects/p/zones/z/reservations/r"]},
+            "options.vertex.reservations",
+        ),
+        ({}, {"reservations": ["mine"]}, "options.vertex.reservations"),
         ({}, {"max_wait": "1h"}, "options.vertex.max_wait"),
         ({}, {"max_wait": "soon", "strategy": "FLEX_START"}, "options.vertex.max_wait"),
         ({}, {"network": "projects/my-project/global/networks/default"}, "options.vertex.network"),
-        ({}, {"tensorboard": "projects/p/locations/r/tensorboards/1"}, "options.vertex.service_account"),
+        ({}, {"tensorboard": "projects/p/locations/us-central1/tensorboards/1"}, "options.vertex.service_account"),
+        (
+            {},
+            {"tensorboard": "projects/p/locations/europe-west4/tensorboards/1", "service_account": "a@b"},
+            "options.vertex.tensorboard",
+        ),
         (
             {},
             {"network": "projects/1/global/networks/n", "network_attachment": "a"},
