@@ -134,16 +134,30 @@ def _unaccepted_state(attempt: AttemptRecord) -> str:
     return f"not known since {attempt.unanswered_since[:19]}Z (tries without an answer: {attempt.tries})"
 
 
-def _without_defaults(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job says otherwise than a job that says nothing; of a section those of its keys."""
-    from cloudtrain.job.job import Job
+# What a job has that says nothing, apart from empty values and false: the job's own model would load pydantic.
+DEFAULTS: Mapping[str, Any] = {
+    "arg_style": "argparse",
+    "distributed_env": "auto",
+    "num_nodes": 1,
+    "environment": {},
+    "resources": {},
+    "parallelism": {"strategy": "none", "tp_size": 1, "pp_size": 1, "cp_size": 1},
+    "fit": {"precision": "bf16", "accumulation": 1},
+    "limits": {"max_runtime": "24h", "grace": "30s"},
+    "checkpoint": {"every": "15m", "keep": 3},
+    "retry": {"max_attempts": 1, "on_events": ["preempted", "lost", "capacity"]},
+    "target": "local",
+    "prefer": "cost",
+}
 
-    default = Job(run="true").to_dict()
+
+def _without_defaults(job: Mapping[str, Any], defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Return what a job says otherwise than a job that says nothing; of a section those of its keys."""
     kept: dict[str, Any] = {}
     for key, value in job.items():
-        if isinstance(value, dict) and isinstance(default.get(key), dict):
-            value = {name: inner for name, inner in value.items() if inner != default[key].get(name)}
-        if value != default.get(key):
+        if isinstance(defaults.get(key), dict):
+            value = _without_defaults(value, defaults[key])
+        if value and value != defaults.get(key):
             kept[key] = value
     return kept
 

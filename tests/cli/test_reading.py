@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.cli import show
 from cloudtrain.cli.view.terminal import clean
+from cloudtrain.job.job import Job
 from cloudtrain.nodes.process import Process
 from tests.cli.conftest import CLI, SCRIPT
 from tests.conftest import WAIT_S, wait_for
@@ -218,6 +220,16 @@ def test_show_for_people(cli, ids):
     job = shown.partition("\njob\n")[2]
     assert "labels" in job and "max_runtime" not in job and "strategy" not in job, "defaults"
     assert "max_runtime: 24h" in cli("show", ids["failed"], "--verbose").out.partition("\njob\n")[2]
+
+
+def test_a_job_that_says_nothing_is_shown_as_nothing():
+    empty = Job(name="x", source="/", run="true").to_dict()
+    assert show._without_defaults(empty) == {"name": "x", "source": "/", "run": "true"}
+    said = Job(
+        name="x", source="/", entrypoint="t.py", hyperparameters={"a": False}, limits={"max_runtime": "1h"}
+    ).to_dict()
+    kept = show._without_defaults(said)
+    assert kept["hyperparameters"] == {"a": False} and kept["limits"] == {"max_runtime": "1h"}
 
 
 def test_show_fits_on_a_terminal(ids):
