@@ -85,6 +85,7 @@ SLOW = (
     "runs/test_cap_histories.py",
     "runs/test_distributed_env.py",
     "runs/test_exactly_once.py",
+    "runs/test_capacity_page.py::test_a_run_that_finds_no_machines_goes_on_here",
     "runs/test_failover.py::test_a_run_lives_at_one_place_whatever_happens",
     "runs/test_faults.py",
     "runs/test_full_home.py",

@@ -69,7 +69,7 @@ def reaches(new: Plan, old: Plan) -> bool:
     A folder has the same path on both: whether it is the same folder is seen on the node (checkpoint.required).
     """
     if old.manifest.get("output"):
-        return bool(place(old) == place(new))
+        return bool(new.manifest.get("output")) and place(old) == place(new)  # SageMaker's layout is its own
     same = ("options", "output")
     return old.backend == new.backend and all(old.job.get(key) == new.job.get(key) for key in same)
 
