@@ -255,6 +255,15 @@ class HasManifests(Protocol):
 
 
 @runtime_checkable
+class HasEstimator(Protocol):
+    """A backend whose platform's own library has an object for a job, with which people continue."""
+
+    def estimator(self, plan: Plan) -> Any:
+        """Return that object for an attempt that was submitted; blocking (imports). Raises MissingExtra."""
+        ...
+
+
+@runtime_checkable
 class HasPreflight(Protocol):
     """A backend that can see from here, before anything is stored or sent, that an attempt cannot run.
 

@@ -25,9 +25,16 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "-o", "--output", metavar="FILE", default="job.yaml", show_default=True, type=click.Path(), help="The job file."
 )
 @options.target_option
+@click.option(
+    "--from",
+    "call",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Convert the SageMaker estimator call in this script or notebook.",
+)
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even where there is a script.")
 @click.option("--force", is_flag=True, help="Write over a job file that is there.")
-def command(script: str | None, output: str, target: str | None, trainer: bool, force: bool) -> int:
+def command(script: str | None, output: str, target: str | None, call: str | None, trainer: bool, force: bool) -> int:
     """Write a job file for a script, or for the shared trainer.
 
     SCRIPT is left out when the folder of the job file holds a train.py, or one script only. Without any script the job
@@ -39,9 +46,10 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
     \b
     cloudtrain init
     cloudtrain init src/train.py -t prod
+    cloudtrain init --from notebook.ipynb -t sagemaker
     """
-    if script and trainer:
-        raise click.UsageError("SCRIPT and --trainer exclude each other")
+    if bool(script) + trainer + bool(call) > 1:
+        raise click.UsageError("SCRIPT, --from and --trainer exclude each other")
     path = Path(output)
     folder = path.parent
     if not folder.is_dir():
@@ -50,12 +58,13 @@ def command(script: str | None, output: str, target: str | None, trainer: bool, 
         raise BadRequest(f"{path} is a folder", f"name the file: -o {path / 'job.yaml'}")
     if os.path.lexists(path) and not force:
         raise BadRequest(f"{path} is there already", "choose another name with -o, or write over it with --force")
-    entrypoint = _find_entrypoint(script, folder, trainer)
+    entrypoint = None if call else _find_entrypoint(script, folder, trainer)
     discovered = _discover_target(target, folder)
-    text = _job_file_text(folder.resolve(), entrypoint, target)
+    text = _converted(Path(call), target) if call else _job_file_text(folder.resolve(), entrypoint, target)
     _write(folder / SCHEMA, schema_text())
     _write(path, text)
-    terminal.print_lines(f"{path}  " + (f"runs {entrypoint}" if entrypoint else "uses the shared trainer"))
+    runs = f"the job of {call}; read its comments" if call else f"runs {entrypoint}"
+    terminal.print_lines(f"{path}  " + (runs if call or entrypoint else "uses the shared trainer"))
     if target and discovered:
         config_file = _add_target(folder, target, discovered)
         terminal.print_pairs([("target", f"[targets.{target}] in {config_file}: {', '.join(discovered)}")])
@@ -133,6 +142,19 @@ def _job_file_text(folder: Path, entrypoint: str | None, target: str | None) -> 
         choices = sorted({*registry.names(), *targets.named_targets()})
         lines.append(f"target: local                  # one of {', '.join(choices)}")
     return "\n".join(lines) + "\n"
+
+
+def _converted(path: Path, target: str | None) -> str:
+    """Return the job file of an estimator call; what the call does not say is a comment."""
+    import yaml
+
+    from cloudtrain.job.estimator_call import convert, read_code
+    from cloudtrain.job.job import fit_name
+
+    job, notes = convert(read_code(path))
+    job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or "sagemaker"}
+    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
+    return "\n".join(lines) + "\n" + yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
 
 
 def _text_of(script: Path) -> str:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloudtrain.backends.api import FETCHABLE
+from cloudtrain.backends.api import FETCHABLE, HasEstimator
 from cloudtrain.errors import BadRequest, CloudtrainError, RunFailed, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.history.records import AttemptRecord, MetricRow, RunRecord
@@ -224,6 +224,18 @@ class Run:
         what they package. Raises BadRequest.
         """
         return fetched.fetch(self.store, self.record, Path(into), what)
+
+    def estimator(self) -> Any:
+        """Return the newest attempt's `HuggingFace` estimator, for `.deploy()` and `.create_model()`; blocking (imports).
+
+        Its models run in the SDK's inference image of the same versions, or in the `image_uri` that you give them.
+        Raises BadRequest for a run of another backend, MissingExtra.
+        """
+        plan = self.attempts[-1].plan
+        backend = attempts.backend_of(plan, self.store.home)
+        if not isinstance(backend, HasEstimator):
+            raise BadRequest(f"{self.run_id} ran on {plan.backend}: only SageMaker's runs have an estimator")
+        return backend.estimator(plan)
 
     def resume(
         self,

@@ -56,6 +56,8 @@ def test_resume_is_the_next_attempt_of_the_same_run(submitter, job):
     assert run.state is State.SUCCEEDED
     with pytest.raises(BadRequest, match="nothing to resume"):
         run.resume()
+    with pytest.raises(BadRequest, match="only SageMaker's runs have an estimator"):
+        run.estimator()
 
 
 def test_rerun_is_a_new_run_over_the_same_bundle(submitter, job, source):

@@ -98,7 +98,6 @@ class SagemakerBackend:
         request = json.loads(json.dumps(plan.request))  # plain dicts and lists, whatever mapping types the plan holds
         try:
             if client.choose_client(request, self._options)[0] == "sdk":
-                client.require_sdk(self.name)
                 from cloudtrain.backends.sagemaker.huggingface_estimator import submit
 
                 return submit(self.aws, request)
@@ -259,6 +258,11 @@ class SagemakerBackend:
         except CloudtrainError:
             return {}
 
+    def estimator(self, plan: Plan) -> Any:
+        from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator
+
+        return build_estimator(self.aws, json.loads(json.dumps(plan.request)))
+
     def _job(self, handle: str) -> Mapping[str, Any] | None:
         """Return DescribeTrainingJob's answer for a handle, None if this account and region have no such job."""
         arn = status.ARN.fullmatch(handle)
@@ -291,9 +295,5 @@ class SagemakerBackend:
 
 
 def estimator(plan: Plan) -> Any:
-    """Return the HuggingFace estimator of a plan, for example to call `.deploy()`; needs the extra `sagemaker`."""
-    from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator
-
-    options = (plan.job.get("options") or {}).get("sagemaker") or {}
-    aws = Aws("sagemaker", options.get("region"), options.get("profile"), options.get("endpoint"))
-    return build_estimator(aws, json.loads(json.dumps(plan.request)))
+    """Return the HuggingFace estimator of a plan, for example to call `.deploy()`; raises MissingExtra."""
+    return SagemakerBackend((plan.job.get("options") or {}).get("sagemaker") or {}, Path()).estimator(plan)

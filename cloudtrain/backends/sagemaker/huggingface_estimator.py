@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.sagemaker.client import require_sdk
 from cloudtrain.backends.sagemaker.hyperparameters import script_mode
 from cloudtrain.errors import BackendError
 from cloudtrain.importing import Quickly
 
 if TYPE_CHECKING:
     from cloudtrain.backends.aws import Aws
+
+# Of Hugging Face's training images: 2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04
+TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gpu|cpu)-(?P<python>py\d+)")
 
 
 def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
@@ -152,16 +157,53 @@ def _instance_groups(resources: Mapping[str, Any]) -> list[Any] | None:
     return [InstanceGroup(*(group[name] for name in names)) for group in groups] or None
 
 
+def use_inference_image(estimator: Any) -> None:
+    """Give an estimator the versions by which the SDK chooses an inference image; raises BackendError where it lists none.
+
+    The image itself is chosen later, by the endpoint's instance type.
+    """
+    from sagemaker import image_uris
+
+    found = TAG.search(str(estimator.image_uri))
+    hint = "name an image of your own: deploy(..., image_uri=...)"
+    if found is None:
+        raise BackendError(
+            f"{estimator.image_uri} names no versions, by which an inference image could be chosen", hint
+        )
+    wanted = {"version": found["transformers"], "py_version": found["python"]}
+    region = estimator.sagemaker_session.boto_region_name
+    given = {"base_framework_version": f"pytorch{found['torch']}", "image_scope": "inference"}
+    try:
+        image_uris.retrieve("huggingface", region, instance_type="ml.m5.xlarge", **wanted, **given)
+    except ValueError:
+        message = (
+            f"the SDK lists no inference image with transformers {found['transformers']} and torch {found['torch']}"
+        )
+        raise BackendError(message, hint) from None
+    estimator.framework_version, estimator.pytorch_version = found["transformers"], found["torch"]
+    estimator.py_version = found["python"]
+
+
 @cache
 def _import_sdk() -> tuple[Any, Any, Any]:
-    """Import the SDK and turn off its notices."""
+    """Import the SDK and turn off its notices; raises MissingExtra."""
+    require_sdk("sagemaker")
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
     for name in ("sagemaker", "sagemaker.config"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # its errors are also raised as exceptions
     with Quickly():
         import sagemaker
+        from sagemaker import huggingface
         from sagemaker.estimator import _TrainingJob
-        from sagemaker.huggingface import HuggingFace
+
+    class HuggingFace(huggingface.HuggingFace):  # type: ignore[misc]
+        """An estimator whose models run in an inference image; the SDK's takes the training image."""
+
+        def create_model(self, *args: Any, **values: Any) -> Any:
+            if not values.get("image_uri"):
+                use_inference_image(self)
+                values["image_uri"] = None
+            return super().create_model(*args, **values)
 
     class CheckedSession(sagemaker.Session):  # type: ignore[misc]
         """A session that sends a training job only if the SDK's request is the planned one."""

@@ -39,7 +39,12 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
     calls = {}
     for client in ("sdk", "boto3"):
         chosen = options(simulator, client=client)
-        changes = {"labels": {"team": "nlp"}, "args": ["", "a b", "é"], "options": {"sagemaker": chosen}}
+        changes = {
+            "labels": {"team": "nlp"},
+            "hyperparameters": {"lr": 5e-5, "model": "a b"},
+            "args": ["", "a b", "é"],
+            "options": {"sagemaker": chosen},
+        }
         job = Job.from_dict({"name": "both", "source": str(source), "entrypoint": "train.py", **changes})
         backend = SagemakerBackend(chosen, home / "runs")
         plan = backend.plan(job, bundle, f"both-{client}")
@@ -52,11 +57,23 @@ def test_both_clients_send_what_plan_printed(sdk: Path, simulator: Simulator, ho
             )
             assert submitted_job["reported"] == []  # the SDK's telemetry
             handle = submitted_job["handle"]
+            tag = "2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04"
+            trained_in = [f"1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training:{tag}"]
+            trained_in.append(images.default_image("us-east-1"))
+            listed, not_listed = ask(sdk, "models", tmp_path / "plan.json", *trained_in, **simulator.environ)
+            assert "/huggingface-pytorch-inference:2.6.0-transformers4.51.3-gpu-py312-" in listed[0]
+            assert listed[1] == submitted_job["model"]
+            assert "no inference image with transformers 4.56.2 and torch 2.8.0" in not_listed[0]
+            assert not_listed[1] == "mine:1"
         else:
             handle = backend.submit(plan, bundle)
         sent = simulator.calls[: simulator.calls.index("sagemaker:CreateTrainingJob") + 1]
         calls[client] = sent
         assert backend.find(plan.attempt_id) == handle
+        described = simulator.call("sagemaker", "describe_training_job", TrainingJobName=plan.attempt_id)[
+            "HyperParameters"
+        ]
+        assert (described["lr"], described["model"]) == ("5e-05", '"a b"')
         assert simulator.jobs[plan.attempt_id].request == json.loads(json.dumps(plan.request))
     assert len(calls["sdk"]) <= 3 and len(calls["boto3"]) <= 3, calls
 

@@ -3,6 +3,7 @@
 with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that `fit` sends}
 with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
 with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
+with_the_sdk.py models PLAN IMAGE  the inference images of models that were trained in IMAGE ...
 with_the_sdk.py image REGION       the SDK's own address of the newest Hugging Face training image
 """
 
@@ -52,6 +53,27 @@ def submit(home: str, plan_file: str) -> dict:
     return {"handle": handle, "kind": type(made).__name__, "model": made.model_data, "reported": reported}
 
 
+def models(plan_file: str, *images: str) -> list:
+    """Create a model of the estimator of a plan, as if it had been trained in each image."""
+    import dataclasses
+
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.backends.sagemaker.backend import estimator
+    from cloudtrain.errors import BackendError
+
+    plan, answers = Plan.from_json(Path(plan_file).read_text()), []
+    for image in images:
+        specification = {**plan.request["AlgorithmSpecification"], "TrainingImage": image}
+        made = estimator(dataclasses.replace(plan, request={**plan.request, "AlgorithmSpecification": specification}))
+        try:
+            model = made.create_model()
+            serving = model.image_uri or model.serving_image_uri("us-east-1", "ml.g5.xlarge")
+            answers.append([serving, model.model_data])
+        except BackendError as error:
+            answers.append([error.message, made.create_model(image_uri="mine:1").image_uri])
+    return answers
+
+
 def outcome(home: str, plan_file: str) -> dict:
     from botocore.retries import standard
 
@@ -85,6 +107,8 @@ if __name__ == "__main__":
         print(json.dumps(requests(json.loads(Path(words[0]).read_text()))))
     elif what == "outcome":
         print(json.dumps(outcome(*words)))
+    elif what == "models":
+        print(json.dumps(models(*words)))
     elif what == "submit":
         print(json.dumps(submit(*words)))
     else:

@@ -1,0 +1,179 @@
+"""Convert an estimator call of the SageMaker SDK, in a script or notebook, into a job. The code is read, never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadRequest
+
+CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator")
+# Arguments of sagemaker 2.257.7's estimators -> key of a job; a value is taken as it is.
+KEYS = {
+    "entry_point": "entrypoint",
+    "source_dir": "source",
+    "hyperparameters": "hyperparameters",
+    "environment": "env",
+    "image_uri": "image",
+    "base_job_name": "name",
+    "instance_type": "resources.instance_type",
+    "instance_count": "num_nodes",
+    "volume_size": "resources.disk_gb",
+    "use_spot_instances": "resources.use_spot",
+    "output_path": "output",
+    "role": "options.sagemaker.role",
+    "subnets": "options.sagemaker.subnets",
+    "security_group_ids": "options.sagemaker.security_groups",
+    "output_kms_key": "options.sagemaker.kms_key",
+    "volume_kms_key": "options.sagemaker.volume_kms_key",
+    "enable_network_isolation": "options.sagemaker.isolate",
+    "encrypt_inter_container_traffic": "options.sagemaker.encrypt_traffic",
+    "keep_alive_period_in_seconds": "options.sagemaker.keep_alive_s",
+    "training_plan": "options.sagemaker.training_plan",
+    "enable_infra_check": "options.sagemaker.infra_check",
+    "enable_remote_debug": "options.sagemaker.remote_debug",
+    "enable_session_tag_chaining": "options.sagemaker.session_chaining",
+    "training_repository_credentials_provider_arn": "options.sagemaker.registry_credentials",
+}
+CHANGED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "max_run": ("limits.max_runtime", lambda value: f"{value}s"),
+    "max_wait": ("options.sagemaker.max_wait", lambda value: f"{value}s"),
+    "max_retry_attempts": ("retry.max_attempts", lambda value: value + 1),
+    "disable_output_compression": ("options.sagemaker.compress", lambda value: not value),
+    "training_repository_access_mode": ("options.sagemaker.private_registry", lambda value: value == "Vpc"),
+    "metric_definitions": ("metrics", lambda value: {metric["Name"]: metric["Regex"] for metric in value}),
+    "tags": (
+        "labels",
+        lambda value: dict(value) if isinstance(value, dict) else {tag["Key"]: tag["Value"] for tag in value},
+    ),
+}
+WITHOUT = {  # what needs no key, and why
+    "distribution": "our launcher starts a rank for each GPU",
+    "checkpoint_s3_uri": "checkpoints are below output, and each run finds its own again",
+    "checkpoint_local_path": "/opt/ml/checkpoints is always copied",
+    "sagemaker_session": "options.sagemaker has profile, region and bucket",
+    "code_location": "options.sagemaker.bucket and prefix",
+}
+NOTHING = ("py_version", "debugger_hook_config", "disable_profiler", "enable_sagemaker_metrics")  # neither key nor note
+VERSIONS = ("transformers_version", "pytorch_version", "tensorflow_version", "framework_version")
+COMPUTED_NOTE = "{}: write it yourself, the code computes it: {}"
+
+
+def read_code(path: Path) -> str:
+    """Return a script's text, or the code cells of a notebook; raises BadRequest."""
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix != ".ipynb":
+            return text
+        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}", "name a Python script or a notebook") from None
+    lines = "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells).splitlines()
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+
+
+def convert(code: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the job of the last estimator call in a code, and notes on what it lacks; raises BadRequest without one.
+
+    Values are literals, or names that the code gives literals. What is computed becomes a note.
+    """
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        raise BadRequest(
+            f"line {error.lineno} is no Python: {error.msg}", "name a Python script or a notebook"
+        ) from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in CLASSES]
+    if not calls:
+        raise BadRequest(f"there is no call of {', '.join(CLASSES)}", "name the script or notebook that has it")
+    names = dict(_literals(tree))
+    job: dict[str, Any] = {}
+    notes: list[str] = []
+    versions = []
+    for keyword in max(calls, key=lambda call: call.lineno).keywords:
+        name = str(keyword.arg)
+        value = _value(keyword.value, names)
+        key, change = (KEYS[name], None) if name in KEYS else CHANGED.get(name, ("", None))
+        if name in VERSIONS:
+            versions.append(f"{name} {value}")
+        elif not key and name not in NOTHING:
+            notes.append(f"{name}: {WITHOUT.get(name, 'no key of a job; look in docs/sagemaker-options.md')}")
+        elif key and value is _COMPUTED:
+            notes.append(COMPUTED_NOTE.format(key, ast.unparse(keyword.value)))
+        elif key and value is not None:
+            _put(job, key, change(value) if change else value)
+    if versions and "image" not in job:
+        notes.append(f"image: left out, it is Hugging Face's newest; for {', '.join(versions)} write its URI")
+    _add_inputs(job, tree, names, notes)
+    if any(isinstance(value, bool | list | dict) for value in job.get("hyperparameters", {}).values()):
+        job["arg_style"] = "hf"  # as SageMaker gives them: --fp16 True, and JSON
+    return job, notes
+
+
+_COMPUTED = object()
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a code gives a literal, in order."""
+    known: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            value = known[node.targets[0].id] = _value(node.value, known)
+            yield node.targets[0].id, value
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression of literals and known names, else _COMPUTED."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, _COMPUTED)
+    if isinstance(node, ast.JoinedStr):
+        parts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, names) for part in node.values]
+        return _COMPUTED if _COMPUTED in parts else "".join(map(str, parts))
+    if isinstance(node, ast.Dict):
+        items = [(_value(key, names) if key else _COMPUTED, _value(value, names)) for key, value in
+                 zip(node.keys, node.values, strict=True)]  # fmt: skip
+        return _COMPUTED if any(_COMPUTED in item for item in items) else dict(items)
+    if isinstance(node, ast.List | ast.Tuple):
+        found = [_value(item, names) for item in node.elts]
+        return _COMPUTED if any(item is _COMPUTED for item in found) else found
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return _product(node, names)
+
+
+def _product(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of 24 * 60 * 60, else _COMPUTED."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = [_value(side, names) for side in (node.left, node.right)]
+        if all(isinstance(side, int | float) for side in sides):
+            return sides[0] * sides[1]
+    return _COMPUTED
+
+
+def _put(job: dict[str, Any], path: str, value: Any) -> None:
+    *folders, name = path.split(".")
+    for folder in folders:
+        job = job.setdefault(folder, {})
+    job[name] = value
+
+
+def _add_inputs(job: dict[str, Any], tree: ast.Module, names: Mapping[str, Any], notes: list[str]) -> None:
+    """Add the inputs of the last `fit` in a code."""
+    fits = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "fit"]
+    given = [[*fit.args[:1], *(word.value for word in fit.keywords if word.arg == "inputs")] for fit in fits]
+    for expression in [found[0] for found in given if found][-1:]:
+        value = _value(expression, names)
+        if isinstance(value, str):
+            value = {"training": value}  # the channel's name where `fit` gets one URI
+        if isinstance(value, dict):
+            job["inputs"] = value
+        elif value is not None:
+            notes.append(COMPUTED_NOTE.format("inputs", ast.unparse(expression)))

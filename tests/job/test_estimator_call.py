@@ -1,0 +1,124 @@
+"""Estimator calls become jobs; the code is never run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloudtrain.backends.sagemaker.options import SagemakerOptions
+from cloudtrain.cli import main
+from cloudtrain.errors import BadRequest
+from cloudtrain.job import estimator_call
+from cloudtrain.job.estimator_call import convert, read_code
+from cloudtrain.job.job import Job
+from tests.backends.sagemaker.notebooks import CALLS, HEAD
+
+DOCS = Path(__file__).parents[2] / "docs"
+LARGE = """
+from sagemaker.huggingface import HuggingFace
+KMS = "alias/data"
+estimator = HuggingFace(
+    entry_point="run_clm.py", source_dir="scripts", role="arn:aws:iam::123456789012:role/training", instance_count=4,
+    instance_type="ml.p4d.24xlarge", volume_size=500, max_run=2 * 3600, output_path="s3://bucket/out", output_kms_key=KMS,
+    subnets=["subnet-1"], security_group_ids=["sg-1"], enable_network_isolation=False, max_retry_attempts=2,
+    keep_alive_period_in_seconds=600, disable_output_compression=True, tags={"team": "nlp"}, base_job_name="clm",
+    metric_definitions=[{"Name": "loss", "Regex": "loss=([0-9.]+)"}], environment={"A": "b"}, debugger_hook_config=False,
+    distribution={"smdistributed": {"dataparallel": {"enabled": True}}}, hyperparameters={"fp16": True, "lr": 5e-5},
+    transformers_version="4.28.1", pytorch_version="2.0.0", py_version="py310", model_uri="s3://bucket/start",
+)
+estimator.fit("s3://bucket/data")
+"""
+
+
+def test_every_argument_has_its_key_or_a_note() -> None:
+    job, notes = convert(LARGE)
+    assert job == {
+        "entrypoint": "run_clm.py",
+        "source": "scripts",
+        "num_nodes": 4,
+        "resources": {"instance_type": "ml.p4d.24xlarge", "disk_gb": 500},
+        "limits": {"max_runtime": "7200s"},
+        "output": "s3://bucket/out",
+        "retry": {"max_attempts": 3},
+        "labels": {"team": "nlp"},
+        "name": "clm",
+        "metrics": {"loss": "loss=([0-9.]+)"},
+        "env": {"A": "b"},
+        "hyperparameters": {"fp16": True, "lr": 5e-5},
+        "arg_style": "hf",
+        "inputs": {"training": "s3://bucket/data"},
+        "options": {
+            "sagemaker": {
+                "role": "arn:aws:iam::123456789012:role/training",
+                "kms_key": "alias/data",
+                "subnets": ["subnet-1"],
+                "security_groups": ["sg-1"],
+                "isolate": False,
+                "keep_alive_s": 600,
+                "compress": False,
+            }
+        },
+    }
+    Job.from_dict(job)
+    assert [note.partition(":")[0] for note in notes] == ["distribution", "model_uri", "image"]
+    assert "transformers_version 4.28.1, pytorch_version 2.0.0" in notes[-1]
+
+
+def test_ten_notebooks_become_jobs() -> None:
+    for name, call in CALLS.items():
+        job, notes = convert(HEAD + call)
+        SagemakerOptions(**job.get("options", {}).get("sagemaker", {}))
+        assert Job.from_dict(job).entrypoint == f"{name}.py"
+        assert "options.sagemaker.role: write it yourself, the code computes it: role" in notes
+
+
+def test_the_code_is_not_run_and_what_it_computes_is_said(tmp_path: Path) -> None:
+    code = (
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nk = ask()\nEstimator(entry_point=k, image_uri=f'{{k}}:1').fit(data())"
+    )
+    job, notes = convert(code)
+    assert job == {} and not (tmp_path / "ran").exists()
+    assert [note.partition(":")[0] for note in notes] == ["entrypoint", "image", "inputs"]
+    for wrong in ("print(1)", "def"):
+        with pytest.raises(BadRequest):
+            convert(wrong)
+
+
+def test_a_notebook_is_read_without_its_magic(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# title"]},
+        {"cell_type": "code", "source": ["%pip install sagemaker\n", "!ls\n", "x = 'train.py'"]},
+        {"cell_type": "code", "source": "Estimator(entry_point=x)"},
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    assert convert(read_code(tmp_path / "n.ipynb"))[0] == {"entrypoint": "train.py"}
+    (tmp_path / "broken.ipynb").write_text("[]")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_code(tmp_path / "broken.ipynb")
+
+
+def test_init_writes_the_job_of_a_call(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "launch.py").write_text(HEAD + CALLS["every_channel"])
+    output = tmp_path / "job.yaml"
+    assert main(["init", "--from", str(tmp_path / "launch.py"), "-o", str(output)]) == 0
+    text = output.read_text()
+    assert "# options.sagemaker.role: write it yourself" in text and "arg_style: hf" in text
+    assert main(["init", "--from", str(output), "x.py"]) == 2
+
+
+def test_the_page_shows_what_init_writes() -> None:
+    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", (DOCS / "sagemaker-sdk.md").read_text(), re.DOTALL)
+    shown = yaml.safe_load(blocks[1])
+    assert {**convert(blocks[0])[0], "name": "estimator", "target": "sagemaker"} == shown
+
+
+def test_what_is_mapped_are_keys_of_a_job() -> None:
+    for key in [*estimator_call.KEYS.values(), *(key for key, _ in estimator_call.CHANGED.values())]:
+        first, _, rest = key.partition(".")
+        assert first in Job.model_fields
+        if first == "options":
+            assert rest.partition(".")[2] in SagemakerOptions.model_fields
