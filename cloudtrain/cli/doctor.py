@@ -33,17 +33,31 @@ class Finding(NamedTuple):
 
 @options.command()
 @click.argument("target", required=False, shell_complete=options.complete_targets)
+@click.option(
+    "-t",
+    "--target",
+    "more",
+    metavar="TARGET",
+    multiple=True,
+    shell_complete=options.complete_targets,
+    help="Another backend or target to check; may be repeated.",
+)
 @click.option("--job", metavar="JOB", type=click.Path(), help="Ask the platform whether it would start this job, too.")
 @options.json_option
-def command(target: str | None, job: str | None, as_json: bool) -> int:
+def command(target: str | None, more: tuple[str, ...], job: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
     TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
     a check failed.
+
+    \b
+    cloudtrain doctor -t cluster -t pair --job job.yaml
     """
-    all_findings = list(findings(target or "local"))
-    if job:
-        all_findings += _check_job(job, target or "local")
+    names = dict.fromkeys([*([target] if target else []), *more]) or {"local": None}
+    all_findings = list(_check_machine())
+    for name in names:
+        all_findings += _check_target(name, {})
+        all_findings += _check_job(job, name) if job else ()
     problems = [finding for finding in all_findings if finding.ok is False]
     if as_json:
         terminal.print_json([finding.to_dict() for finding in all_findings], indent=2)

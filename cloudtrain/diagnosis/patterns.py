@@ -31,7 +31,7 @@ class FailureClass:
     often_handled: bool = False
     ambiguous_in_raise: bool = False
     only_in_traceback: bool = False
-    fixes: Mapping[str, str] = field(default_factory=dict)  # by signal
+    fixes: Mapping[str, str] = field(default_factory=dict)  # by signal, or by backend
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.backends.api import ATTACHED
+from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.verdict import End, Verdict
 from cloudtrain.errors import CloudtrainError
@@ -40,6 +41,8 @@ def judge_attempt(store: Store, attempt: AttemptRecord, status: Status, lines: I
     verdict = replace(verdict, deciding=clean_line(verdict.deciding), raised=clean_line(verdict.raised))
     if verdict.label == "missing-file" and (sentence := _not_sent(attempt, verdict.deciding)):
         verdict = replace(verdict, change=sentence)
+    elif verdict.label in (classes := patterns.classes()):  # a machine of one's own gives no more disk_gb
+        verdict = replace(verdict, change=classes[verdict.label].fixes.get(attempt.plan.backend, verdict.change))
     event = Event(attempt.attempt_id, NODE, 0, status.ended_at or now(), KIND, verdict.to_dict())
     if not store.database.read_only:
         store.record(attempt.attempt_id, events=[event])

@@ -313,6 +313,15 @@ def test_doctor_names_what_stands_in_the_way(cli, project, monkeypatch):
     assert "install git" in cli("doctor").out
 
 
+def test_doctor_checks_several_targets(cli, project):
+    tables = [f'[targets.{name}]\nbackend = "local"\npython = "/nowhere/{name}"\n' for name in ("a", "b", "c")]
+    (project / "cloudtrain.toml").write_text("".join(tables))
+    shown = cli("doctor", "c", "-t", "a", "-t", "b", "-t", "a", "--json")
+    problems = [row["what"] for row in shown.json if row["what"].startswith("target ")]
+    assert shown.code == 1 and problems == ["target c", "target a", "target b"]
+    assert sum(row["what"] == "git" for row in shown.json) == 1, "this machine once"
+
+
 def test_doctor_reports_a_history_that_cannot_be_used(cli, home):
     home.mkdir()
     (home / "history.sqlite3").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -77,3 +78,21 @@ def test_a_hostile_place_is_shown_as_text(attempt):
     log[1] = log[1]._replace(text='  File "/run/source/\x1b]0;title\x07rows\u202e.py", line 7, in <module>')
     assert verdict_record.judge_attempt(store, record, FAILED, log).raised == "rows.py, line 7"
     assert "\\u202e" not in json.dumps([event.data for event in store.events("tiny-1")])
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("sagemaker", "ask for more disk_gb"),
+        ("slurm", "your quota of the shared folder"),
+        ("ssh", "free space on that machine"),
+        ("local", "free space on this machine's disk"),
+    ],
+)
+def test_a_full_disk_has_a_fix_that_its_place_offers(attempt, backend, words):
+    store, record = attempt
+    record = replace(record, plan=replace(record.plan, backend=backend))
+    full = lines("OSError: [Errno 28] No space left on device")
+    verdict = verdict_record.judge_attempt(store, record, FAILED, full)
+    assert verdict.label == "disk-full" and words in verdict.change
+    assert ("disk_gb" in verdict.change) == (backend == "sagemaker")
