@@ -11,11 +11,11 @@ from cloudtrain.cli.view import options, runs, summary, terminal
 @click.argument("uri", metavar="URI")
 @options.json_option
 def command(uri: str, as_json: bool) -> int:
-    """Bring a run that was submitted elsewhere into the history.
+    """Add a run that was submitted elsewhere to the history here.
 
-    URI is the run's folder below its job's output: a path, s3:// or gs://. Attempts, events, metrics, log, verdict and
-    provenance are then shown as where it was submitted. Attaching again brings what is new. It cannot be cancelled,
-    resumed or run again from here.
+    URI is the run's folder in its job's output: a path, s3:// or gs://. `show`, `logs` and `metrics` then work on it as on
+    a run of your own. `cloudtrain attach URI` a second time reads what is new since then. The run cannot be cancelled or
+    rerun from here.
 
     \b
     cloudtrain attach s3://bucket/runs/tiny-lm-261120-101500-ab3d

@@ -12,10 +12,10 @@ from cloudtrain.errors import CloudtrainError
 @click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
 @options.json_option
 def command(run_ids: tuple[str, ...], as_json: bool) -> int:
-    """End runs and everything that they started.
+    """Cancel runs, and stop everything that they started.
 
-    The request is stored before it is acted on. Waits up to 10 seconds for the platform's answer, and says so when it has
-    not come yet: the run ends nevertheless. A run that has ended already is left as it is.
+    It waits up to 10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
+    background watcher cancels the run later. A run that has already ended does not change.
     """
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     code = 0

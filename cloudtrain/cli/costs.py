@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     metavar="target|user|month|label.NAME",
     help="What to sum by: target, user, month, or a label of the job.",
 )
-@click.option("--since", metavar="WHEN", help="Only attempts that were started since then: 2026-11-01, or 30d.")
+@click.option(
+    "--since", metavar="WHEN", help="Only attempts that started after a date or within a time: 2026-11-01, 30d."
+)
 @options.json_option
 def command(by: str, since: str | None, as_json: bool) -> int:
-    """Print what runs have spent, by target, user, label or month.
+    """Print what runs have cost, by target, user, label or month.
 
-    It sums the runs in this machine's history: the seconds that the platform bills, else the measured time, at the price of
-    each attempt's plan. Live attempts count until now. Storage, transfers and logs are in no figure.
+    It adds up the runs in this machine's history. Each attempt costs its billed seconds times the price in its plan; where
+    the platform reports no billed seconds, the measured time counts. Running attempts count until now. Storage, data
+    transfer and logs are not included.
 
     \b
     cloudtrain costs --by month

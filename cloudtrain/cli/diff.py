@@ -20,11 +20,10 @@ PATCH_LINES = 40  # shown of the difference between the patches
 @click.argument("second", metavar="RUN", shell_complete=options.complete_runs)
 @options.json_option
 def command(first: str, second: str, as_json: bool) -> int:
-    """Show what two runs differ in.
+    """Show the differences between two runs.
 
-    The job's values, hyperparameters, the native request, the source (commit, and the patch of a tree with changes), the
-    versions of installed packages and the results: state, exit code and the last value of every metric. What names a run
-    itself counts as equal.
+    It compares the jobs, hyperparameters, requests to the platform, sources (commit and uncommitted changes), installed
+    packages and results: state, exit code and last metrics. Ids and paths that contain the run's own name are ignored.
 
     \b
     cloudtrain diff tiny-lm-26 tiny-lm-27

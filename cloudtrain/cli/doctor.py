@@ -42,13 +42,13 @@ class Finding(NamedTuple):
     shell_complete=options.complete_targets,
     help="Another backend or target to check; may be repeated.",
 )
-@click.option("--job", metavar="JOB", type=click.Path(), help="Ask the platform whether it would start this job, too.")
+@click.option("--job", metavar="JOB", type=click.Path(), help="Also ask the platform whether it would accept this job.")
 @options.json_option
 def command(target: str | None, more: tuple[str, ...], job: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
-    TARGET is a backend or a target of cloudtrain.toml; left out, it is local. Nothing is submitted. Exits with 1 when
-    a check failed.
+    TARGET is a backend or a target of cloudtrain.toml; the default is local. Nothing is submitted. The exit code is 1 when a
+    check fails.
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml

@@ -30,14 +30,19 @@ RESULT_VARIABLES = {  # where a script writes its results
     type=click.Path(),
     help="Folder that gets model/, outputs/ and checkpoints/.",
 )
-@click.option("--what", multiple=True, type=click.Choice((*FETCHABLE, WORKDIR)), help="Only this; may be repeated.")
+@click.option(
+    "--what",
+    multiple=True,
+    type=click.Choice((*FETCHABLE, WORKDIR)),
+    help="Copy only this; may be repeated. workdir: the script's folder (local only).",
+)
 @options.json_option
 def command(run_id: str | None, output: str, what: tuple[str, ...], as_json: bool) -> int:
     """Copy a run's model, outputs and checkpoints into a folder.
 
-    Without RUN it is the newest. They lie in model/, outputs/ and checkpoints/ below the folder; what is there already
-    and equal is not copied again where the backend can tell. A fetch that was interrupted continues with the next one.
-    Exits with 1 when a run that has ended left nothing.
+    The default RUN is the newest. The folder gets model/, outputs/ and checkpoints/. Files that are already there and
+    unchanged are not copied again, where the backend can tell. An interrupted fetch continues when you repeat it. The exit
+    code is 1 when an ended run has no files.
 
     \b
     cloudtrain fetch -o out/

@@ -32,16 +32,17 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     type=click.Path(exists=True, dir_okay=False),
     help="Convert the SageMaker estimator call in this script or notebook.",
 )
-@click.option("--trainer", is_flag=True, help="Use the shared trainer even where there is a script.")
-@click.option("--force", is_flag=True, help="Write over a job file that is there.")
+@click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
+@click.option("--force", is_flag=True, help="Overwrite an existing job file.")
 def command(script: str | None, output: str, target: str | None, call: str | None, trainer: bool, force: bool) -> int:
     """Write a job file for a script, or for the shared trainer.
 
-    SCRIPT is left out when the folder of the job file holds a train.py, or one script only. Without any script the job
-    is the shared trainer's. Beside it stands job.schema.json, which editors take from the job file's first line.
+    The default SCRIPT is train.py, or the only script in the folder. Without any script the job file is for the shared
+    trainer, cloudtrain's own training program. It also writes job.schema.json; the job file's first line points editors to
+    it.
 
-    With -t and the name of a backend it looks up the account's facts, for sagemaker region, account, profile, bucket and
-    role. They become a target of that name in cloudtrain.toml beside the job file.
+    With `-t BACKEND` it also looks up your account and adds a target to cloudtrain.toml. For sagemaker that is the region,
+    account, profile, bucket and role.
 
     \b
     cloudtrain init

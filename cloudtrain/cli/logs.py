@@ -15,11 +15,9 @@ from cloudtrain.cli.view.log import Interrupted, LineFormatter, print_log
 @click.option("--node", type=click.IntRange(0), help="Only this node.")
 @click.option("--rank", type=click.IntRange(-1), help="Only this rank; -1 is the launcher.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines (and with -f what follows).")
-@click.option("--after", metavar="CURSOR", help="Continue after a line: its cursor is in --json.")
-@click.option(
-    "--number", is_flag=True, help="Print each line's number on its node, as verdicts and the console have it."
-)
-@click.option("--raw", is_flag=True, help="Exactly what the job wrote: no prefixes, marked lines too.")
+@click.option("--after", metavar="CURSOR", help="Continue after a line; --json prints each line's cursor.")
+@click.option("--number", is_flag=True, help="Number the lines of each node; failure messages name these numbers.")
+@click.option("--raw", is_flag=True, help="Print exactly what the job wrote: no prefixes, hidden lines included.")
 @options.json_option
 def command(
     run_id: str | None,
@@ -34,10 +32,10 @@ def command(
 ) -> int:
     """Print a run's log, of all nodes.
 
-    With -f it prints lines as they come until the run has ended, and exits with 0; `wait` prints nothing and exits with the
-    run's code. Without RUN it is the newest. Where there are several ranks, [node:rank] stands before each line. Marked
-    lines (::cloudtrain::) are left out, unless --raw or --json is given; --json prints one object a line: at, node, rank,
-    seq, text and cursor. On a terminal control sequences are taken out of the text; a pipe gets it as it is.
+    The default RUN is the newest. With -f it follows the log until the run ends; the exit code is then still 0, and `wait`
+    returns the run's. With several ranks each line begins with [node:rank]. Lines that begin with ::cloudtrain:: (metrics and
+    states for the history) are hidden, except with --raw and --json. --json prints one object per line: at, node, rank, seq,
+    text and cursor. Escape sequences are removed when a terminal shows the log, and kept in a pipe.
 
     \b
     cloudtrain logs -f

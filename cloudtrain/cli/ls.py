@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool) -> int:
     """List runs, the newest first.
 
-    `loss` is the last one reported. On a narrow terminal columns are left out rather than wrapped.
+    The column `loss` has each run's last loss. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5

@@ -24,22 +24,22 @@ COLUMNS = ("step", "name", "value", "at", "attempt", "rank", "epoch")  # of CSV 
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...", shell_complete=options.complete_runs)
 @click.option("--name", metavar="NAME", help="Every point of one metric, such as loss.")
 @options.rank_option
-@click.option("--plot", is_flag=True, help="Draw the curves here: all of them, or with --name one.")
+@click.option("--plot", is_flag=True, help="Draw curves in the terminal: all of them, or with --name one.")
 @click.option("--over", type=click.Choice(["step", "epoch"]), default="step", help="The axis of --plot; default: step.")
 @click.option("--csv", "as_csv", is_flag=True, help=f"Print {','.join(COLUMNS)} as CSV.")
 @options.json_option
 def command(
     run_ids: tuple[str, ...], name: str | None, rank: int | None, plot: bool, over: str, as_csv: bool, as_json: bool
 ) -> int:
-    """Print the metrics of runs.
+    """Print or plot the metrics of runs.
 
-    Without RUN it is the newest. A summary of every metric, or with --name its points. --json prints one object a line:
-    step, name, value (null where it is no finite number), at, attempt, rank and epoch (null where it is not known). Of
-    several runs every row says whose it is (run_id). --plot draws the curves with characters; several runs come into one
-    picture. What an attempt did again after a resume is drawn faint.
+    The default RUN is the newest. Without --name it prints a summary of every metric, with --name every point of one.
+    --json prints one object per line: run_id with several runs, step, name, value, at, attempt, rank and epoch; unknown or
+    not finite values are null. --plot draws curves in the terminal, several runs in one chart. Points that an attempt
+    repeated after a resume are drawn faint.
 
-    No curve mixes ranks. A metric that rank 0 has not logged is shown of the lowest rank that has. A run that has no metric
-    NAME is an error (exit code 1).
+    Each curve shows one rank: rank 0, or the lowest rank that logged the metric. The exit code is 1 when a run has no metric
+    NAME.
 
     \b
     cloudtrain metrics

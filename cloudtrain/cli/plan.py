@@ -17,12 +17,14 @@ from cloudtrain.cli.view.summary import print_plan
 
 @options.command()
 @options.job_options
-@click.option("--key", metavar="KEY", help="Name the run by a key, as submit --key would.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Keep the plan in a file that `submit` takes.")
+@click.option("--key", metavar="KEY", help="Plan the run that `submit --key KEY` would start.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Write the plan to a file that `submit` accepts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @options.force_option
 @options.verbose_option
-@click.option("--manifests", is_flag=True, help="Print what `kubectl apply -f -` takes (Kubernetes).")
+@click.option("--manifests", is_flag=True, help="Print manifests for `kubectl apply -f -` (Kubernetes).")
 def command(
     words: options.JobWords,
     target: str | None,
@@ -35,9 +37,8 @@ def command(
 ) -> int:
     """Print what would be submitted, and submit nothing.
 
-    The source is packaged and the exact native request is made; no network, no credentials, no SDK is needed. With -o
-    the plan is kept: `cloudtrain submit plan.json` sends that very plan. --verbose prints the request whole, with the
-    launcher's variables and long texts.
+    It packages the source and builds the exact request for the platform, without network, credentials or SDK. With -o it
+    writes the plan to a file; `cloudtrain submit plan.json` sends exactly that plan.
 
     \b
     cloudtrain plan                      the job.yaml here

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 def command(action: str | None, names: tuple[str, ...], google_key_env: str | None, as_json: bool) -> int:
     """Show the price lists that plans use, or refresh them.
 
-    `refresh` reads lists over the network; no other command does. LIST is provider/region. Without one it reads the lists
-    that are stored and those of the targets in cloudtrain.toml. A list that cannot be read leaves the stored one as it is.
+    `cloudtrain prices` shows the stored lists. `cloudtrain prices refresh` downloads lists; no other command downloads
+    prices. LIST is provider/region; the default is all stored lists and those of the targets in cloudtrain.toml. When a
+    download fails, the stored list stays.
 
     \b
     cloudtrain prices

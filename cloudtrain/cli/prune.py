@@ -12,15 +12,17 @@ from cloudtrain.job import units
 
 
 @options.command()
-@click.option("--older", required=True, metavar="TIME", help="Runs that ended longer ago: 30d, 12h.")
+@click.option(
+    "--older", required=True, metavar="TIME", help="Delete runs that ended more than this time ago: 30d, 12h."
+)
 @dry_run_option
 @here_option
 @yes_option
 @options.json_option
 def command(older: str, dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete the runs that ended long ago, and what they left.
+    """Delete old runs, and their files on platforms and hosts.
 
-    The same as `cloudtrain rm` for each of them.
+    It does what `cloudtrain rm` does, for each of these runs.
 
     \b
     cloudtrain prune --older 30d --dry-run

@@ -19,10 +19,10 @@ from cloudtrain.job.units import format_size
 @options.rank_option
 @options.json_option
 def command(run_id: str | None, output: Path | None, rank: int | None, as_json: bool) -> int:
-    """Write a run into one HTML file.
+    """Write a report on a run as one HTML file.
 
-    Without RUN it is the newest. Curves, use, provenance, job, plan and the logs of all nodes: the file holds everything
-    that it shows, opens from disk and works offline. It needs plotly: pip install 'cloudtrain[console]'.
+    The default RUN is the newest. The file has curves, hardware usage, provenance, job, plan and the logs of all nodes, and
+    works offline. It needs plotly, which pip install 'cloudtrain[console]' installs.
 
     \b
     cloudtrain report tiny-lm-26 -o report.html

@@ -11,10 +11,8 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.command()
 @options.run_named
 @options.sets_option
-@click.option(
-    "--source", metavar="DIR", type=click.Path(), help="Package this folder again instead of the run's own source."
-)
-@click.option("--key", metavar="KEY", help="Name the new run by a key.")
+@click.option("--source", metavar="DIR", type=click.Path(), help="Use this folder instead of the run's source.")
+@click.option("--key", metavar="KEY", help="The same key returns the same new run, as in submit.")
 @options.force_option
 @options.ending_options
 @options.json_option
@@ -32,7 +30,7 @@ def command(
 ) -> int:
     """Start a new run of the same job.
 
-    It has RUN as its parent, and the very source that RUN had (or that of --source), with values changed by --set.
+    The new run uses the source of RUN, or the folder of --source, and the values of --set. RUN is recorded as its parent.
 
     \b
     cloudtrain rerun tiny-lm-26 --set hyperparameters.learning_rate=1e-4 -f

@@ -32,14 +32,14 @@ def command(
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 
-    The same run under the same id, from the newest complete checkpoint of any of its attempts. A run that continues or
-    has succeeded is refused. With -f only the new attempt's log is followed.
+    The run keeps its id. The newest complete checkpoint of any of its attempts is used. A run that is still running or that
+    has succeeded is refused. With -f the log of the new attempt is followed.
 
     \b
     cloudtrain resume tiny-lm-26 -t lab --processes 4
 
-    With -t the run resumes on another target, where its output can be reached. Limits, resources, ranks and options may
-    change; what is trained may not.
+    With -t it resumes on another target, which must be able to read the run's output. You can change limits, resources,
+    ranks and options with --set, but no hyperparameters.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

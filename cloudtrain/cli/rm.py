@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 here_option = click.option(
-    "--here", is_flag=True, help="Only delete what is on this machine; the platform is not asked."
+    "--here", is_flag=True, help="Delete only files on this machine; those on platforms and hosts stay."
 )
 
 
@@ -29,10 +29,10 @@ here_option = click.option(
 @yes_option
 @options.json_option
 def command(run_ids: tuple[str, ...], dry_run: bool, here: bool, yes: bool, as_json: bool) -> int:
-    """Delete runs and what they left on platforms, hosts and here.
+    """Delete runs, and their files here, on platforms and on hosts.
 
-    Prints places and sizes first, and asks. A live run is refused. The output that a job names stays; so do uploaded
-    sources, which runs share.
+    It prints places and sizes, and asks. A live run is refused. It keeps the job's `output` folder with its checkpoints and
+    models, and uploaded sources, because other runs may use them.
 
     \b
     cloudtrain rm tiny-lm-26 --dry-run

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 @click.option(
     "--patch",
     is_flag=True,
-    help="Print the patch of the tree that was submitted, for git apply; what it lacks is noted.",
+    help="Print the uncommitted changes that were submitted, for git apply; files that it leaves out go to standard error.",
 )
-@click.option(
-    "--requirements", is_flag=True, help="Print the packages that the ranks of node 0 had, as pip freeze does."
-)
-@click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was written.")
+@click.option("--requirements", is_flag=True, help="Print the packages installed on node 0, as pip freeze does.")
+@click.option("--origin", is_flag=True, help="RUN is a job file or script: show every value and where it was set.")
 @options.target_option
 @options.sets_option
 @options.verbose_option
@@ -44,8 +42,8 @@ def command(
 ) -> int:
     """Show a run: its state, attempts, times and job.
 
-    Without RUN it is the newest. Of the job it shows what is not a default; --verbose shows all values. With --origin it
-    shows the values of a job file instead, defaults and configuration included, and where each of them was written.
+    The default RUN is the newest. Values of the job that are defaults are hidden, unless --verbose is given. With --origin it
+    shows the values of a job file instead, with the file and line that set each of them.
 
     \b
     cloudtrain show

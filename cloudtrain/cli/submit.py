@@ -14,13 +14,9 @@ from cloudtrain.errors import BadRequest
 @options.command()
 @options.job_options
 @options.ending_options
-@click.option("--key", metavar="KEY", help="Name the run by a key: submitting it again returns the same run.")
-@click.option(
-    "--new", is_flag=True, help="Start a new run, even where an interrupted submit of the same job could be finished."
-)
-@click.option(
-    "--adopt", is_flag=True, help="Take up an interrupted submit of the same job, even one that is old or has failed."
-)
+@click.option("--key", metavar="KEY", help="A name for this submission: submitting it again returns the same run.")
+@click.option("--new", is_flag=True, help="Start a new run, even when an interrupted submit of this job exists.")
+@click.option("--adopt", is_flag=True, help="Finish an interrupted submit of this job, even an old or failed one.")
 @options.force_option
 @options.json_option
 def command(
@@ -38,11 +34,12 @@ def command(
 ) -> int:
     """Submit a job file, a script or a plan.
 
-    Without JOB it is the job.yaml here. A script needs no job file: its source is the current folder when the
-    script lies below it, else the root of its git work tree, or its own folder. What follows -- goes to the script; without
-    JOB, where its first word is a program, it is a command that runs once per node.
+    The default JOB is job.yaml in this folder. A script needs no job file: the current folder is packaged when it contains
+    the script. Otherwise the script's git repository is packaged, or else the folder of the script. Arguments after -- go
+    to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
 
-    The run continues when this command ends: Ctrl-C while following only detaches and exits with 130.
+    The run does not depend on this command: Ctrl-C detaches, with exit code 130. When an earlier submit of the same job was
+    interrupted, that run is finished instead of starting a second one; --new and --adopt decide in doubtful cases.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

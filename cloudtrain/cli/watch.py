@@ -19,10 +19,10 @@ STANDBY_POLL_S = 0.25
 def command(run_id: str | None, as_json: bool) -> int:
     """Watch a run in the foreground, for CI and tmux.
 
-    What `submit` starts in the background: it brings log events, metrics and states into the history and starts the next
-    attempt when one is due. `wait` and `logs -f` only look at a run that is watched. While another process watches it
-    stands by, and takes over when that one ends. Exits with the run's own code; the run continues when this command is
-    interrupted.
+    `submit` usually starts this in the background. It collects logs, metrics and states into the history, and starts the
+    next attempt when one is due. When another process already watches the run, this one waits, and takes over when the
+    other ends. The exit code is the run's. Ctrl-C ends the watching only: the run continues, and the next cloudtrain command
+    starts a watcher again.
     """
     from cloudtrain.runs.watch import Watcher
 

@@ -97,14 +97,16 @@ rank_option = click.option(
     metavar="RANK",
     help="Metrics of this rank, or all: a curve for each; default: 0.",
 )
-verbose_option = click.option("--verbose", is_flag=True, help="Print what is shortened or left out, too.")
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Print everything, also what is hidden or shortened by default."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
     "-t",
     "--target",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Backend, or target of cloudtrain.toml; wins over the job's own.",
+    help="Backend, or target of cloudtrain.toml; replaces the job's target.",
 )
 sets_option = click.option(
     "--set",
@@ -142,7 +144,7 @@ def job_options(function: F) -> F:
                 "env",
                 metavar="NAME[=VALUE]",
                 multiple=True,
-                help="Environment variable of the ranks; without =VALUE it is taken from here. May be repeated.",
+                help="Environment variable of the job; without =VALUE, the value in your shell. May be repeated.",
             ),
         ]
     ):
@@ -173,7 +175,7 @@ def layout(function: F) -> F:
 
 
 force_option = click.option(
-    "--force", is_flag=True, help="Take a job that does not fit on its GPUs, too (docs/fit.md)."
+    "--force", is_flag=True, help="Accept a job that does not fit into its GPUs' memory (docs/fit.md)."
 )
 
 
@@ -187,10 +189,8 @@ def ending_options(function: F) -> F:
     """Add --follow, --wait, --on-interrupt and --yes, for commands that start an attempt."""
     for add in reversed(
         [
-            click.option(
-                "-f", "--follow", is_flag=True, help="Print the log as it comes, and exit with the run's own code."
-            ),
-            click.option("--wait", is_flag=True, help="Wait for the end in silence, and exit with the run's own code."),
+            click.option("-f", "--follow", is_flag=True, help="Follow the log, and exit with the run's exit code."),
+            click.option("--wait", is_flag=True, help="Wait until the run ends, and exit with its exit code."),
             click.option(
                 "--on-interrupt",
                 type=click.Choice(["detach", "cancel"]),
@@ -199,7 +199,10 @@ def ending_options(function: F) -> F:
                 help="What Ctrl-C does while following or waiting: leave the run alone, or cancel it.",
             ),
             click.option(
-                "-y", "--yes", is_flag=True, help="Do not ask about a run that may cost more than confirm_above."
+                "-y",
+                "--yes",
+                is_flag=True,
+                help="Do not ask when a run may cost more than confirm_above in cloudtrain.toml.",
             ),
         ]
     ):

@@ -43,7 +43,7 @@ class Starts:
         if newest <= self._number:
             return ""
         which, own = newest // MOST, self._number // MOST
-        later = f"attempt {which}" if which != own else f"another start of attempt {own}"
+        later = f"attempt {which}" if which != own else f"a later launcher of attempt {own}"
         return f"{later} of this run has begun: this one is replaced and ends"
 
     def _newest(self) -> int:

@@ -29,7 +29,7 @@ open(run + "/starts/00020001", "x").close()
 def test_each_start_has_a_number_of_its_own(tmp_path: Path):
     first, again = Starts(str(tmp_path), 1), Starts(str(tmp_path), 1)
     assert again.replaced() == ""
-    assert first.replaced() == "another start of attempt 1 of this run has begun: this one is replaced and ends"
+    assert first.replaced() == "a later launcher of attempt 1 of this run has begun: this one is replaced and ends"
     second = Starts(str(tmp_path), 2)
     assert second.replaced() == ""
     assert again.replaced() == "attempt 2 of this run has begun: this one is replaced and ends"
