@@ -96,7 +96,7 @@ nodes.reap=nodes.supervisor.kill_leftovers nodes.status_of=nodes.directory.to_st
 nodes.supervised=nodes.supervisor.is_supervised nodes.stop=nodes.supervisor.stop
 nodes.read_status=nodes.supervisor.read_status nodes.tail=nodes.logs.tail
 notebook.Runs=runs.listing.Runs notebook.runs=runs.listing.runs
-report.page=report.page.render sharedrun.SharedAttempt=backends.api.AttachedAttempt
+report.page=report.page.render sharedrun.SharedAttempt=backends.plan.AttachedAttempt
 sharedrun.SharedBackend=backends.attached.backend.AttachedBackend sharedrun.SharedRun=backends.attached.run.AttachedRun
 simulators.vertex.address=simulators.vertex.server.find_url
 simulators.vertex.opened=simulators.vertex.server.ensure_started simulators.life.Pace=simulators.vertex.lifecycle.Behavior

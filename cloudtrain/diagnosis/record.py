@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from cloudtrain.backends.api import ATTACHED
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.diagnosis import patterns
 from cloudtrain.diagnosis.judge import judge
 from cloudtrain.diagnosis.verdict import End, Verdict

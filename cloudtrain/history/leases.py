@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cloudtrain.backends.api import ATTACHED
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.events import FINAL
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired

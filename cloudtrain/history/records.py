@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.backends.api import ATTACHED, Plan
+from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.events import State, Status
 
 RUNS = (

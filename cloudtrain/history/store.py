@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cloudtrain.backends.api import ATTACHED, Plan
+from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired

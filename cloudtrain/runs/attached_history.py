@@ -18,7 +18,8 @@ from cloudtrain.runs import watch_log
 from cloudtrain.runs.collect import Collector
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.api import AttachedAttempt, ReadsOutputs
+    from cloudtrain.backends.api import ReadsOutputs
+    from cloudtrain.backends.plan import AttachedAttempt
     from cloudtrain.history.store import Store
 
 MOST_BYTES = 512 << 20  # of all event files of a run together; those behind are left out

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends import registry
-from cloudtrain.backends.api import ATTACHED, Backend, Plan
+from cloudtrain.backends.api import Backend
+from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.errors import BackendError
 
 if TYPE_CHECKING:

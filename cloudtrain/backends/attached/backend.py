@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain.backends.api import ATTACHED, FETCHABLE, AttachedAttempt, Feature, Plan
+from cloudtrain.backends.api import FETCHABLE, Feature
 from cloudtrain.backends.attached.run import AttachedRun
+from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, Problem
 from cloudtrain.events import LogLine, State, Status
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.backends.api import AttachedAttempt, Plan
+from cloudtrain.backends.plan import AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import State, Status
 from cloudtrain.job.units import format_time, now, seconds_since

@@ -1,0 +1,100 @@
+"""The plan of an attempt: everything that is sent, as plain data, and the longest time that it may be billed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cloudtrain.errors import BadRequest
+from cloudtrain.events import Status
+
+PLAN_VERSION = 1
+ATTACHED = "attached:"  # prefix of the identity and handles of a run that was submitted elsewhere; no backend uses it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be sent for one attempt, as plain data: printing it is the dry run."""
+
+    backend: str
+    run_id: str
+    attempt: int
+    request: Mapping[str, Any]  # the platform's own request; ${...} stands for values that only the server knows
+    bundle: Mapping[str, Any]  # sha256, source_sha256, size_bytes, files, commit, dirty
+    manifest: Mapping[str, Any]  # see cloudtrain.backends.manifest.Manifest
+    job: Mapping[str, Any]  # the resolved job, from which the same bundle can be built again
+    target: str = ""
+    retries: str = "client"  # who starts the next attempt: client or platform
+    price: Mapping[str, Any] | None = None  # {"usd_per_hour", "as_of", "source"}; None when it is not known
+    notes: tuple[str, ...] = ()
+    fit: Mapping[str, Any] | None = None  # whether its GPUs' memory is enough: cloudtrain.forecast.fit.Fit.to_dict
+    time: Mapping[str, Any] | None = None  # how long it takes: cloudtrain.forecast.duration.forecast
+    at_most: Mapping[str, Any] | None = None  # worst case of the whole run: cloudtrain.runs.cap.worst_case
+    candidates: tuple[Mapping[str, Any], ...] = ()  # of several targets or accelerators: cloudtrain.runs.candidates
+    version: int = field(default=PLAN_VERSION, compare=False)
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.run_id}-a{self.attempt}"
+
+    def to_json(self) -> str:
+        """Return the plan as indented JSON with a final newline."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote; raises BadRequest when the text is something else."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BadRequest(f"the plan is not JSON: {error}") from None
+        if not isinstance(data, dict) or not {"backend", "run_id", "request", "manifest", "job"} <= data.keys():
+            raise BadRequest("the file is not a plan", "cloudtrain plan job.yaml -o plan.json writes one")
+        if data.get("version") != PLAN_VERSION:
+            raise BadRequest(
+                f"the plan has version {data.get('version')}, this cloudtrain reads version {PLAN_VERSION}",
+                "make the plan again with this version",
+            )
+        unknown = data.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise BadRequest(f"the plan has unknown entries: {', '.join(sorted(unknown))}")
+        return cls(**data | {name: tuple(data.get(name, ())) for name in ("notes", "candidates")})
+
+
+@dataclass(frozen=True)
+class AttachedAttempt:
+    """An attempt of a run that was submitted elsewhere, as the run's output has it."""
+
+    uri: str  # of the run's folder
+    plan: Plan
+    status: Status
+    created_at: str
+    provenance: Mapping[str, Any]  # commit, patch and the like, as cloudtrain.source.provenance has it
+
+    @property
+    def handle(self) -> str:
+        return f"{ATTACHED}{self.plan.attempt_id}@{self.uri}"
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The longest time that each node of an attempt may be billed, by the native limits in its request.
+
+    Attributes:
+        seconds: of one node, with restarts by the platform and the time between SIGTERM and SIGKILL; None without a bound.
+        note: what is not in it, or why nothing bounds it; "" for neither.
+    """
+
+    seconds: int | None
+    note: str = ""
+
+    @classmethod
+    def of_launcher(cls, plan: Plan) -> TimeLimit:
+        """Return the limit that the launcher on each node holds by its own clock."""
+        seconds = math.ceil(plan.manifest["max_runtime_s"] + plan.manifest["grace_s"])
+        return cls(
+            seconds, "the launcher ends the job, and then uploads results; the machine itself is not switched off"
+        )
