@@ -79,9 +79,9 @@ training training.distributed: DistributedTraining
 """
 # old=new of single names that went elsewhere than their module
 _SYMBOLS = """
-backends.kubernetes.CLAIMS=backends.kubernetes.backend.VOLUME_PERMISSIONS
-backends.kubernetes.NEEDED=backends.kubernetes.backend.REQUIRED_PERMISSIONS
-backends.kubernetes.QUEUED=backends.kubernetes.backend.QUEUE_PERMISSIONS
+backends.kubernetes.CLAIMS=backends.kubernetes.doctor.VOLUME_PERMISSIONS
+backends.kubernetes.NEEDED=backends.kubernetes.doctor.REQUIRED_PERMISSIONS
+backends.kubernetes.QUEUED=backends.kubernetes.doctor.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 attached.refresh=runs.attached_history.refresh
 backend.LogLine=events.LogLine backends.ssh.CUT_OFF_S=backends.ssh.status.CUT_OFF_S
