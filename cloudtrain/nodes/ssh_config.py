@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from asyncssh import SSHKey
 
 CONFIG_S = 10.0  # `Match exec` runs programs
+# Of this process's variables ssh gets these: a secret among the others must be in no other process.
+_VARIABLES = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 _OFF = ("no", "off", "false")
 
 
@@ -88,9 +90,9 @@ def read(address: str, port: int | None, user: str | None, known: str | None) ->
         config = Path(own_home, ".ssh", "config")
         given += ["-F", str(config) if config.exists() else "none"]
     try:
-        asked = subprocess.run(
-            ["ssh", "-G", *given, "--", address], capture_output=True, text=True, timeout=CONFIG_S, check=False
-        )
+        env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        argv = ["ssh", "-G", *given, "--", address]
+        asked = subprocess.run(argv, capture_output=True, text=True, timeout=CONFIG_S, check=False, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if asked.returncode != 0:
