@@ -77,6 +77,7 @@ class Fault:
     after: bool = False  # the request is carried out and its response is lost
     delay_s: float = 0.0
     skip: int = 0  # so many matching requests pass first
+    then: Sequence[Fault] = ()  # begin when this one has met a request
     headers: Mapping[str, str] = field(default_factory=dict)  # of the error response
 
 
@@ -91,7 +92,7 @@ class Server:
         self._lock = threading.Lock()
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []  # method and path with query, in the order of arrival
-        self.responses: list[tuple[str, str, int]] = []  # the same with the status; 0: closed without a response
+        self.responses: list[tuple[Request, int]] = []  # requests with their status; 0: closed without a response
         self.request_bodies: list[tuple[str, str, bytes]] = []  # method, path and body of requests that had one
         self.received_bytes = 0  # bytes of all bodies
         self.active_at = time.monotonic()
@@ -113,7 +114,7 @@ class Server:
     def _handle_request(self, request: Request) -> Response | None:
         response = self._respond(request)
         with self._lock:
-            self.responses.append((request.method, request.path, response.status if response else 0))
+            self.responses.append((request, response.status if response else 0))
         return response
 
     def _respond(self, request: Request) -> Response | None:
@@ -140,6 +141,8 @@ class Server:
                     fault.skip -= 1
                     continue
                 fault.times -= 1
+                self.faults.extend(fault.then)
+                fault.then = ()
                 return fault
         return None
 

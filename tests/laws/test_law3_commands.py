@@ -1,7 +1,8 @@
 """Law 3, submissions: drawn sequences of lost answers by the real command line, a fresh process for each command.
 
 The platforms are the simulators. An outage lasts while the user repeats commands, and the watcher that
-the first submit started takes part in the whole sequence.
+the first submit started takes part in the whole sequence. Every other sequence, from the first on, begins with a job that
+was made and about which nothing is answered.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PROGRAM = [sys.executable, "-m", "cloudtrain.cli"]
 class User:
     """Somebody who submits one job again and again from a shell, and what they were told."""
 
-    def __init__(self, platform: Platform, folder: Path, seed: int) -> None:
+    def __init__(self, platform: Any, folder: Path, seed: int, away: bool) -> None:
+        self.away = away  # the first job is made, and nothing about it is answered
         self.platform, self.folder, self.choose = platform, folder, random.Random(seed)
         folder.mkdir(parents=True)
         (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
@@ -51,7 +53,8 @@ class User:
         self.log: list[Any] = [seed]
 
     def go(self) -> Counter[str]:
-        self._outage(self.platform.lose)
+        away = self.away and not isinstance(self.platform, Kubernetes)
+        self._outage((lambda _: self.platform.away()) if away else self.platform.lose)
         self._do("submit")
         for _ in range(self.choose.randint(1, 2)):
             self._outage(self.platform.fail)
@@ -107,6 +110,8 @@ class User:
         made = self.platform.jobs()
         assert len(made) == len(set(made)), f"an attempt has two jobs, {made}: {self.log}"
         assert len(made) - self.before <= self.wanted, f"{made} for {self.wanted} submissions: {self.log}"
+        if isinstance(self.platform, Vertex):  # elsewhere a name is taken once, whoever sends it again
+            self.platform.check_asked()
 
     def _runs(self) -> list[Run]:
         store = Store(self.home)
@@ -133,7 +138,7 @@ def sequences(platforms: dict[str, Platform], folder: Path, count: int, figure: 
     print(f"CLOUDTRAIN_SEED={first}")
 
     def drive(name: str) -> Counter[str]:
-        users = (User(platforms[name], folder / f"{name}-{n}", first + n) for n in range(count))
+        users = (User(platforms[name], folder / f"{name}-{n}", first + n, n % 2 == 0) for n in range(count))
         return sum((user.go() for user in users), Counter())
 
     with ThreadPoolExecutor(len(platforms)) as pool:
