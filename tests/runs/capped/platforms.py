@@ -96,10 +96,13 @@ class SageMaker(Platform):
         patch.setattr(training_job, "Host", lambda *a: SageMakerHost(clock, a[4]))
         patch.setattr(training_job.TrainingJob, "_upload", lambda _: None)
         self.backend = SagemakerBackend(self.options, folder)
-        self.backend.aws = SimpleNamespace(call=lambda _, operation, **values: getattr(self, operation)(**values))
-        for name, result in (("_check_account", None), ("_check_account_is", None), ("_upload", None), ("images", {})):
+        self.backend.aws = SimpleNamespace(
+            region="us-east-1", call=lambda _, operation, **values: getattr(self, operation)(**values)
+        )
+        for name, result in (("_check_account", None), ("_check_account_is", None), ("images", {})):
             patch.setattr(self.backend, name, lambda *_, result=result: result)
         patch.setattr(self.backend, "logs", lambda *_, **__: iter(()))
+        patch.setattr("cloudtrain.backends.sagemaker.upload.upload", lambda *_: None)
 
     def create_training_job(self, **request: Any) -> dict[str, str]:
         name = request["TrainingJobName"]
