@@ -123,7 +123,7 @@ def test_a_cost_that_is_not_known_is_confirmed_where_machines_are_rented(tmp_pat
         'backend = "sagemaker"\nregion = "us-east-1"\nbucket = "my-bucket"\nrole = "arn:aws:iam::123456789012:role/r"\n'
     )
     (tmp_path / "cloudtrain.toml").write_text(f"[targets.prod]\n{options}[budgets]\n{ABOVE}\n")
-    words = ["submit", "train.py", "-t", "prod", "--set", "resources.instance_type=ml.p9.48xlarge"]
+    words = ["submit", "train.py", "-t", "prod", "--set", "resources.instance_type=ml.p9.48xlarge", "--gpus", "H100:8"]
     assert main([*words, "--set", "image=img:1"]) == 2
     assert "may cost is not known" in capsys.readouterr().err
 

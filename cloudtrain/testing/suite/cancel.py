@@ -16,6 +16,7 @@ class CancelContract(ContractFixtures):
         script = (
             "import os, signal, subprocess, sys, time\n"
             "def leave(*_):\n"
+            "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # Slurm signals every process, and so does the launcher
             "    for n in range(100): print('leaving', n, flush=True)\n"
             "    sys.exit(0)\n"  # but the state must not be SUCCEEDED
             "signal.signal(signal.SIGTERM, leave)\n"
