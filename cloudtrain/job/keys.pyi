@@ -143,7 +143,7 @@ class JobKeys(TypedDict, total=False):
     min_nodes: int | None
     """Fewer nodes than num_nodes are accepted down to this number."""
     processes_per_node: int | None
-    """Ranks of a node; left out: its accelerators, or 1."""
+    """Processes (ranks) on each node; default: one per accelerator, or 1."""
     distributed_env: Literal["auto", "always"]
     """always: one process gets RANK, WORLD_SIZE and MASTER_ADDR too; auto: where its script needs them."""
     sm_env: bool | None
@@ -175,7 +175,7 @@ class JobKeys(TypedDict, total=False):
     image: str | None
     """Container image; left out: the backend's default."""
     target: str | Sequence[str]
-    """A backend, or a target named in cloudtrain.toml; of several one is chosen."""
+    """A backend, or a target of cloudtrain.toml; of a list, `prefer` decides which."""
     prefer: Literal["cost", "time", "order"]
     """Which of several targets and accelerators is tried first: cheapest, fastest, or first as written."""
     options: Mapping[str, Mapping[str, Any]]

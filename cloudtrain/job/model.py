@@ -94,7 +94,7 @@ class JobModel(Spec):
         default=None, description="Fewer nodes than num_nodes are accepted down to this number."
     )
     processes_per_node: Count | None = Field(
-        default=None, description="Ranks of a node; left out: its accelerators, or 1."
+        default=None, description="Processes (ranks) on each node; default: one per accelerator, or 1."
     )
     distributed_env: Literal["auto", "always"] = Field(
         default="auto",
@@ -135,7 +135,7 @@ class JobModel(Spec):
     retry: Retry = Field(default=Retry(), description="When a new attempt is started.")
     image: str | None = Field(default=None, description="Container image; left out: the backend's default.")
     target: OneOrMore[Annotated[str, Field(min_length=1)]] = Field(
-        default="local", description="A backend, or a target named in cloudtrain.toml; of several one is chosen."
+        default="local", description="A backend, or a target of cloudtrain.toml; of a list, `prefer` decides which."
     )
     prefer: Literal["cost", "time", "order"] = Field(
         default="cost",

@@ -106,7 +106,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
     p, fields = job.parallelism, ("num_nodes", "processes_per_node", "resources", "parallelism", "entrypoint", "run")
     sharded = p.strategy not in ("none", "ddp")
     if sharded and job.form != "script":
-        message = f"is {p.strategy}, but what is no script starts its own ranks"
+        message = f"is {p.strategy}, but a command starts its own ranks"
         hint = "write entrypoint: train.py, or leave it out and let the command say it"
         yield Conflict(fields, Problem(message, "parallelism.strategy", hint))
     elif sharded:
@@ -160,7 +160,7 @@ def _entry(job: JobModel) -> Iterator[Conflict]:
                 hint = 'write them into the text, or entrypoint: ["bash", "run.sh"]'
                 yield Conflict(("run", name), Problem("goes to no script: run is a text", name, hint))
     if job.form != "script" and (job.processes_per_node or 1) > 1:
-        message = f"is {job.processes_per_node}, but what is no script runs once per node and starts its own ranks"
+        message = f"is {job.processes_per_node}, but a command runs once per node and starts its own ranks"
         yield Conflict(
             ("entrypoint", "run", "processes_per_node"), Problem(message, "processes_per_node", "leave it out")
         )

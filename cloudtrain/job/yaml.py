@@ -113,7 +113,9 @@ class _Reader:
             events = (event for event in yaml.parse(text.translate(cover), Loader=loader))
             root = self.compose(events)
         except UnicodeEncodeError as error:
-            raise _Stop("half of a surrogate pair is no character", text.count("\n", 0, error.start) + 1) from None
+            raise _Stop(
+                "contains an invalid character (a lone surrogate)", text.count("\n", 0, error.start) + 1
+            ) from None
         except yaml.MarkedYAMLError as error:
             opened = error.context_mark if re.search("flow|quoted", error.context or "") else None
             mark = opened or error.problem_mark or error.context_mark  # what is never closed is found at its beginning
@@ -152,7 +154,7 @@ class _Reader:
                 tag = None if event.tag == "!" else event.tag
                 made = _Node(line, tag, event.implicit[0] and event.tag is None, event.value.translate(self.uncover))
                 if _HALF.search(made.value):
-                    self.problem("half of a surrogate pair is no character", line)
+                    self.problem("contains an invalid character (a lone surrogate)", line)
             else:
                 items = []
                 while not isinstance(inner := next(events), yaml.CollectionEndEvent):

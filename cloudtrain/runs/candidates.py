@@ -52,7 +52,7 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         names = ", ".join(dict.fromkeys(away))
         notes.append(f"{names} cannot read the checkpoints of {first.target}: tried only while there are none")
     if not (first.job.get("limits") or {}).get("max_wait"):
-        notes.append("without limits.max_wait a request that stays pending is not withdrawn for the next candidate")
+        notes.append("limits.max_wait is not set: the next candidate is not tried while a request is pending")
     return replace(first, candidates=tuple(rows), notes=tuple(notes))
 
 

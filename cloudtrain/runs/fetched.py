@@ -69,7 +69,7 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
     assert newest.handle is not None
     backend = attempts.backend_of(newest.plan, store.home, newest.handle)
     if WORKDIR in what and Feature.WORKDIR not in backend.features:
-        hint = "keep: [out] in the job brings such files home from every backend"
+        hint = "add keep: [out] to the job: the files of that folder can then be fetched from every backend"
         raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
     with owned(folder, run.run_id):
         try:

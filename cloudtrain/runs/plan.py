@@ -273,4 +273,4 @@ def _where(path: str, name: str, target: str) -> str:
     """Return where an option is written: once for all jobs, or for this one."""
     option = path.removeprefix(f"options.{name}.")
     table = f"[targets.{target}]" + (f' and backend = "{name}"' if target == name else "")
-    return f"{option} = ... below {table} of cloudtrain.toml, or --set {path}=..."
+    return f"set {option} = ... in section {table} of cloudtrain.toml, or pass --set {path}=..."

@@ -38,12 +38,12 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
     if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
         changes["sm_env"] = True
         notes.append(
-            f"{found.place} reads {found.text[1:]}: SageMaker's variables are set, for the run's folders (sm_env)"
+            f"{found.place} reads {found.text[1:]}: the SM_ variables are set, with the run's folders (sm_env)"
         )
     if job.aip_env is None and not backend.startswith("vertex") and (found := texts.find(_AIP)):
         changes["aip_env"] = True
         notes.append(
-            f"{found.place} reads {found.text[1:]}: Vertex AI's variables are set, for the run's folders (aip_env)"
+            f"{found.place} reads {found.text[1:]}: the AIP_ variables are set, with the run's folders (aip_env)"
         )
     if not on_sagemaker and (found := texts.find(_OPT_ML)):
         hint = "read SM_MODEL_DIR and the like, or pass {model_dir}"

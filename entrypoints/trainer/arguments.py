@@ -74,7 +74,7 @@ class Arguments:
     tokenizer: str = _is("", "Hub name, folder, input:NAME, or bpe:4096 to train one. Default: the model's, bpe:4096.")
     model_type: str = _is("llama", "Architecture from scratch: llama, qwen2, gpt2, bert or any that transformers has.")
     hidden_size: int = _is(256, "Width, from scratch.")
-    intermediate_size: int = _is(-1, "Width of the feed-forward part, from scratch; -1: as the architecture does it.")
+    intermediate_size: int = _is(-1, "Size of the feed-forward layers, from scratch; -1: the architecture's default.")
     num_hidden_layers: int = _is(4, "Layers, from scratch.")
     num_attention_heads: int = _is(4, "Attention heads, from scratch.")
     num_key_value_heads: int = _is(-1, "Key and value heads, from scratch; -1: as many as attention heads.")

@@ -41,12 +41,10 @@ def main() -> int:
         with exit_when_unsupported():
             check_versions()
             if context.parallelism.get("accelerate_config"):
-                raise Unsupported(
-                    "a model in memory is trained without an Accelerate file: leave accelerate_config out"
-                )
+                raise Unsupported("DistributedTraining takes no Accelerate file: leave accelerate_config out")
             plan = mesh.choose_plan(context.parallelism, context.world_size, context.num_nodes)
             if plan.strategy not in ("none", "ddp") or plan.world != plan.data_ranks:
-                raise Unsupported(f"a model in memory is trained data parallel (ddp), not {plan.described}")
+                raise Unsupported(f"DistributedTraining trains with ddp only, not {plan.described}")
             return train(arguments, context, plan)
     except Exception:
         traceback.print_exc()

@@ -66,7 +66,7 @@ SAID = [
     (
         "parallelism: {strategy: fdsp}",
         [
-            'job.yaml:2: parallelism.strategy: must be one of none, ddp, fsdp, hsdp, zero1, zero2, zero3, not the text "fdsp" (did you mean fsdp?)'
+            'job.yaml:2: parallelism.strategy: must be one of none, ddp, fsdp, hsdp, zero1, zero2, zero3, auto, not the text "fdsp" (did you mean fsdp?)'
         ],
     ),
     ("args: --tag x", ['job.yaml:2: args: must be a list, not the text "--tag x"']),

@@ -118,6 +118,4 @@ def test_a_field_that_is_wrong_by_itself_is_not_blamed_twice():
 def test_what_runs_once_per_node_has_no_strategy():
     with pytest.raises(BadJob) as refused:
         Job.load("name: x\nrun: torchrun t.py\nparallelism: {strategy: fsdp}")
-    assert [problem.message for problem in refused.value.problems] == [
-        "is fsdp, but what is no script starts its own ranks"
-    ]
+    assert [problem.message for problem in refused.value.problems] == ["is fsdp, but a command starts its own ranks"]

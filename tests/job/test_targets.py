@@ -264,12 +264,13 @@ def test_a_missing_option_says_where_it_is_written(project):
     [problem] = caught.value.problems
     assert (problem.path, problem.message) == ("options.slurm.folder", "is missing")
     assert problem.hint == (
-        'folder = ... below [targets.slurm] and backend = "slurm" of cloudtrain.toml, or --set options.slurm.folder=...'
+        'set folder = ... in section [targets.slurm] and backend = "slurm" of cloudtrain.toml,'
+        " or pass --set options.slurm.folder=..."
     )
     (project / "cloudtrain.toml").write_text('[targets.cluster]\nbackend = "slurm"\n')
     with pytest.raises(BadJob) as caught:
         Submitter("cluster").plan({"source": str(project), "entrypoint": "train.py"})
-    assert "below [targets.cluster] of cloudtrain.toml" in caught.value.problems[0].hint
+    assert "in section [targets.cluster] of cloudtrain.toml" in caught.value.problems[0].hint
 
 
 @pytest.mark.parametrize(

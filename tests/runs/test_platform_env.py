@@ -94,11 +94,11 @@ def test_what_the_source_reads_is_set_and_nothing_else(project: Path):  # noqa: 
 
 def test_the_plan_names_the_line(project: Path):  # noqa: F811
     (project / "train.py").write_text("import os\nprint(os.environ['SM_MODEL_DIR'])\n")
-    assert "train.py:2 reads SM_MODEL_DIR: SageMaker's variables are set" in notes(project)
+    assert "train.py:2 reads SM_MODEL_DIR: the SM_ variables are set" in notes(project)
     assert "SM_MODEL_DIR" not in notes(project, sm_env=False) and "reads" not in notes(project, "sagemaker-local")
     (project / "train.py").write_text("x = 'SM_80'\nos.getenv('AIP_MODEL_DIR')\n")
     assert "reads SM_" not in notes(project)
-    assert "train.py:2 reads AIP_MODEL_DIR: Vertex AI's variables are set" in notes(project)
+    assert "train.py:2 reads AIP_MODEL_DIR: the AIP_ variables are set" in notes(project)
 
 
 def test_a_path_of_sagemaker_gives_a_note_elsewhere(project: Path):  # noqa: F811

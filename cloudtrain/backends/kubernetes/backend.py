@@ -153,7 +153,7 @@ class KubernetesBackend:
     def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
         job = self._jobs.job(handle) or self._deleted_job(handle)
         if job is None:
-            raise BackendError(f"the Job of {handle} is gone", "its results may still lie in the output")
+            raise BackendError(f"the Job of {handle} is gone", "its results may still be in the job's output folder")
         base = get_annotations(job).get(OUTPUT, "")
         if not base:
             raise BackendError(

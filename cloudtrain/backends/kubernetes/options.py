@@ -57,6 +57,6 @@ class KubernetesOptions(BaseModel):
     ttl: str = Field("7d", description="how long the ended job is kept, with its pods and their logs")
     poll_s: float = Field(2.0, gt=0, description="seconds between two looks at a job")
     allow_host_paths: list[Annotated[str, Field(pattern="^/")]] = Field(
-        [], description="folders of the host that volumes of the overlay may mount, with what is below them"
+        [], description="host folders (and their subfolders) that hostPath volumes of the overlay may mount"
     )
     overlay: dict[str, Any] = Field({}, description="merged into the Job: any field of it, as kubectl takes it")

@@ -91,7 +91,7 @@ def _metadata(manifest: Mapping[str, Any], max_length: int) -> Iterator[Violatio
     name = str(metadata.get("name", ""))
     if not SUBDOMAIN.fullmatch(name) or len(name) > max_length:
         yield Violation(
-            "metadata.name", f"is no name here: {name!r} (small letters, digits and -, at most {max_length})"
+            "metadata.name", f"is not a valid name: {name!r} (lower-case letters, digits and -, at most {max_length})"
         )
     for key, value in (metadata.get("labels") or {}).items():
         if violation := check_label(str(key), str(value)):

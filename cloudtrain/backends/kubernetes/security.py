@@ -57,7 +57,7 @@ def _check_container(container: Mapping[str, Any], outer: Mapping[str, Any], pat
     if inherited.get("runAsNonRoot") is not True:
         yield Violation(f"{context}.runAsNonRoot", "must be true in a restricted pod")
     if inherited.get("runAsUser") == 0:
-        yield Violation(f"{context}.runAsUser", "must not be 0 in a restricted pod")
+        yield Violation(f"{context}.runAsUser", "must not be 0 (root) with security: restricted")
     if (inherited.get("seccompProfile") or {}).get("type") not in SECCOMP:
         yield Violation(f"{context}.seccompProfile.type", f"must be {' or '.join(SECCOMP)} in a restricted pod")
     if any(port.get("hostPort") for port in container.get("ports") or ()):

@@ -29,7 +29,7 @@ def build_channels(
     for option in ("shard", "pipe"):
         for name in options.get(option) or ():
             if name not in job.inputs:
-                problems.append(Problem(f"{name} is none of the job's inputs", f"options.sagemaker.{option}"))
+                problems.append(Problem(f"the job has no input {name}", f"options.sagemaker.{option}"))
     for name, item in job.inputs.items():
         if item.mode == "stream":
             if options.get("isolate"):

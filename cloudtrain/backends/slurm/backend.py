@@ -125,7 +125,7 @@ class SlurmBackend:
             self._agent.ask("write", given=job_number.encode(), path=f"{folder}/job")
         except BackendError as error:  # `find` gets the number from Slurm
             raise Unreachable(
-                f"Slurm has the job {job_number}, which cannot be noted: {error.message}", error.hint
+                f"Slurm has started job {job_number}, but its number cannot be stored: {error.message}", error.hint
             ) from None
         return folder
 

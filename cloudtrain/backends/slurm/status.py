@@ -124,7 +124,7 @@ def attempt_status(
         return Status(State.FAILED, script.code, f"the launcher did not start: {last_output()}", started)
     if not script.name and queue_entry is not None:
         hint = "is its folder on a file system that the nodes see?"
-        return Status(State.FAILED, EXIT_REFUSED, f"{explanation}: the job never wrote a line; {hint}", started)
+        return Status(State.FAILED, EXIT_REFUSED, f"{explanation}: the job printed nothing; {hint}", started)
     return Status(
         State.LOST,
         None,

@@ -37,7 +37,7 @@ class VertexOptions(BaseModel):
     tensorboard: str | None = Field(None, description="projects/P/locations/R/tensorboards/ID; needs service_account")
     web_access: bool = Field(False, description="interactive shells in the containers")
     persistent_resource: str | None = Field(None, description="id of a persistent resource to run on")
-    raw: dict[str, Any] = Field({}, description="merged into the CustomJob: any field of the API, as in its JSON")
+    raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")
     settle_s: float = Field(20.0, ge=0, description="how long lines of the log that come late are waited for")
     endpoint: str | None = Field(None, description="a simulator instead of Google: http://127.0.0.1:PORT")
 
@@ -51,4 +51,4 @@ class VertexLocalOptions(BaseModel):
     disable_retries: bool | None = Field(
         None, description="no restarts by the platform; default: when retry.max_attempts is 1"
     )
-    raw: dict[str, Any] = Field({}, description="merged into the CustomJob: any field of the API, as in its JSON")
+    raw: dict[str, Any] = Field({}, description="fields merged into the CustomJob, named as in Vertex AI's JSON API")

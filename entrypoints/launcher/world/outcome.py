@@ -94,7 +94,7 @@ class ClusterState:
         if not 0 <= node < self._manifest.nodes:
             return f"node rank {node} is not one of {self._manifest.nodes} nodes"
         if node in self._nodes:
-            return f"node rank {node} is taken by {self._nodes[node].hostname}"
+            return f"node rank {node} is already used by {self._nodes[node].hostname}"
         if processes != self._manifest.processes_per_node:
             return f"node {node} would start {processes} processes, not {self._manifest.processes_per_node}"
         self._nodes[node] = _Node(hostname)

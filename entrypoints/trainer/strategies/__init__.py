@@ -33,7 +33,7 @@ def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) 
     if mixed_precision == "fp16" and plan.carrier != "accelerate":
         raise Unsupported(f"--fp16 goes with strategies none and ddp only, not with {plan.described}; there is --bf16")
     if plan.offload and plan.carrier != "deepspeed" and not torch.cuda.is_available():
-        raise Unsupported("there is no GPU from which parallelism.offload could take anything; leave it out")
+        raise Unsupported("parallelism.offload moves memory from GPUs, and there is no GPU: leave it out")
     if plan.carrier == "deepspeed":
         from . import deepspeed
 

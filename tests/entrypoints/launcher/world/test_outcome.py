@@ -46,7 +46,7 @@ def test_all_start_when_all_are_ready():
 def test_who_does_not_belong_is_told_why():
     made = gang(started=False)
     assert made.join(0, "a", 1) is None
-    assert made.join(0, "b", 1) == "node rank 0 is taken by a"
+    assert made.join(0, "b", 1) == "node rank 0 is already used by a"
     assert made.join(2, "b", 1) == "node rank 2 is not one of 2 nodes"
     assert made.join(1, "b", 4) == "node 1 would start 4 processes, not 1"
     assert gang().join(1, "b", 1) == "the attempt has begun without it"
