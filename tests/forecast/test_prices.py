@@ -114,7 +114,7 @@ def test_a_damaged_list_counts_as_none(text: str, plan, home: Path):
 
 def test_what_is_not_known_is_not_zero(plan, home: Path, capsys):
     store(home, "sagemaker/us-east-1", {"ml.g5.2xlarge": 1.5}, f"{TODAY}")
-    job = on_sagemaker("us-east-1", instance_type="ml.p9.48xlarge")
+    job = on_sagemaker("us-east-1", instance_type="ml.p9.48xlarge", accelerators="H100:8")
     assert plan(job) == ("", None)
     assert main(["plan", "--set", "limits.max_cost=5 USD"]) == 2
     assert "cloudtrain prices refresh" in capsys.readouterr().err
