@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.job.document import Document
 
 _QUIET = {"secrets", "env", "options"}  # what stands there may be a secret: it is never repeated in a message
+KNOWN = "known are "
 ONE, SEVERAL = "[one]", "[several]"  # pydantic's names of the two forms of fields.OneOrMore; no part of a path
 _BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _KINDS = {
@@ -31,6 +32,11 @@ _KINDS = {
     "tuple": "a list",
     "set": "a list",
     "frozen_set": "a list",
+}
+# keys that a file of another tool has and a job file has not
+_OTHERS = {
+    "SkyPilot": {"workdir", "file_mounts", "envs", "service", "storage_mounts"},
+    "dstack": {"type", "commands", "python", "nodes", "ide", "fleets", "spot_policy", "max_duration"},
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -51,11 +57,18 @@ def explain(
     error: ValidationError, model: type[BaseModel], document: Document | None = None, prefix: Sequence[str] = ()
 ) -> list[Problem]:
     """Return every problem of a validation, in the file's order; `prefix` is where the model stands in the job."""
-    problems = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    if (tool := None if prefix else _other_tool(items)) and document is not None:
+        message = f"this is a {tool} file, and no job file"
+        hint = f"copy its setup and commands into a job file with compat: {tool.lower()}; docs/scripts.md has an example"
+        return [located(Problem(message, "", hint), document)]
+    problems: list[Problem] = []
+    for item in items:
         loc = tuple(part for part in item["loc"] if part not in ("[key]", ONE, SEVERAL))
         path = (*prefix, *loc)
         message, hint = _describe(item, model, loc, quiet=bool(_QUIET & set(path[:1])))
+        if hint.startswith(KNOWN) and any(hint == problem.hint for problem in problems):
+            hint = ""  # the same long list once
         problems.append(located(Problem(message, dotted(path), hint), document, path))
     return sorted(problems, key=lambda problem: problem.line or 0)
 
@@ -170,7 +183,13 @@ def _unknown(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, str]:
     elsewhere = [name for name in _names(model) if name.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return "is not a known key here", f"did you mean {elsewhere[0]}?"
-    return "is not a known key", f"known are {', '.join(sorted(keys))}" if keys else ""
+    return "is not a known key", f"{KNOWN}{', '.join(sorted(keys))}" if keys else ""
+
+
+def _other_tool(items: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the tool whose file this is, by two or more of its keys at the top; None for a job file with mistakes."""
+    unknown = {item["loc"][0] for item in items if item["type"] == "extra_forbidden" and len(item["loc"]) == 1}
+    return next((tool for tool, keys in _OTHERS.items() if len(unknown & keys) > 1), None)
 
 
 def _inner(model: type[BaseModel], part: Any) -> type[BaseModel] | None:

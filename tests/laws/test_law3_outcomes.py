@@ -160,7 +160,7 @@ class Vertex:
                 assert attempt not in unknown, f"{attempt} was sent again before a list had answered"
                 unknown.update([attempt] if status != 200 else [])
             elif request.method == "GET" and re.search(self.calls[1][1], request.path) and status == 200:
-                unknown -= set(re.findall('"(.*)"', request.query.get("filter", "")))
+                unknown.discard(request.query.get("filter", "").partition("=")[2])
 
     def check(self) -> None:
         self.check_asked()
