@@ -108,7 +108,7 @@ class Backend(Protocol):
 
     @classmethod
     def discover(cls) -> dict[str, Any]:
-        """Return options that the account's settings show (`cloudtrain init`); never raises."""
+        """Return options that the account's settings show (`cloudtrain init`); raises MissingExtra alone."""
         ...
 
 

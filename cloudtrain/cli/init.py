@@ -172,7 +172,10 @@ def _discover_target(target: str | None, folder: Path) -> dict[str, Any]:
 
     if target is None or target in targets.named_targets(folder):
         return {}
-    return registry.backend_class(target).discover()
+    discovered = registry.backend_class(target).discover()
+    if not discovered and target != "local":
+        terminal.note(f"nothing was found out about the account of {target}: no target is written to cloudtrain.toml")
+    return discovered
 
 
 def _add_target(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:

@@ -60,7 +60,9 @@ def explain(
     items = error.errors(include_url=False)
     if (tool := None if prefix else _other_tool(items)) and document is not None:
         message = f"this is a {tool} file, and no job file"
-        hint = f"copy its setup and commands into a job file with compat: {tool.lower()}; docs/scripts.md has an example"
+        hint = (
+            f"copy its setup and commands into a job file with compat: {tool.lower()}; docs/scripts.md has an example"
+        )
         return [located(Problem(message, "", hint), document)]
     problems: list[Problem] = []
     for item in items:

@@ -134,6 +134,25 @@ def test_init_writes_a_target_of_what_can_be_found_out(cli, tmp_path, monkeypatc
     assert shown.code == 0 and "[targets" not in shown.out, "nothing to find out, nothing to write"
 
 
+def test_init_for_a_cloud_whose_sdk_is_missing_says_so_and_writes_nothing(cli, project, monkeypatch):
+    before = sorted(project.iterdir())
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    shown = cli("init", "-t", "sagemaker")
+    assert shown.code == 2 and "pip install 'cloudtrain[sagemaker]'" in shown.err
+    assert sorted(project.iterdir()) == before
+    monkeypatch.undo()
+
+
+def test_init_without_an_account_says_that_no_target_is_written(cli, project, monkeypatch):
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nothing")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nothing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    shown = cli("init", "-t", "sagemaker")
+    assert shown.code == 0 and "nothing was found out about the account of sagemaker" in shown.err
+
+
 def test_init_finds_the_script(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setup.py").touch()

@@ -163,6 +163,28 @@ SAID = [
 ]
 
 
+def test_the_file_of_another_tool_is_named_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "SkyPilot": "resources: {accelerators: A100:8}\nworkdir: .\nfile_mounts: {/data: 's3://b/d'}\nenvs: {A: 1}\nrun: python train.py\n",
+        "dstack": "type: task\npython: 3.12\ncommands:\n  - python train.py\nresources: {gpu: 24GB}\n",
+    }
+    for tool, text in texts.items():
+        (tmp_path / "job.yaml").write_text(text)
+        with pytest.raises(BadJob) as caught:
+            Job.load("job.yaml")
+        assert f"job.yaml: this is a {tool} file, and no job file" in str(caught.value.problems[0])
+        assert "docs/scripts.md" in caught.value.problems[0].hint and "known are" not in str(caught.value)
+
+
+def test_the_known_keys_are_listed_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("run: x\nqqq: 1\nzzz: 2\n")
+    with pytest.raises(BadJob) as caught:
+        Job.load("job.yaml")
+    assert [problem.hint.startswith("known are ") for problem in caught.value.problems] == [True, False]
+
+
 @pytest.mark.parametrize(("text", "expected"), SAID, ids=[text.replace("\n", "|")[:40] for text, _ in SAID])
 def test_what_is_said(text, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

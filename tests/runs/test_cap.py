@@ -147,7 +147,9 @@ def test_the_worst_case_is_of_the_limits_in_the_request():
 
 def test_a_platform_that_restarts_jobs_says_that_nothing_bounds_them():
     plan = cap.plan_attempt(backend_of("vertex"), job_of("vertex"), bundle(), "a-run")
-    assert plan.at_most is not None and plan.at_most["usd"] is None and "resets its timeout" in plan.at_most["unbounded"]
+    assert (
+        plan.at_most is not None and plan.at_most["usd"] is None and "resets its timeout" in plan.at_most["unbounded"]
+    )
 
 
 def test_money_needs_a_price():

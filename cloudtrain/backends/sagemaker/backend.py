@@ -20,7 +20,7 @@ from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, upload
-from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -255,6 +255,8 @@ class SagemakerBackend:
 
         try:
             return doctor.discover(os.environ.get("AWS_PROFILE"))
+        except MissingExtra:
+            raise
         except CloudtrainError:
             return {}
 

@@ -35,9 +35,9 @@ def check(aws: Aws, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def discover(profile: str | None) -> dict[str, Any]:
-    """Return the options that the account's settings show; raises CloudtrainError where AWS does not answer."""
+    """Return the options that the account's settings show; raises CloudtrainError where AWS does not answer, MissingExtra."""
     aws = Aws("sagemaker", None, profile, None)
-    if find_spec("boto3") is None or aws.session.get_credentials() is None:
+    if aws.session.get_credentials() is None:
         return {}
     options: dict[str, Any] = {"region": aws.region, "account": aws.account()}
     if profile:
