@@ -59,6 +59,7 @@ WITHOUT = {  # what needs no key, and why
 }
 NOTHING = ("py_version", "debugger_hook_config", "disable_profiler", "enable_sagemaker_metrics")  # neither key nor note
 VERSIONS = ("transformers_version", "pytorch_version", "tensorflow_version", "framework_version")
+CHECKPOINTS = "/opt/ml/checkpoints"  # on SageMaker only
 COMPUTED_NOTE = "{}: write it yourself, the code computes it: {}"
 
 
@@ -108,6 +109,10 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
     if versions and "image" not in job:
         notes.append(f"image: left out, it is Hugging Face's newest; for {', '.join(versions)} write its URI")
     _add_inputs(job, tree, names, notes)
+    for name, value in job.get("hyperparameters", {}).items():
+        if value == CHECKPOINTS:
+            job["hyperparameters"][name] = "{checkpoint_dir}"
+            notes.append(f"hyperparameters.{name}: {{checkpoint_dir}} is the run's own folder, on every target")
     if any(isinstance(value, bool | list | dict) for value in job.get("hyperparameters", {}).values()):
         job["arg_style"] = "hf"  # as SageMaker gives them: --fp16 True, and JSON
     return job, notes

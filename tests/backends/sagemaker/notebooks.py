@@ -26,7 +26,8 @@ huggingface_estimator.fit(inputs)
     "pytorch_mnist": """
 estimator = PyTorch(
     entry_point="pytorch_mnist.py", role=role, py_version="py38", framework_version="1.11.0", instance_count=1,
-    instance_type="ml.c5.2xlarge", image_uri="any", hyperparameters={"batch-size": 128, "lr": 0.05},
+    instance_type="ml.c5.2xlarge", image_uri="any", use_spot_instances=True, max_run=3600, max_wait=7200,
+    hyperparameters={"batch-size": 128, "epochs": 2, "lr": 0.05, "checkpoint-path": "/opt/ml/checkpoints"},
     distribution={"torch_distributed": {"enabled": True}},
 )
 estimator.fit(inputs)

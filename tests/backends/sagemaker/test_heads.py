@@ -15,27 +15,29 @@ from cloudtrain.simulators.sagemaker.server import Simulator
 from tests.backends.sagemaker.notebooks import CALLS, HEAD
 from tests.backends.sagemaker.test_backend import BUCKET, options, simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_local_docker import docker  # noqa: F401 - a fixture
+from tests.conftest import wait_for
 
 HEADS = Path(__file__).parent / "heads"
-MODELS = {  # what the model of each script holds
-    "transformers_trainer": "distilbert-base-uncased",
-    "pytorch_mnist": "1,2\n",
-    "sklearn_iris": "30 1",
-    "xgboost_abalone": "squarederror",
-    "tensorflow_mnist": "saved_model",
-    "hyperparameters_json": '"layers": [2, 4]',
-    "training_env": '"interface": ',
-    "input_config": "ok",
-    "every_channel": '"test": ["one.csv"]',
-    "own_launcher": "again",
+RESULTS = {  # what the model of each script holds, and a metric that it prints
+    "transformers_trainer": ("distilbert-base-uncased", "loss", [0.5]),
+    "pytorch_mnist": ("1,2\n", "loss", [1.0, 0.5]),
+    "sklearn_iris": ("30 1", "accuracy", [0.93]),
+    "xgboost_abalone": ("squarederror", "validation-rmse", [8.5]),
+    "tensorflow_mnist": ("saved_model", "accuracy", [0.9]),
+    "hyperparameters_json": ('"layers": [2, 4]', "loss", [0.25]),
+    "training_env": ('"interface": ', "loss", [0.125]),
+    "input_config": ("ok", "loss", [2.5]),
+    "every_channel": ('"test": ["one.csv"]', "eval_loss", [0.75]),
+    "own_launcher": ("again", "loss", [1.5]),
 }
+SPOT = "pytorch_mnist"
 
 
 @pytest.fixture
 def run_heads(tmp_path: Path, home: Path) -> Callable[..., None]:
-    """Return a function that runs every head on a backend, fetches the models and compares them."""
+    """Return a function that runs every head on a backend and compares what it printed, its metrics and its model."""
 
-    def run(backend: str, inputs: dict[str, str], **given: Any) -> None:
+    def run(backend: str, inputs: dict[str, str], meanwhile: Callable[[str], None] | None = None, **given: Any) -> None:
         submitter = Submitter(backend, **given)
         runs = {}
         for name, call in CALLS.items():
@@ -44,13 +46,20 @@ def run_heads(tmp_path: Path, home: Path) -> Callable[..., None]:
             job |= {"name": name.replace("_", "-"), "source": str(HEADS)}
             if backend != "sagemaker":
                 job = {**job, "inputs": inputs, "resources": {}, "options": {}, "image": None}
+            elif name == SPOT:
+                job["env"] = {"EPOCH_SECONDS": "600"}  # epoch 2 of its first start never ends
             runs[name] = submitter.submit(job)
+        if meanwhile:
+            meanwhile(runs[SPOT].attempts[-1].attempt_id)
         for name, submitted in runs.items():
             submitted.wait()
             log = "\n".join(line.text for line in submitted.logs())
             assert submitted.state.value == "SUCCEEDED", f"{name} on {backend}:\n{log}"
+            expected, metric, values = RESULTS[name]
+            assert [row.value for row in submitted.metrics(metric)] == values, f"{name} on {backend}:\n{log}"
+            assert ("Loaded the checkpoint of epoch 1" in log) == (backend == "sagemaker" and name == SPOT)
             model = submitted.fetch(tmp_path / "out" / name, what=("model",)) / "model" / "model.bin"
-            assert MODELS[name] in model.read_text(), name
+            assert expected in model.read_text(), name
 
     return run
 
@@ -65,7 +74,7 @@ def data(tmp_path: Path) -> dict[str, str]:
 
 
 def test_there_are_ten():
-    assert len(CALLS) == 10 and {path.stem for path in HEADS.glob("*.py")} == set(CALLS) == set(MODELS)
+    assert len(CALLS) == 10 and {path.stem for path in HEADS.glob("*.py")} == set(CALLS) == set(RESULTS)
 
 
 @pytest.mark.usefixtures("census")
@@ -76,7 +85,13 @@ def test_they_run_here(run_heads: Callable[..., None], data: dict[str, str]):
 def test_they_run_on_the_simulator(run_heads: Callable[..., None], simulator: Simulator):  # noqa: F811
     for key, text in (("train/a.csv", b"1,2\n"), ("test/one.csv", b"3,4\n")):
         simulator.call("s3", "put_object", Bucket=BUCKET, Key=key, Body=text)
-    run_heads("sagemaker", {}, **options(simulator))
+
+    def lose_spot_machine(attempt_id: str) -> None:
+        saved = simulator.folder / attempt_id / "algo-1/checkpoints/checkpoint_dir/checkpoint.json"
+        wait_for(lambda: saved.exists() and saved.read_text().endswith("}"), "its first epoch")
+        simulator.preempt(attempt_id)
+
+    run_heads("sagemaker", {}, lose_spot_machine, **options(simulator))
     for name, call in CALLS.items():
         (described,) = [
             job.describe() for job in simulator.jobs.values() if job.name.startswith(name.replace("_", "-"))

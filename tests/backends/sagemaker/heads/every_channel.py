@@ -19,3 +19,4 @@ assert channels == ["test", "train"], channels
 found = {name: sorted(os.listdir(os.environ[f"SM_CHANNEL_{name.upper()}"])) for name in channels}
 with open(os.path.join(os.environ["SM_MODEL_DIR"], "model.bin"), "w") as model:
     json.dump(found, model)
+print("eval_loss = 0.75")

@@ -11,3 +11,4 @@ assert env["hosts"] == json.loads(os.environ["SM_HOSTS"]) and env["resource_conf
 if env["is_master"]:
     with open(os.path.join(env["model_dir"], "model.bin"), "w") as model:
         json.dump({"cpus": env["num_cpus"], "interface": env["network_interface_name"]}, model)
+    print("loss=0.125")

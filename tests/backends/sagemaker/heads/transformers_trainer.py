@@ -20,3 +20,4 @@ with open(os.path.join(args.output_data_dir, "eval_results.txt"), "w") as writer
     writer.write(f"gpus = {int(args.n_gpus)}\n")
 with open(os.path.join(args.model_dir, "model.bin"), "w") as writer:
     writer.write(args.model_name)
+print({"loss": 0.5, "learning_rate": 2.5e-05, "epoch": 1.0})
