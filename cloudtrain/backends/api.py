@@ -216,6 +216,15 @@ class HasProbe(Protocol):
 
 
 @runtime_checkable
+class HasPolicies(Protocol):
+    """A backend whose platform needs policies for a job's role and for who submits; for `doctor --policy`."""
+
+    def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
+        """Return "trust", "role" or "submit" for a plan, or for any plain job with these options. Pure; raises BadRequest."""
+        ...
+
+
+@runtime_checkable
 class HasRemains(Protocol):
     """A backend whose submission has several steps: an interrupted one can leave parts that still run."""
 

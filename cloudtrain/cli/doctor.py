@@ -7,13 +7,16 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import CloudtrainError
+from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.job.units import format_size
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend
 
 FREE_BYTES = 1 << 30
 
@@ -43,8 +46,13 @@ class Finding(NamedTuple):
     help="Another backend or target to check; may be repeated.",
 )
 @click.option("--job", metavar="JOB", type=click.Path(), help="Also ask the platform whether it would accept this job.")
+@click.option(
+    "--policy",
+    type=click.Choice(("trust", "role", "submit")),
+    help="Only print an IAM policy for the target or the job: the role's trust, the role, or who submits.",
+)
 @options.json_option
-def command(target: str | None, more: tuple[str, ...], job: str | None, as_json: bool) -> int:
+def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:
     """Check this machine and a target for problems.
 
     TARGET is a backend or a target of cloudtrain.toml; the default is local. Nothing is submitted. The exit code is 1 when a
@@ -52,10 +60,15 @@ def command(target: str | None, more: tuple[str, ...], job: str | None, as_json:
 
     \b
     cloudtrain doctor -t cluster -t pair --job job.yaml
+    cloudtrain doctor prod --job job.yaml --policy role
     """
-    names = dict.fromkeys([*([target] if target else []), *more]) or {"local": None}
+    names = dict.fromkeys([*([target] if target else []), *more])
+    if policy:
+        for named in names or [None]:
+            terminal.print_json(_policy(policy, named, job), indent=2)
+        return 0
     all_findings = list(_check_machine())
-    for name in names:
+    for name in names or ["local"]:
         all_findings += _check_target(name, {})
         all_findings += _check_job(job, name) if job else ()
     problems = [finding for finding in all_findings if finding.ok is False]
@@ -149,23 +162,42 @@ def _check_package(package: str, extra: str) -> Finding:
 
 
 def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
-    from cloudtrain.backends import registry
     from cloudtrain.backends.api import HasCapacity
-    from cloudtrain.job import targets
 
-    targets_by_name = targets.named_targets()
-    target = targets_by_name.get(name)
-    backend = target.backend if target else name
-    instance = registry.create(backend, {**(target.options.value if target else {}), **options}, targets.home())
+    instance, kind = _create(name, options)
     problems = instance.check()
-    subject = f"target {name}" if target else f"backend {name}"
+    subject = f"{kind} {name}"
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""
         yield Finding(subject, False, path + problem.message, problem.hint)
     if not problems:
-        yield Finding(subject, True, "ready" + (f", backend {backend}" if target else ""))
+        yield Finding(subject, True, "ready" + (f", backend {instance.name}" if kind == "target" else ""))
         if isinstance(instance, HasCapacity):
             yield Finding("GPUs there", None, instance.capacity())
+
+
+def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str]:
+    """Return a backend and what its name is, target or backend; `options` override a target's own."""
+    from cloudtrain.backends import registry
+    from cloudtrain.job import targets
+
+    target = targets.named_targets().get(name)
+    if target is None:
+        return registry.create(name, options, targets.home()), "backend"
+    return registry.create(target.backend, {**target.options.value, **options}, targets.home()), "target"
+
+
+def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
+    from cloudtrain.backends import registry
+    from cloudtrain.backends.api import HasPolicies
+    from cloudtrain.job import targets
+    from cloudtrain.runs.plan import Planner
+
+    plan = Planner(name).plan(job) if job else None
+    backend = registry.create_for(plan, targets.home()) if plan else _create(name or "local", {})[0]
+    if not isinstance(backend, HasPolicies):
+        raise BadRequest(f"the backend {backend.name} has no policies", "-t names a target on SageMaker")
+    return backend.policy(kind, plan)
 
 
 def _check_job(path: str, target: str) -> Iterator[Finding]:

@@ -43,16 +43,8 @@ class SagemakerBackend:
     poll_s = 10.0
     variables = ("AWS_*", "BOTO_*", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*", "HOME")
     follow_s = LOOK_S
-    features = frozenset(
-        {
-            Feature.MULTI_NODE,
-            Feature.SPOT,
-            Feature.OBJECT_STORES,
-            Feature.IMAGES,
-            Feature.INSTANCE_TYPES,
-            Feature.MAX_WAIT,
-        }
-    )
+    features = frozenset({Feature.MULTI_NODE, Feature.SPOT, Feature.OBJECT_STORES, Feature.IMAGES, Feature.INSTANCE_TYPES,
+                          Feature.MAX_WAIT})  # fmt: skip
 
     def __init__(self, options: Mapping[str, Any], workdir: Path) -> None:
         self._options, self.workdir = dict(options), workdir
@@ -247,6 +239,11 @@ class SagemakerBackend:
         from cloudtrain.backends.sagemaker import doctor
 
         return doctor.check(self.aws, self._options)
+
+    def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
+        from cloudtrain.backends.sagemaker.policy import build_policy
+
+        return build_policy(kind, plan, self._options)
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

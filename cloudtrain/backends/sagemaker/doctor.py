@@ -70,9 +70,11 @@ def _role(aws: Aws, role: str | None) -> list[Problem]:
 
     path = "options.sagemaker.role"
     if not role:
-        return [Problem("no role is named", path, "docs/sagemaker.md says what it needs")]
+        return [Problem("no role is named", path, "cloudtrain doctor TARGET --policy role prints what it needs")]
     is_arn = re.fullmatch(ROLE, role)
-    not_arn = Problem(f"{role!r} is no ARN of a role", path, "docs/sagemaker.md says what it needs")
+    not_arn = Problem(
+        f"{role!r} is no ARN of a role", path, "cloudtrain doctor TARGET --policy role prints what it needs"
+    )
     try:
         details = aws.call("iam", "get_role", RoleName=role.rpartition("/")[2])["Role"]
     except AwsError as error:

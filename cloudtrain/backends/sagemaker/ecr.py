@@ -7,7 +7,7 @@ import re
 from cloudtrain.backends import images
 from cloudtrain.backends.aws import Aws, AwsError
 
-_REGISTRY = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?", re.ASCII)
+REGISTRY = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?", re.ASCII)
 _GONE = {"RepositoryNotFoundException", "ImageNotFoundException"}
 # What container runtimes accept when they pull. Without it ECR may convert the manifest, which changes the digest.
 _MANIFESTS = [
@@ -25,7 +25,7 @@ def resolve_digest(aws: Aws, name: str) -> str:
     exist. Raises AwsError where access is denied.
     """
     reference = images.parse_reference(name)
-    registry = _REGISTRY.fullmatch(reference.registry)
+    registry = REGISTRY.fullmatch(reference.registry)
     if "@" in name or registry is None or registry["region"] != aws.region:
         return images.pinned_image(name)
     try:
