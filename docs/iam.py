@@ -41,6 +41,7 @@ OPTIONAL = {
     "iam:GetRole",
     "iam:ListRoles",
     "ecr:BatchGetImage",
+    "ec2:DescribeInstanceTypes",
     "sagemaker:ListTrainingJobs",
 }  # what is asked there is left out where it is denied
 

@@ -18,7 +18,7 @@ from cloudtrain.importing import Quickly
 TRIES = 6  # tries of one request; the pauses between them grow to 20 s
 CONNECT_S, READ_S = 10, 60
 # service -> tries, connect and read timeouts. No job depends on these services, so a call gives up early.
-OPTIONAL_SERVICES = {"ecr": (2, 5, 5)}
+OPTIONAL_SERVICES = {"ecr": (2, 5, 5), "ec2": (2, 5, 10)}
 CREDENTIALS = "set AWS_PROFILE, or options.{backend}.profile; `aws sso login` or `aws configure` makes credentials"
 # Operations of S3 that need another permission than the one of their own name (2026-11-23):
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
-from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, upload
+from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, types, upload
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
@@ -72,7 +72,8 @@ class SagemakerBackend:
         options = dict(self._options)
         with suppress(CloudtrainError):  # no boto3, or no region: `submit` says so
             options["region"] = self.aws.region
-        built = request.build_request(job, run_id, attempt, bundle.sha256, options, about)
+        seen = types.seen_types(self.workdir, str(options.get("region") or ""))
+        built = request.build_request(job, run_id, attempt, bundle.sha256, options, about, seen)
         plan = built.plan(self.name, self._options, job, bundle, "platform")
         return replace(plan, notes=(*plan.notes, client.note(plan.request, self._options)))
 
@@ -238,7 +239,7 @@ class SagemakerBackend:
     def check(self) -> list[Problem]:
         from cloudtrain.backends.sagemaker import doctor
 
-        return doctor.check(self.aws, self._options)
+        return doctor.check(self.aws, self._options, self.workdir)
 
     def policy(self, kind: str, plan: Plan | None) -> Mapping[str, Any]:
         from cloudtrain.backends.sagemaker.policy import build_policy

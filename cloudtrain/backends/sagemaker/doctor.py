@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker.limits import ROLE
+from cloudtrain.backends.sagemaker.types import note_types
 from cloudtrain.errors import CloudtrainError, Problem
 
 SERVICE = "sagemaker.amazonaws.com"
 
 
-def check(aws: Aws, options: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems that would stop a submission from this machine; blocking."""
+def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
+    """Return the problems that would stop a submission from this machine, and note new machine types; blocking."""
     try:
         region, account = aws.region, aws.account()
     except CloudtrainError as error:
         return [Problem(error.message, "", error.hint)]
+    note_types(aws, workdir)
     problems = []
     if options.get("account") not in (None, account):
         message = f"the credentials are those of account {account}, not {options['account']}"

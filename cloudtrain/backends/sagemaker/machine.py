@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import machines
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 WITHOUT_ACCELERATORS = r"ml\.[mcrt]\d"
 
 
-def choose_machine(job: Job, options: Mapping[str, Any]) -> tuple[Machine | None, list[str], list[Problem]]:
+def choose_machine(
+    job: Job, options: Mapping[str, Any], seen: Sequence[Machine] = ()
+) -> tuple[Machine | None, list[str], list[Problem]]:
     """Return a job's machine type with notes and problems; None for a type that is not in the catalogue.
 
-    Of instance groups it is the first one's: all have the same accelerators, because each node has as many ranks.
+    `seen` are types that a job may name beside those of the catalogue. Of instance groups it is the first one's: all have
+    the same accelerators, because each node has as many ranks.
     """
     groups = [group["instance_type"] for group in options.get("instance_groups") or ()]
-    found = [_choose_machine(job, name) for name in groups or [job.resources.instance_type]]
+    found = [_choose_machine(job, name, seen) for name in groups or [job.resources.instance_type]]
     problems = [problem for _, _, found_problems in found for problem in found_problems]
     if len({(machine.accelerator, machine.accelerators) for machine, _, _ in found if machine}) > 1:
         message, hint = "have different accelerators: each node has the same ranks", "choose types with the same ones"
@@ -51,7 +54,9 @@ def total_price(machine: Machine | None, nodes: int, options: Mapping[str, Any])
     return {**first.price, "usd_per_hour": round(usd, 4)} if first and first.price else None
 
 
-def _choose_machine(job: Job, instance_type: str | None) -> tuple[Machine | None, list[str], list[Problem]]:
+def _choose_machine(
+    job: Job, instance_type: str | None, seen: Sequence[Machine]
+) -> tuple[Machine | None, list[str], list[Problem]]:
     table = machines.load("sagemaker")
     message = (
         "Trainium needs Neuron's own torch, images and launcher, which this trainer and its ranks are not made for"
@@ -71,13 +76,23 @@ def _choose_machine(job: Job, instance_type: str | None) -> tuple[Machine | None
             [],
             [Problem(f"{instance_type!r} is no instance type of SageMaker", "resources.instance_type", hint)],
         )
-    machine = machines.find_machine(table, instance_type)
+    machine = machines.find_machine((*table, *seen), instance_type)
     if machine is None:
         note = f"{instance_type} is not in the catalogue of 2026-11-20: SageMaker decides whether it exists, and what it has"
         if job.resources.accelerators or re.match(WITHOUT_ACCELERATORS, instance_type):
             return None, [note], []
         message = f"is not given, and the catalogue of 2026-11-20 does not know what {instance_type} has"
-        return None, [], [Problem(message, "resources.accelerators", "write them, as in H100:8")]
+        return (
+            None,
+            [],
+            [
+                Problem(
+                    message,
+                    "resources.accelerators",
+                    "write them, as in H100:8; or cloudtrain doctor asks EC2 what it has",
+                )
+            ],
+        )
     resources = job.resources
     same_accelerator = machines.matches(resources.accelerator, machine.accelerator) if resources.accelerator else True
     if resources.accelerators and not (same_accelerator and machine.accelerators == resources.gpus):

@@ -105,6 +105,7 @@ class _Needs:
             _allow("ListJobs", "sagemaker:ListTrainingJobs", "*"),
             _allow("PassRole", "iam:PassRole", role) | _when("StringEquals", "iam:PassedToService", SERVICE),
             _allow("ReadRole", "iam:GetRole", role),
+            _allow("MachineTypes", "ec2:DescribeInstanceTypes", "*"),
             _allow("Upload", "s3:PutObject", self._s3(f"{self._own}*")),
             _allow("Fetch", "s3:GetObject", *map(self._s3, [f"{self._own}*", self._output])),
             self._list([self._own, self._output]),

@@ -11,7 +11,7 @@ work on any image with Python. The request is the one that the SDK's HuggingFace
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from cloudtrain.errors import BadJob, Problem
 from cloudtrain.events import OFF
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.machines import Machine
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
@@ -87,9 +88,13 @@ def build_request(
     sha256: str,
     options: Mapping[str, Any],
     about: Mapping[str, Any] | None = None,
+    seen: Sequence[Machine] = (),
 ) -> BuiltRequest:
-    """Return the CreateTrainingJob request for an attempt of a job; `options` are those of the backend `sagemaker`."""
-    machine, notes, problems = choose_machine(job, options)
+    """Return the CreateTrainingJob request for an attempt of a job; `options` are those of the backend `sagemaker`.
+
+    `seen` are machine types that the catalogue lacks and doctor has seen.
+    """
+    machine, notes, problems = choose_machine(job, options, seen)
     if machine and machine.accelerators and not job.resources.accelerators:
         gpus = f"{machine.accelerator}:{machine.accelerators}"  # the number of ranks follows from the machine's GPUs
         job = job.replace(resources=job.resources.model_copy(update={"accelerators": gpus}))

@@ -214,7 +214,8 @@ def _parse_request(environ: dict[str, Any], target: str, size: int) -> tuple[str
         _restore_body(environ, raw)
         match = re.search(rb"Action=(\w+)", raw)
         action = match[1].decode() if match else ""
-        return ("sts" if "CallerIdentity" in action or "AssumeRole" in action else "iam"), action, None
+        scope = re.search(r"/(\w+)/aws4_request", environ.get("HTTP_AUTHORIZATION", ""))  # of the signature
+        return (scope[1] if scope else "sts"), action, None
     method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
     inside = environ.get("PATH_INFO", "/").strip("/").count("/") > 0
     if not inside:

@@ -34,7 +34,9 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started.calls.clear()
     yield started
     started.close()
-    calls = [call for call in started.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr")]
+    calls = [
+        call for call in started.calls if call.partition(":")[0] in ("sagemaker", "s3", "logs", "iam", "ecr", "ec2")
+    ]
     assert set(iam.actions(calls)) <= iam.listed(), "docs/sagemaker.md does not list what was called: docs/iam.py"
 
 
