@@ -89,6 +89,7 @@ SLOW = (
     "runs/test_failover.py::test_a_run_lives_at_one_place_whatever_happens",
     "runs/test_faults.py",
     "runs/test_full_home.py",
+    "runs/test_move.py",
     "runs/test_resume.py",
     "runs/test_resume_elsewhere.py",
     "runs/test_upgrade.py",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SAGEMAKER = ("sagemaker", "sagemaker-local")
 CHECKPOINT_DIR = "checkpoint_dir/"
 OURS = ".cloudtrain/"
 # Where a run's history can lie below its output: this way, or, before there was OURS, among the checkpoints.
@@ -22,11 +23,14 @@ def name_here(name: str) -> str:
     return "" if name.startswith(OURS) else name.removeprefix(CHECKPOINT_DIR)
 
 
-def copy(source: Path, into: Path) -> None:
-    """Copy a folder that was /opt/ml/checkpoints, under those names; blocking. Raises DiskError."""
-    from cloudtrain.backends.download import copy_tree
+def lift(folder: Path) -> None:
+    """Give the files of a folder that was copied as it is those names; blocking. Raises OSError."""
+    import shutil
 
-    inner = CHECKPOINT_DIR.rstrip("/")
-    copy_tree(source, into, leave_out=(inner, OURS.rstrip("/")))
-    if (source / inner).is_dir():
-        copy_tree(source / inner, into)
+    for path in list((folder / CHECKPOINT_DIR).rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            target = folder / path.relative_to(folder / CHECKPOINT_DIR)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    for name in (CHECKPOINT_DIR, OURS):
+        shutil.rmtree(folder / name, ignore_errors=True)

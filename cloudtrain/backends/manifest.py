@@ -26,6 +26,7 @@ MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's val
 MAX_BYTES = 64 * 1024  # encoded
 VERSION = 1
 EXTENDED = 2  # of a job that launchers of version 0.1 would not run as it is meant: they refuse it
+MOVED = 3  # checkpoint.folder is set: a launcher that did not know it would begin anew
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Manifest:
             rank_env=job.has_rank_env,
             hyperparameters=dict(job.hyperparameters) if job.sm_env else None,
             aip_env=bool(job.aip_env),
-            version=EXTENDED if extended else VERSION,
+            version=MOVED if job.checkpoint.folder else EXTENDED if extended else VERSION,
             run_id=run_id,
             attempt=attempt,
             argv=tuple(job.argv()),
@@ -107,6 +108,7 @@ class Manifest:
                 "every_steps": job.checkpoint.every_steps,
                 "keep": job.checkpoint.keep,
                 **({"required": True} if job.checkpoint.required else {}),
+                **({"folder": job.checkpoint.folder} if job.checkpoint.folder else {}),
             },
             max_runtime_s=job.limits.max_runtime_s,
             grace_s=job.limits.grace_s,
@@ -133,8 +135,8 @@ class Manifest:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest of a plan; raises BadRequest for another version."""
-        if data.get("version") not in (VERSION, EXTENDED):
-            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads up to {EXTENDED}")
+        if data.get("version") not in (VERSION, EXTENDED, MOVED):
+            raise BadRequest(f"the manifest has version {data.get('version')}, this cloudtrain reads up to {MOVED}")
         lists = {name: tuple(data.get(name, ())) for name in ("argv", "resume_args", "keep")}
         return cls(**{**data, **lists})
 

@@ -14,6 +14,8 @@ class CheckpointKeys(TypedDict, total=False):
     """Newest checkpoints that are kept."""
     required: bool
     """Refuse a later attempt that finds no earlier checkpoint."""
+    folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None
+    """Where checkpoints are in the run's output, set when a run moves to or from SageMaker."""
 
 class EnvironmentKeys(TypedDict, total=False):
     requirements: str | None

@@ -207,6 +207,10 @@ class Checkpoint(Spec):
     every: str = Field(default="15m", description='A duration (15m) or steps ("500 steps").')
     keep: Count = Field(default=3, description="Newest checkpoints that are kept.")
     required: bool = Field(default=False, description="Refuse a later attempt that finds no earlier checkpoint.")
+    folder: Literal["checkpoints", "checkpoints/checkpoint_dir"] | None = Field(
+        default=None,
+        description="Where checkpoints are in the run's output, set when a run moves to or from SageMaker.",
+    )
 
     @field_validator("every", mode="before")
     @classmethod

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
+from cloudtrain.backends.checkpoints import CHECKPOINT_DIR, SAGEMAKER
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.errors import BackendError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
+# Where a run's checkpoints are below its output: everywhere else, and on SageMaker.
+FOLDERS = ("checkpoints", f"checkpoints/{CHECKPOINT_DIR}".rstrip("/"))
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 
 
@@ -69,16 +72,29 @@ def reaches(new: Plan, old: Plan) -> bool:
 
     A folder has the same path on both: whether it is the same folder is seen on the node (checkpoint.required).
     """
-    if old.manifest.get("output"):
-        return bool(new.manifest.get("output")) and place(old) == place(new)  # SageMaker's layout is its own
+    if output(old):
+        return place(old) == place(new)
     same = ("options", "output")
     return old.backend == new.backend and all(old.job.get(key) == new.job.get(key) for key in same)
 
 
 def place(plan: Plan) -> str:
     """Return where a run's checkpoints are, for a person."""
-    output = str(plan.manifest.get("output") or plan.job.get("output") or "").removeprefix("file://").rstrip("/")
-    return f"{output}/{plan.run_id}" if output else f"a folder of {plan.target or plan.backend} alone"
+    return f"{output(plan)}/{plan.run_id}" if output(plan) else f"a folder of {plan.target or plan.backend} alone"
+
+
+def output(plan: Plan) -> str:
+    """Return the output below which a run's checkpoints are, "" for a folder that only its backend knows."""
+    copied = (plan.request.get("CheckpointConfig") or {}).get("S3Uri")  # by SageMaker itself
+    uri = str(copied or plan.manifest.get("output") or plan.job.get("output") or "").removeprefix("file://")
+    return uri.removesuffix(f"/{plan.manifest['run_id']}/checkpoints").rstrip("/")
+
+
+def require_checkpoints(checkpoint: Mapping[str, Any], backend: str, old: Plan) -> dict[str, Any]:
+    """Return the key `checkpoint` of an attempt that must find the checkpoints of an older one, in their folder."""
+    own, there = (FOLDERS[name in SAGEMAKER] for name in (backend, old.backend))
+    folder = old.manifest["checkpoint"].get("folder") or there
+    return {**checkpoint, "required": True, "folder": folder if folder != own else None}
 
 
 def pause(age_s: float, longest_s: float) -> float:

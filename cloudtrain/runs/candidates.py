@@ -59,7 +59,15 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
 def bases(plan: Plan) -> list[Plan]:
     """Return what the attempts of each possible candidate are planned from, in their order; without candidates the plan."""
     possible = [row for row in plan.candidates if not row["why_not"]]
-    return [replace(plan, **{key: row[key] for key in ("target", "backend", "job")}) for row in possible] or [plan]
+    return [
+        replace(
+            plan,
+            request={},
+            manifest={**plan.manifest, "output": row.get("output")},
+            **{key: row[key] for key in ("target", "backend", "job")},
+        )
+        for row in possible
+    ] or [plan]
 
 
 def is_of(base: Plan, plan: Plan) -> bool:
@@ -101,6 +109,7 @@ def _row(plan: Plan, first: Plan, timed: bool) -> Row:
         "of": "forecast" if timed else "limits.max_runtime",
         "total_usd": _total_usd(plan, timed),
         "at_most": plan.at_most,
+        "output": attempts.output(plan),
         "reaches": attempts.reaches(replace(plan, run_id=first.run_id), first),
         "why_not": "",
         "job": plan.job,

@@ -40,14 +40,16 @@ def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], st
     if written := retry.saved(store, plan.run_id):
         saved = [attempt.plan for attempt in store.attempts(plan.run_id) if attempt.attempt_id in written]
         found = [
-            base if base is plan else _from_checkpoint(base) for base in found if attempts.reaches(base, saved[-1])
+            base if base is plan else _from_checkpoint(base, saved[-1])
+            for base in found
+            if attempts.reaches(base, saved[-1])
         ]
     return found, "" if found else stuck or "no new attempt: no candidate reads the run's checkpoints"
 
 
-def _from_checkpoint(base: Plan) -> Plan:
-    """Return a candidate that refuses to begin anew: its node must find the run's checkpoints."""
-    checkpoint = {**base.job["checkpoint"], "required": True}
+def _from_checkpoint(base: Plan, saved: Plan) -> Plan:
+    """Return a candidate that refuses to begin anew: its node must find the checkpoints of `saved`."""
+    checkpoint = attempts.require_checkpoints(base.job["checkpoint"], base.backend, saved)
     return replace(base, job={**base.job, "checkpoint": checkpoint})
 
 

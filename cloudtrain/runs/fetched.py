@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cloudtrain.backends import checkpoints
 from cloudtrain.backends.api import FETCHABLE, WORKDIR, Feature
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.history.records import RunRecord
@@ -73,6 +74,9 @@ def fetch(store: Store, run: RunRecord, folder: Path, what: Sequence[str]) -> Pa
         raise BadRequest(f"{backend.name} does not offer {Feature.WORKDIR}", hint)
     with owned(folder, run.run_id):
         try:
-            return backend.fetch(newest.handle, folder, tuple(what))
+            fetched = backend.fetch(newest.handle, folder, tuple(what))
+            if any(attempt.plan.backend in checkpoints.SAGEMAKER for attempt in accepted):
+                checkpoints.lift(folder / "checkpoints")  # it has moved
+            return fetched
         except OSError as error:
             raise DiskError(error.filename2 or error.filename or folder, error) from None

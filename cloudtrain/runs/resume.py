@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Feature, Plan
+from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
@@ -121,8 +122,9 @@ def plan_next(
     resolved = planner.resolve(Job.from_dict(data), sets)
     saved = retry.saved(store, newest.run_id)
     if saved:
-        required = resolved.job.checkpoint.model_copy(update={"required": True})
-        resolved.job = resolved.job.model_copy(update={"checkpoint": required})
+        given = resolved.job.checkpoint
+        required = attempts.require_checkpoints(given.model_dump(), resolved.backend, newest)
+        resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=required)})
     bundle = attempts.stored_bundle(newest, store.home)
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
     notes += [note for note in plan.notes if note not in newest.notes]
@@ -135,6 +137,8 @@ def plan_next(
         )
     else:
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
+    if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
+        notes.append(f"files that keep names do not come along to {resolved.target}: checkpoints do")
     return plan, bundle, [*notes, *_layout(newest, plan)]
 
 

@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.checkpoints import SAGEMAKER
 from cloudtrain.job import placeholders
 from cloudtrain.source import options, world
 from cloudtrain.source.texts import mentions
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
     from cloudtrain.job.job import Job
     from cloudtrain.source.texts import Texts
-
-SAGEMAKER = ("sagemaker", "sagemaker-local")  # they always have SageMaker's variables
 
 # In quotes, or as a shell's variable; not the SM_80 of a compiler's option.
 _SM = re.compile(r"""["'${]SM_(?:[A-Z]\w*|(?=["']))""")
@@ -34,7 +33,7 @@ def fit(job: Job, texts: Texts, backend: str) -> tuple[Job, list[str]]:
         notes.append(
             f"one process: RANK, WORLD_SIZE and MASTER_ADDR are set all the same, because {why} (distributed_env)"
         )
-    on_sagemaker = backend in SAGEMAKER
+    on_sagemaker = backend in SAGEMAKER  # they always have SageMaker's variables
     if job.sm_env is None and not on_sagemaker and (found := texts.find(_SM)):
         changes["sm_env"] = True
         notes.append(

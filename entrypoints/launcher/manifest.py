@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from .errors import Refused
 
-VERSIONS = (1, 2)  # 2: a form other than a script, placeholders, setup, or resume_args; older launchers refuse it
+# 2: a form other than a script, placeholders, setup, or resume_args; 3: checkpoint.folder. Older launchers refuse them.
+VERSIONS = (1, 2, 3)
 PREFIX = "CLOUDTRAIN_MANIFEST_"
 
 

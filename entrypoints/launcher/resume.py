@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from .environment import Prepared
 from .manifest import Manifest
-from .world.cluster import SAGEMAKER
+from .world.cluster import SAGEMAKER, SAGEMAKER_OURS
 
 CHECKPOINT = "{checkpoint}"
 OURS = "epochs"  # runtime.EPOCHS: which starts the run had, in the folder of checkpoints
@@ -32,12 +32,20 @@ def arguments(manifest: Manifest, prepared: Prepared) -> list[str]:
 
 
 def has_files(*folders: str) -> bool:
-    """Return whether earlier starts left a file in any of the run's folders."""
-    return any(files and os.path.basename(at) != OURS for folder in folders for at, _, files in os.walk(folder))
+    """Return whether earlier starts left a file in any of the run's folders; SageMaker's copy of a history is none."""
+    history = os.path.basename(SAGEMAKER_OURS)
+    return any(
+        files and os.path.basename(at) != OURS and os.path.relpath(at, folder).split(os.sep)[0] != history
+        for folder in folders
+        for at, _, files in os.walk(folder)
+    )
 
 
 def checkpoint_folders(folders: Mapping[str, str]) -> list[str]:
-    """Return where a script's checkpoints may lie: in {checkpoint_dir}, on SageMaker also in /opt/ml/checkpoints itself."""
+    """Return where a script's checkpoints may lie: in {checkpoint_dir}, on SageMaker also in /opt/ml/checkpoints itself.
+
+    The last one holds all that is copied from and to the output.
+    """
     folder = folders["checkpoints"]
     inner = SAGEMAKER["checkpoints"]
     return [folder, os.path.dirname(folder)] if folder.endswith(os.sep + inner) else [folder]

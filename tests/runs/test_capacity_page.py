@@ -10,6 +10,7 @@ import pytest
 
 from cloudtrain.cli import main
 from cloudtrain.events import State
+from cloudtrain.runs import attempts, candidates
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.sagemaker.server import Simulator
 from tests.backends.sagemaker.test_backend import options, simulator
@@ -58,9 +59,16 @@ def test_a_run_that_finds_no_machines_goes_on_here(project: Path, simulator: Sim
     assert "trained" in [line.text for line in run.logs()]
 
 
-def test_the_plan_names_who_does_not_read_a_bucket_as_the_others_do(project: Path):
-    """Slurm and Kubernetes share a bucket's layout, SageMaker has its own."""
+@pytest.mark.parametrize(("output", "away"), [("s3://bucket/runs", set()), (None, {"gke", "prod"})])
+def test_the_plan_names_who_does_not_read_the_others_checkpoints(project: Path, output: str | None, away: set[str]):
+    """All of them use a bucket that the job names; without one each has a place of its own."""
     (project / "job.yaml").write_text(JOB)
     (project / "cloudtrain.toml").write_text(CONFIG)
-    plan = Submitter(watch=False).plan("job.yaml", sets=["output=s3://bucket/runs"])
-    assert {row["target"]: row["reaches"] for row in plan.candidates} == {"lab": True, "gke": True, "prod": False}
+    plan = Submitter(watch=False).plan("job.yaml", sets=[f"output={output}"] if output else [])
+    assert {row["target"] for row in plan.candidates if not row["reaches"]} == away
+    moves = [base for base in candidates.bases(plan) if attempts.reaches(base, plan)]
+    assert {base.target for base in moves} == {"lab", "gke", "prod"} - away
+    needs = {base.target: attempts.require_checkpoints(base.job["checkpoint"], base.backend, plan) for base in moves}
+    assert all(checkpoint["required"] for checkpoint in needs.values())
+    folders = {target: checkpoint["folder"] for target, checkpoint in needs.items() if checkpoint["folder"]}
+    assert folders == ({} if away else {"prod": "checkpoints"}), "on SageMaker too it is where the others have it"

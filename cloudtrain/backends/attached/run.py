@@ -44,23 +44,22 @@ class AttachedRun:
     def __init__(self, uri: str) -> None:
         self.files: OutputFiles = opened(uri.removesuffix("/run.json"))
         self.uri = self.files.uri
-        self._base = ""  # of HISTORIES; another one than "" is SageMaker's
+        self._bases: dict[str, str] = {}  # attempt id -> one of HISTORIES; another one than "" is SageMaker's
 
     def attempts(self) -> list[AttachedAttempt]:
         """Return the run's attempts, the oldest first; raises BadRequest where there is no history."""
-        newest: dict[int, tuple[str, str]] = {}
+        newest: dict[int, tuple[str, str, str]] = {}
         first: dict[int, str] = {}
         run_ids = set()
-        for base in HISTORIES:
+        for base in HISTORIES:  # a run that moved has more than one
+            if newest and base == HISTORIES[-1]:
+                break
             for name in self.files.sizes(f"{base}history"):
                 if match := _RECORD.fullmatch(name):
                     run_ids.add(match[1])
                     number = int(match[2])
-                    newest[number] = max(newest.get(number, ("", "")), (match[3], name))
+                    newest[number] = max(newest.get(number, ("", "", "")), (match[3], name, base))
                     first[number] = min(first.get(number, match[3]), match[3])
-            if newest:
-                self._base = base
-                break
         if not newest:
             hint = (
                 "name the run's own folder, <output>/<run id>; a run has a history there where its job names an output"
@@ -71,7 +70,9 @@ class AttachedRun:
         (run_id,) = run_ids
         attempts = []
         for number in sorted(newest):
-            data = self.files.read(f"{self._base}history/{newest[number][1]}", MOST_RECORD)
+            _, name, base = newest[number]
+            self._bases[f"{run_id}-a{number}"] = base
+            data = self.files.read(f"{base}history/{name}", MOST_RECORD)
             record = parse_record(data, run_id, number)
             if record is not None:
                 superseded = number < max(newest)
@@ -104,8 +105,10 @@ class AttachedRun:
         """Copy the run's folders below a folder."""
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
-            self.files.bring(name, into / name, name_here if self._base and name == "checkpoints" else str)
-        if self._base and self.uri.startswith("s3://"):  # SageMaker's own archives (backends/sagemaker/request.py)
+            moved = name == "checkpoints" and any(self._bases.values())
+            self.files.bring(name, into / name, name_here if moved else str)
+        archived = self._bases.get(attempt_id) and self.uri.startswith("s3://")
+        if archived:  # by SageMaker itself (backends/sagemaker/request.py)
             from cloudtrain.backends import s3
 
             aws = self.files.aws  # type: ignore[attr-defined]
@@ -117,7 +120,7 @@ class AttachedRun:
         """Return the starts of every node, each with its pieces, up to MOST_LOG bytes."""
         streams: dict[tuple[int, str], _Stream] = {}
         whole = 0
-        for name, size in sorted(self.files.sizes(f"{self._base}logs/{attempt_id}").items()):
+        for name, size in sorted(self.files.sizes(f"{self._bases.get(attempt_id, '')}logs/{attempt_id}").items()):
             piece = _PIECE.fullmatch(name)
             whole += size
             if piece and size <= MOST_PIECE and whole <= MOST_LOG:
@@ -141,7 +144,7 @@ class AttachedRun:
             while number in stream.sizes:  # a gap: what is behind it comes when it has been filled
                 size = stream.sizes[number]
                 if at + size > offset:
-                    name = f"{self._base}logs/{attempt_id}/node-{node}/{stream.start}/{number:08d}"
+                    name = f"{self._bases.get(attempt_id, '')}logs/{attempt_id}/node-{node}/{stream.start}/{number:08d}"
                     data = (self.files.read(name, MOST_PIECE) or b"")[max(0, offset - at) :]
                     begin = max(at, offset) - len(rest)
                     *lines, rest = (rest + data).split(b"\n")

@@ -134,7 +134,8 @@ class SagemakerLocalBackend:
         into.mkdir(parents=True, exist_ok=True)
         for name in what:
             if (run / name).is_dir():
-                (checkpoints.copy if name == "checkpoints" else copy_tree)(run / name, into / name)
+                copy_tree(run / name, into / name)
+        checkpoints.lift(into / "checkpoints")
         return into
 
     def check(self) -> list[Problem]:

@@ -30,6 +30,7 @@ from cloudtrain.events import EXIT_REFUSED, State, Status
 from cloudtrain.job.units import now
 from cloudtrain.nodes import files
 from cloudtrain.nodes.process import boot_id, start_time
+from cloudtrain.source.node_code import module
 
 BASE = "/opt/ml"
 LINGER_S = 20.0  # time for the other hosts to end after one has failed
@@ -91,6 +92,7 @@ class LocalJob:
 
     def _run_hosts(self) -> Status:
         docker.remove_all(self.folder)  # containers of an earlier process that was killed
+        self._starts = self._claim()
         names = hosts(self.request)
         if self._s3 is not None:
             self.request = self._s3.download_inputs(self.request, lambda: self._cancelled)
@@ -102,6 +104,7 @@ class LocalJob:
             self._hosts.append(_Host(self, name, names))
         self._write_status("RUNNING")
         stopped_by = self._wait()
+        self._check_current()
         ended = [host for host in self._hosts if host.code]
         failed = min(ended, key=lambda host: host.ended_at, default=None)
         description: dict[str, Any] = {"TrainingJobStatus": "Completed"}
@@ -113,11 +116,24 @@ class LocalJob:
             description = {"TrainingJobStatus": "Failed", "FailureReason": reason}
         return status.parse_status(description)
 
+    def _claim(self) -> Any:
+        """Claim this start among those of the run, wherever they are; raises BackendError where a later one has begun."""
+        starts = module("launcher.output.starts")
+        try:
+            return starts.Starts(str(run_folder(self.request)), int(self.attempt_id.rpartition("-a")[2]))
+        except (starts.Refused, OSError) as error:
+            raise BackendError(str(error)) from None
+
+    def _check_current(self) -> None:
+        """Raise BackendError where a later start of the run has begun: this one's containers are removed."""
+        if replaced := self._starts.replaced():
+            raise BackendError(replaced)
+
     def _upload_results(self, status: Status) -> Status:
         """Upload results to S3; a job whose upload fails has failed."""
         assert self._s3 is not None
         try:
-            if self._hosts:
+            if self._hosts and not self._starts.replaced():
                 self._s3.upload_results(self.request, run_folder(self.request))
         except Exception as error:
             message = (
@@ -135,6 +151,7 @@ class LocalJob:
         limit = time.monotonic() + float(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
         stopped_by, deadline = "", float("inf")
         while any(host.running for host in self._hosts):
+            self._check_current()
             now = time.monotonic()
             if not stopped_by and (self._cancelled or now >= limit):
                 stopped_by = "Stopped" if self._cancelled else "MaxRuntimeExceeded"

@@ -11,9 +11,11 @@ import os
 from collections.abc import Iterable
 
 from ..status import now
-from .store import Store
+from ..world.cluster import SAGEMAKER_OURS
+from .store import Store, scheme
 
 FOLDER = "epochs"
+HISTORY = f"{SAGEMAKER_OURS}/history"
 
 
 def claim(store: Store, attempt: int, at_least: int) -> int:
@@ -33,6 +35,17 @@ def claim(store: Store, attempt: int, at_least: int) -> int:
 def newest(store: Store) -> int:
     """Return the newest epoch that has been claimed, 0 for none; blocking. Raises Failed."""
     return latest(store.list(FOLDER))
+
+
+def newest_on_sagemaker(store: Store) -> int:
+    """Return the newest attempt that has begun on SageMaker, 0 for none; blocking. Raises Failed.
+
+    A launcher there claims no epoch: it has no client of the store. SageMaker copies the history that it writes.
+    """
+    if scheme(store.uri) != "s3":
+        return 0
+    attempts = (name.partition("/")[0].rpartition("-a")[2] for name in store.list(HISTORY))
+    return max((int(number) for number in attempts if number.isdigit()), default=0)
 
 
 def latest(names: Iterable[str]) -> int:

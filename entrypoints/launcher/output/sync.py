@@ -26,7 +26,7 @@ from .upload_plan import COMPLETE, MARKER, REMOVE, RETIRE, UPLOAD, WITHDRAW, Act
 
 OUTPUTS = "outputs/"
 NOT_AS_HERE: State = (-1, -1)
-OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints
+OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
 EVERY_S = 15.0
 TRIES = 3  # of the last upload; the clients have tried each request several times by then
 
@@ -70,7 +70,8 @@ class Sync:
             if node_rank == 0:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
                 self.epoch = epochs.claim(self._store, self._attempt, epochs.here(self._folders["checkpoints"]))
-            self._restore("checkpoints", self._folders["checkpoints"])
+            # Of a run that was on SageMaker the history lies there too.
+            self._restore("checkpoints", self._folders["checkpoints"], lambda name: not name.startswith(OURS))
             if self._keeper is not None:
                 self._restore("outputs", self._folders["outputs"], self._keeper.wants)
             text = json.dumps({"attempt": self._attempt_id, "node": node_rank, "started_at": now()})
@@ -242,6 +243,8 @@ class Sync:
         """Return "" or that a later start of the run has claimed the output: then nothing here is its business any
         more."""
         later = epochs.newest(self._store) if self.epoch else 0
+        if self.epoch and (moved := epochs.newest_on_sagemaker(self._store)) > self._attempt:
+            return f"attempt {moved} of this run has begun on SageMaker, nothing of this one goes to {self._store.uri}"
         if later <= self.epoch:
             return ""
         return f"start {later} of this run has claimed {self._store.uri}, nothing of this one ({self.epoch}) goes there"

@@ -64,7 +64,7 @@ def prepare_node(
             from ..output import store
 
             store.lend({**manifest.env, **secrets})
-        folders = make_folders(cluster, environ, source)
+        folders = make_folders(manifest, cluster, environ, source)
         folders_ready()
         # On SageMaker the checkpoints alone come back when it starts a job again.
         ours = os.path.join(sagemaker_base(environ), SAGEMAKER_OURS, "kept")
@@ -129,8 +129,10 @@ def open_output(
     if shared and cluster.node_rank > 0:
         return None
     from ..output.sync import Sync
+    from ..resume import checkpoint_folders
 
-    sync = Sync(manifest, folders, log, keeper if manifest.keep else None)
+    whole = {**folders, "checkpoints": checkpoint_folders(folders)[-1]}
+    sync = Sync(manifest, whole, log, keeper if manifest.keep else None)
     sync.open(cluster.node_rank)
     return sync
 
@@ -193,14 +195,17 @@ def is_sagemaker(cluster: Cluster, environ: Mapping[str, str]) -> bool:
     return bool(cluster.platform == "sagemaker" and not environ.get("CLOUDTRAIN_RUN_DIR"))
 
 
-def make_folders(cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
-    """Make and return the run's folders on this node; they belong to the run, not to the attempt."""
-    if is_sagemaker(cluster, environ):
-        base = sagemaker_base(environ)
-        folders = {name: os.path.join(base, inner) for name, inner in SAGEMAKER.items()}
-    else:
+def make_folders(manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], source: str) -> dict[str, str]:
+    """Make and return the run's folders on this node; they belong to the run, not to the attempt.
+
+    Checkpoints of a run that moved to or from SageMaker stay in the folder in which they were.
+    """
+    base, inner = sagemaker_base(environ), dict(SAGEMAKER)
+    if not is_sagemaker(cluster, environ):
         base = environ.get("CLOUDTRAIN_RUN_DIR") or os.path.join(os.path.dirname(source), "run")
-        folders = {name: os.path.join(base, name) for name in ("checkpoints", "outputs", "model")}
+        inner = {name: name for name in SAGEMAKER}
+    inner["checkpoints"] = str(manifest.checkpoint.get("folder") or inner["checkpoints"])
+    folders = {name: os.path.join(base, at) for name, at in inner.items()}
     for folder in folders.values():
         os.makedirs(folder, exist_ok=True)
     return folders

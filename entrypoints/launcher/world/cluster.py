@@ -17,7 +17,7 @@ CONTROL_PORT = 29380  # node 0, where no port can be announced; below the epheme
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
 ALL_GPUS = "all"  # CLOUDTRAIN_GPUS of a job that names no accelerators: those that are there
 # Below /opt/ml. SageMaker copies `checkpoints` to S3 and back; ours lies beside the script's folder there, which is empty
-# at first. cloudtrain/backends/sagemaker/checkpoints.py reads both.
+# at first. cloudtrain/backends/checkpoints.py reads both.
 SAGEMAKER = {"checkpoints": "checkpoints/checkpoint_dir", "outputs": "output/data", "model": "model"}
 SAGEMAKER_OURS = "checkpoints/.cloudtrain"
 

@@ -21,6 +21,7 @@ from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.simulators.sagemaker.server import REGION, Fault, Simulator
 from cloudtrain.source.bundle import Bundle
+from cloudtrain.source.node_code import module
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
 from tests.conftest import wait_for
 
@@ -284,6 +285,21 @@ def test_the_container_sees_what_sagemaker_lays(bench: Bench, tmp_path: Path) ->
     assert f'type=bind,"source={tmp_path}/a,b",target=/opt/ml/input/data/x,readonly' in given
     assert f"type=bind,source={bench.home}/runs/near/checkpoints,target=/opt/ml/checkpoints" in given
     assert not any("publish" in word or word.startswith("0.0.0.0") for word in command)
+
+
+def test_a_later_attempt_anywhere_on_the_runs_folder_ends_this_one(bench: Bench) -> None:
+    plan, _ = bench.plan()
+    folder = bench.home / "runs" / "near" / "a1"
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text(json.dumps(plan.request))
+    job = local_job.LocalJob(folder)
+    job._starts = job._claim()
+    job._check_current()
+    module("launcher.output.starts").Starts(str(folder.parent), 2)  # as a launcher on this machine does
+    with pytest.raises(BackendError, match="attempt 2 of this run has begun: this one is replaced"):
+        job._check_current()
+    with pytest.raises(BackendError, match="attempt 1 does not begin any more"):
+        local_job.LocalJob(folder)._claim()
 
 
 def test_what_others_print_is_numbered_between_the_launchers_lines(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_every_variable_is_the_toolkits(name: str, tmp_path: Path, monkeypatch: 
     manifest = manifests.decode(Manifest.from_dict(built.manifest.to_dict()).encode())
     environ = {"SAGEMAKER_BASE_DIR": base, "TRAINING_JOB_NAME": "near-a1", "AWS_REGION": "eu-west-1"}
     cluster = clusters.resolve(environ, json.dumps(resource_config))
-    folders = make_folders(cluster, environ, SOURCE)
+    folders = make_folders(manifest, cluster, environ, SOURCE)
     made = SageMakerEnv(manifest, cluster, environ, folders, {}, "", SOURCE, str)
     variables = made.variables(World(cluster.nodes, cluster.node_rank, cluster.master_host, 1, cluster.hosts))
     others = {key: variables.pop(key) for key in list(variables) if not key.startswith("SM_")}

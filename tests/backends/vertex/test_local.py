@@ -22,8 +22,12 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory):
     """One simulator for all tests of this file; it is asked to end afterwards, and has to."""
     home = tmp_path_factory.mktemp("vertex-local")
     yield home
-    folder = home / "simulators" / "vertex"
-    server_file = folder / "server.json"
+    end_simulator(home)
+
+
+def end_simulator(home: Path) -> None:
+    """Ask a home's simulator to end, and wait until it has."""
+    server_file = home / "simulators" / "vertex" / "server.json"
     if server_file.exists():
         process = Process.parse(json.loads(server_file.read_text())["process"])
         server_file.unlink()

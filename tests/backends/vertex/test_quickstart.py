@@ -19,10 +19,10 @@ import pytest
 from cloudtrain import events
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.events import State
-from cloudtrain.nodes.process import Process
 from cloudtrain.runs.run import Run
 from cloudtrain.simulators import replicas
 from tests.backends.slurm.test_quickstart import ROOT, SETS, STEPS
+from tests.backends.vertex.test_local import end_simulator
 from tests.conftest import WAIT_S, wait_for
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(1200)]
@@ -58,12 +58,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]
     words = ["submit", JOB, "-t", "vertex-local", "--set", "num_nodes=2", "--set", "processes_per_node=1", "--follow"]
     output = cloudtrain(*words, *SMALL, home=home)
     yield Run.find(home=home), output
-    server_file = home / "simulators" / "vertex" / "server.json"
-    if server_file.exists():
-        process = Process.parse(json.loads(server_file.read_text())["process"])
-        server_file.unlink()
-        wait_for(lambda: not process.alive, "the simulator's end")
-    assert [place for _, place in replicas.list_processes() if place.startswith(str(home))] == []
+    end_simulator(home)
 
 
 def test_vertex_local_trains_on_two_machines_as_the_guide_says(local: tuple[Run, str], tmp_path: Path) -> None:

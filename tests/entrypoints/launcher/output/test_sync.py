@@ -305,3 +305,24 @@ def test_a_later_start_removes_what_an_earlier_one_brought_there(s3: S3, tmp_pat
     later = kept_sync(tmp_path, 2)  # on the same disk: nothing is brought back
     (tmp_path / "outputs" / "out" / "x").unlink()
     assert later._last(False) == "" and stored(s3) == set()
+
+
+def test_an_attempt_that_has_begun_on_sagemaker_ends_the_uploads_of_an_older_one(s3: S3, tmp_path: Path):
+    """SageMaker itself copies what its launcher writes; an older node may be alive, and then changes nothing any more."""
+    sync = sync_of(tmp_path, 2)
+    sync.open(0)
+    write(tmp_path, 10)
+    s3.put(f"{PLACE}.cloudtrain/history/run-a1/20260101T000000.000000Z-0/run.json", b"{}")
+    assert sync._upload(False) == "" and whole(set(s3.objects())) == [10]
+    s3.put(f"{PLACE}.cloudtrain/history/run-a3/20260101T000000.000000Z-0/run.json", b"{}")
+    write(tmp_path, 20)
+    assert "attempt 3 of this run has begun on SageMaker" in sync._upload(False)
+    assert whole(set(s3.objects())) == [10] and s3.changes == []
+
+
+def test_a_history_that_sagemaker_copied_is_not_brought_back(s3: S3, tmp_path: Path):
+    s3.put(f"{PLACE}.cloudtrain/logs/run-a1/node-0/1/00000000", b"1")
+    s3.put(f"{PLACE}checkpoint_dir/5.txt", b"5")
+    sync_of(tmp_path, 2).open(0)
+    found = [str(path.relative_to(tmp_path)) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
+    assert found == ["checkpoints/checkpoint_dir/5.txt"]

@@ -1,0 +1,51 @@
+"""Where a run's checkpoints are on a node, and that a run that has moved does not begin anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launcher.errors import Refused
+from launcher.manifest import decode
+from launcher.prepare.node import check_resumable, make_folders
+from launcher.world.cluster import Cluster
+
+from cloudtrain.backends.manifest import Manifest
+
+HERE, SAGEMAKER = Cluster(), Cluster("sagemaker")
+
+
+def folder_on(cluster: Cluster, base: Path, checkpoint: dict) -> Path:
+    """Return the folder of checkpoints of attempt 2 on a node; raises Refused where it may not begin."""
+    manifest = decode(Manifest("run", 2, ("train.py",), 1, 1, checkpoint=checkpoint).encode())
+    environ = {"CLOUDTRAIN_RUN_DIR": str(base)} if cluster is HERE else {"SAGEMAKER_BASE_DIR": str(base)}
+    made = make_folders(manifest, cluster, environ, str(base / "source"))["checkpoints"]
+    check_resumable(manifest, cluster, made)
+    return Path(made).relative_to(base)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "checkpoint", "expected"),
+    [
+        (HERE, {}, "checkpoints"),
+        (HERE, {"folder": "checkpoints/checkpoint_dir"}, "checkpoints/checkpoint_dir"),
+        (SAGEMAKER, {}, "checkpoints/checkpoint_dir"),
+        (SAGEMAKER, {"folder": "checkpoints"}, "checkpoints"),
+    ],
+)
+def test_the_folder_is_the_platforms_own_or_that_of_the_first_attempt(tmp_path, cluster, checkpoint, expected):
+    assert folder_on(cluster, tmp_path, checkpoint) == Path(expected)
+
+
+@pytest.mark.parametrize("cluster", [HERE, SAGEMAKER])
+@pytest.mark.parametrize("folder", ["checkpoints", "checkpoints/checkpoint_dir"])
+def test_a_history_alone_is_no_checkpoint(tmp_path, cluster, folder):
+    """SageMaker copies the history with the checkpoints, and the launcher writes it before it looks for them."""
+    checkpoint = {"required": True, "folder": folder}
+    history = tmp_path / "checkpoints" / ".cloudtrain" / "history" / "run-a2"
+    history.mkdir(parents=True)
+    (history / "run.json").write_text("{}")
+    with pytest.raises(Refused, match="holds no checkpoint of an earlier attempt"):
+        folder_on(cluster, tmp_path, checkpoint)
+    (tmp_path / folder / "5.txt").write_text("5")
+    assert folder_on(cluster, tmp_path, checkpoint) == Path(folder)
