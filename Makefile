@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 WORKERS ?= auto
 KIND ?= cpu
 
-.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs bench clean
+.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs dist bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -75,6 +75,17 @@ types: $(STAMP) ## mypy, strict
 
 docs: $(STAMP) ## write the generated pages again
 	$(BIN)/python docs/generate.py
+
+dist: ## build the wheel and the sdist into dist/ and run a script with each, in an environment of its own
+	rm -rf dist build/try
+	$(PYTHON) -m venv build/try/build
+	build/try/build/bin/python -m pip install -q -c constraints.txt build
+	build/try/build/bin/python -m build
+	echo 'print("trained")' >build/try/train.py
+	for file in dist/*; do \
+		$(PYTHON) -m venv --clear build/try/run && build/try/run/bin/python -m pip install -q -c constraints.txt "$$file" && \
+		(cd build/try && CLOUDTRAIN_HOME="$$PWD/home" run/bin/cloudtrain submit train.py --follow) || exit 1; \
+	done
 
 bench: $(STAMP) ## every benchmark, one after the other
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
