@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 WORKERS ?= auto
 KIND ?= cpu
 
-.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs dist bench clean
+.PHONY: help setup demo test test-all test-long test-kubernetes test-docker image-cpu image-gpu image-toolkit image-push promises strategies lint types format docs docs-serve dist bench clean
 
 help:
 	@sed -n 's/^# //p;s/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' Makefile
@@ -73,8 +73,12 @@ format: $(STAMP) ## ruff: mend what can be mended
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
-docs: $(STAMP) ## write the generated pages again
+docs: $(STAMP) ## write the generated pages again and build the site into build/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP) ## show the site at http://127.0.0.1:8000, built again whenever a page changes
+	$(BIN)/mkdocs serve
 
 dist: ## build the wheel and the sdist into dist/ and run a script with each, in an environment of its own
 	rm -rf dist build/try

@@ -1,4 +1,4 @@
-"""Draw README's pictures: real commands on a terminal of 100 columns, what its screen showed as SVG.
+"""Draw the pictures of README and the documentation: real commands on a terminal of 100 columns, what its screen showed as SVG.
 
 python docs/pictures.py             the quickstart is trained for it (two minutes); writes docs/pictures/*.svg
 

@@ -235,15 +235,15 @@ def _section(title: str, law: Law, figures: dict[str, Any]) -> list[str]:
             said = [
                 f"{value:,} {what}" for what, value in sorted(item["figures"].items(), key=lambda pair: -pair[1])
             ] or [_cases(item["passed"])]
-            lines.append(f"| [`{name.rpartition('::')[2]}`](../{path}) | {'; '.join(said)} | {item['date']} |")
+            lines.append(f"| `{path}::{name.rpartition('::')[2]}` | {'; '.join(said)} | {item['date']} |")
         others = [item for name, item in mine.items() if name not in told]
         if others:
             words = (
                 f"{_cases(sum(item['passed'] for item in others))} of {len(others)} {'further ' if told else ''}tests"
             )
-            lines.append(f"| [`{path}`](../{path}) | {words} | {max(item['date'] for item in others)} |")
+            lines.append(f"| `{path}` | {words} | {max(item['date'] for item in others)} |")
         if not mine:
-            lines.append(f"| [`{path}`](../{path}) | not run yet | |")
+            lines.append(f"| `{path}` | not run yet | |")
     return [*lines, ""]
 
 

@@ -1,0 +1,188 @@
+"""The pages below docs/start and docs/migrate: their files and commands are planned, and what they print is on the page.
+
+A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan` and `init` run, `submit`
+is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
+In tables of the migrations the right cell holds commands, options of `plan` and keys of the job file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+import yaml
+
+from cloudtrain import DistributedTraining
+from cloudtrain.cli import main, program
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "migrate").glob("*.md")])
+BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FILES = {
+    "package/__init__.py": "",
+    "package/train.py": "print('trained')\n",
+    "run.sh": "python train.py\n",
+    "prepare.sh": "true\n",
+    "requirements.txt": "accelerate\n",
+    "fsdp.yaml": "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
+}
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    kind: str
+    title: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall(page.read_text())]
+
+
+SCRIPT = next(block.text for block in blocks(DOCS / "start" / "local.md") if block.title == "train.py")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "my-project"
+    for name, text in {**FILES, "train.py": SCRIPT}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-nobody")
+    return folder
+
+
+def parse(words: list[str]) -> None:
+    """Let click read a command's words, and run nothing."""
+    with click.Context(program, info_name="cloudtrain") as parent:
+        command = program.get_command(parent, words[0])
+        assert command is not None, words
+        command.make_context(words[0], words[1:], parent=parent)
+
+
+def plain(text: str) -> list[str]:
+    """Return a text's lines without what differs between two runs: ids, times, widths."""
+    text = re.sub(r"-\d{6}-\d{6}-\w{4}\b", "-ID", text)
+    return [
+        " ".join(re.sub(r"\b(\d+[dhms]\b ?)+", "TIME ", line).split()) for line in text.splitlines() if line.strip()
+    ]
+
+
+def check_output(shown: str, printed: str) -> None:
+    """Check that a page's lines are printed, in their order; one with `...` counts up to there."""
+    lines = iter(plain(printed))
+    for line in plain(shown):
+        head, cut, _ = line.partition("...")
+        there = line == "..." or any(other.startswith(head) if cut else other == line for other in lines)
+        assert there, f"not printed: {line}\n{printed}"
+
+
+def follow(page: Path, project: Path, do: Callable[[str], str | None]) -> None:
+    """Write the files of a page and do its commands, in their order; check each output that it shows and that is known."""
+    printed = None
+    for block in blocks(page):
+        if block.title:
+            (project / block.title).write_text(block.text)
+        elif block.kind == "bash":
+            for line in block.text.splitlines():
+                printed = do(line)
+        elif not block.kind and printed is not None:
+            check_output(block.text, printed)
+        if block.kind != "bash":
+            printed = None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_files_and_commands_are_planned(page: Path, project: Path, capsys: pytest.CaptureFixture[str]):
+    def do(line: str) -> str | None:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "cloudtrain", line
+        if not words[0].startswith("-"):
+            parse(words)
+        planned = [word for word in words[1:] if word not in ("--follow", "--wait")]
+        runs = words[0] in ("plan", "init", "--version") or words == ["doctor"]
+        if runs or words[0] == "submit":
+            assert main(words if runs else ["plan", *planned]) == 0, (line, capsys.readouterr())
+        printed = capsys.readouterr().out
+        return printed if runs else None
+
+    follow(page, project, do)
+
+
+@pytest.mark.usefixtures("census")
+def test_the_first_run_prints_what_the_page_shows(project: Path, capsys: pytest.CaptureFixture[str]):
+    def do(line: str) -> str:
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr())
+        return capsys.readouterr().out
+
+    follow(DOCS / "start" / "local.md", project, do)
+    assert (project / "out" / "model" / "weight.txt").exists()
+
+
+@pytest.mark.usefixtures("census")
+def test_the_notebook_runs_and_names_what_is_there(project: Path, capsys: pytest.CaptureFixture[str]):
+    first, second, third = (block.text for block in blocks(DOCS / "start" / "notebook.md"))
+    exec(first + second, {})
+    printed = capsys.readouterr().out
+    assert "{'step': 50, 'loss': 0.0003}" in printed and "SUCCEEDED 0.0003" in printed
+    (call,) = (node for node in ast.walk(ast.parse(third)) if isinstance(node, ast.Call) and len(node.args) == 2)
+    accepted = inspect.signature(DistributedTraining.train_distributed).parameters
+    assert {word.arg for word in call.keywords} <= set(accepted)
+
+
+def cells() -> list[tuple[str, str]]:
+    """Return what stands as code in the right cells of the migrations' tables: (page, text)."""
+    found = []
+    for page in PAGES:
+        rows = re.findall(r"^\|.*\| (.*) \|$", page.read_text(), re.MULTILINE) if page.parent.name == "migrate" else ()
+        found += [(page.stem, text) for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    return found
+
+
+def job_with(text: str) -> dict[str, Any] | None:
+    """Return a job with a key as a table has it (`resources.cpus: 8`), None where the text is none."""
+    key = text.partition(": ")[0]
+    if key == text or not re.fullmatch(r"[\w.]+", key):
+        return None
+    value = yaml.safe_load(text)[key]
+    job: dict[str, Any] = {"source": ".", "entrypoint": "train.py", "num_nodes": 4, "output": "s3://my-bucket/runs"}
+    if key in NEEDS_A_CLOUD:
+        job |= {"target": "prod", "resources": {"accelerators": "A100:8"}}
+    if value == "sagemaker-local":
+        job["output"], job["image"] = "results", "python:3.12"
+    if key == "compat":
+        job["run"] = f"python {job.pop('entrypoint')}"
+    for name in reversed(key.split(".")[1:]):
+        value = {name: value}
+    return {**job, key.split(".")[0]: value}
+
+
+NEEDS_A_CLOUD = ("parallelism", "image", "limits.max_cost", "limits.max_wait", "options.sagemaker.keep_alive_s")
+NEEDS_A_CLOUD += ("resources.accelerators", "resources.instance_type", "resources.use_spot")
+
+
+def test_what_the_tables_say_is_planned(project: Path, capsys: pytest.CaptureFixture[str]):
+    checked = 0
+    target = next(block.text for block in blocks(DOCS / "migrate" / "torchx.md") if block.title == "cloudtrain.toml")
+    (project / "cloudtrain.toml").write_text(target)
+    for page, text in cells():
+        if text.startswith("cloudtrain "):
+            parse(shlex.split(text)[1:])
+        elif text.startswith("--"):
+            parse(["plan", "train.py", *shlex.split(text)])
+        elif job := job_with(text):
+            (project / "job.yaml").write_text(yaml.safe_dump(job))
+            assert main(["plan"]) == 0, (page, text, capsys.readouterr().err)
+        else:
+            continue
+        checked += 1
+    assert checked > 80
