@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -19,6 +19,7 @@ import limits
 import own_strategies
 import published
 import resume
+import troubleshooting
 from trainer import trainer_page
 
 DOCS = Path(__file__).parent
@@ -76,6 +77,7 @@ def main() -> int:
         "cost.md": limits.page(),
         "../cloudtrain/job/keys.pyi": job_keys.stub(),
         "time.md": published.page(),
+        "troubleshooting.md": troubleshooting.page(WRITTEN),
     }
     stale = [
         name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text("utf-8") != text

@@ -34,11 +34,13 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "published.py",
         "published.csv",
         "time.md",
+        "troubleshooting.py",
+        "troubleshooting.md",
     ]
     scripts += ["cli.md", "spec.md", "training.md", "checkpoints.md", "strategies.md", "backend.md", "cost.md"]
     for name in scripts:
         (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())
-    for name in ("cloudtrain", "entrypoints"):
+    for name in ("cloudtrain", "entrypoints", "tests"):
         (tmp_path / name).symlink_to(DOCS.parent / name)
     (tmp_path / "docs" / "cli.md").write_text("old")
     done = subprocess.run(

@@ -12,7 +12,7 @@ from tests.conftest import WAIT_S
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-LONG = {"cli.md", "python.md"}  # generated reference
+LONG = {"cli.md", "python.md", "troubleshooting.md"}  # generated reference
 
 
 def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):

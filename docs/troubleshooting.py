@@ -1,0 +1,44 @@
+"""The page docs/troubleshooting.md: what a log says, what happened and what to try, from the classes of failures and the corpus."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LINES, WIDTH = 4, 150
+HEAD = """\
+# Troubleshooting
+
+Search this page for what your log says. Each heading is what happened; below it stand lines as libraries and platforms print them, and what to try.
+
+`cloudtrain show RUN` does this search for you: it prints the line that decided, the cause and what to try. Run it first. A run that waits or hangs
+has no such line: [why it waits](watching.md#why-it-waits), [a run that hangs](watching.md#a-run-that-hangs).
+`cloudtrain doctor TARGET` looks for what is wrong before a submit.
+"""
+
+
+def page(written: str) -> str:
+    """Return the text of the page; `written` is the line that says who wrote it."""
+    classes = tomllib.loads((ROOT / "cloudtrain" / "diagnosis" / "classes.toml").read_text("utf-8"))
+    seen: dict[str, dict[str, str]] = defaultdict(dict)  # class -> line without its numbers -> line
+    for path in sorted((ROOT / "tests" / "diagnosis" / "corpus" / "known").glob("*.json")):
+        label = json.loads(path.read_text("utf-8"))["label"]
+        if label["deciding"]:
+            line = " ".join(label["deciding"].split())
+            seen[label["class"]].setdefault(re.sub(r"\d+", "", line[:WIDTH]), line)
+    parts = [HEAD.rstrip(), "", written]
+    for name, row in classes.items():
+        if not seen[name]:
+            continue
+        cause, fix = row["cause"], row.get("fix", "")
+        parts += ["", f"## {cause[0].upper()}{cause[1:]}", "", "```"]
+        for line in sorted(seen[name].values(), key=lambda text: (len(text), text))[:LINES]:
+            parts.append(line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ...")
+        parts += ["```", ""]
+        changes = " This changes the results." if row.get("changes_results") else ""
+        parts.append(f"Class `{name}`." + (f" Try: {fix}.{changes}" if fix else ""))
+    return "\n".join(parts) + "\n"
