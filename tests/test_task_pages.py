@@ -1,4 +1,4 @@
-"""The pages below docs/start and docs/migrate: their files and commands are planned, and what they print is on the page.
+"""The pages below docs/start, docs/how and docs/migrate: files and commands are planned, and what they print is on the page.
 
 A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan` and `init` run, `submit`
 is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
@@ -23,7 +23,7 @@ from cloudtrain import DistributedTraining
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "migrate").glob("*.md")])
+PAGES = sorted(page for folder in ("start", "how", "migrate") for page in (DOCS / folder).glob("*.md"))
 BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILES = {
     "package/__init__.py": "",
@@ -91,6 +91,7 @@ def follow(page: Path, project: Path, do: Callable[[str], str | None]) -> None:
     printed = None
     for block in blocks(page):
         if block.title:
+            (project / block.title).parent.mkdir(parents=True, exist_ok=True)
             (project / block.title).write_text(block.text)
         elif block.kind == "bash":
             for line in block.text.splitlines():
@@ -108,7 +109,7 @@ def test_files_and_commands_are_planned(page: Path, project: Path, capsys: pytes
         assert program == "cloudtrain", line
         if not words[0].startswith("-"):
             parse(words)
-        planned = [word for word in words[1:] if word not in ("--follow", "--wait")]
+        planned = [word for word in words[1:] if word not in ("--follow", "--wait", "--on-interrupt", "cancel")]
         runs = words[0] in ("plan", "init", "--version") or words == ["doctor"]
         if runs or words[0] == "submit":
             assert main(words if runs else ["plan", *planned]) == 0, (line, capsys.readouterr())
@@ -186,3 +187,26 @@ def test_what_the_tables_say_is_planned(project: Path, capsys: pytest.CaptureFix
             continue
         checked += 1
     assert checked > 80
+
+
+def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, capsys: pytest.CaptureFixture[str]):
+    starts = [block.text for page in PAGES if page.parent.name == "start" for block in blocks(page)]
+    (project / "cloudtrain.toml").write_text("".join(text for text in starts if text.startswith("[targets.")))
+    targets = {"ssh": "pair", "slurm": "lab", "kubernetes": "cluster", "sagemaker": "prod", "vertex": "gcp"}
+    page = (DOCS / "how" / "secrets.md").read_text()
+    head, _, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
+    checked = set()
+    for source, _, *answers in rows:
+        for backends, answer in zip(head[2:], answers, strict=False):
+            for backend in re.findall(r"[a-z]+", backends) if answer in ("yes", "no") else ():
+                output = "gs://my-bucket/runs" if backend == "vertex" else "s3://my-bucket/runs"
+                words = [
+                    "--set",
+                    f"secrets.HF_TOKEN={source.strip('`').replace('NAME', 'HF_TOKEN')}",
+                    "--set",
+                    f"output={output}",
+                ]
+                code = main(["plan", "train.py", "-t", targets.get(backend, backend), "--gpus", "A100:8", *words])
+                assert code == (0 if answer == "yes" else 2), (backend, source, capsys.readouterr().err)
+                checked.add((backend, answer))
+    assert len(checked) == 10
