@@ -100,6 +100,7 @@ SLOW = (
     "test_scripts_page.py",
     "test_site.py::test_the_site_is_built_strictly_and_fetches_nothing",
     "test_task_pages.py::test_the_first_run_prints_what_the_page_shows",
+    "test_task_pages.py::test_ranks_have_the_variables_of_the_page",
     "test_task_pages.py::test_the_notebook_runs_and_names_what_is_there",
     "test_training.py",
     "test_wheel.py",

@@ -1,4 +1,4 @@
-"""The pages below docs/start, docs/how and docs/migrate: files and commands are planned, and what they print is on the page.
+"""The pages in the folders of docs/: files and commands are planned, and what they print is on the page.
 
 A block with a title is a file of the project. A `bash` block holds commands of cloudtrain: `plan` and `init` run, `submit`
 is planned, of others the options are parsed. The plain block behind it is the output; `...` stands for any lines.
@@ -23,7 +23,7 @@ from cloudtrain import DistributedTraining
 from cloudtrain.cli import main, program
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(page for folder in ("start", "how", "migrate") for page in (DOCS / folder).glob("*.md"))
+PAGES = sorted(page for folder in ("start", "how", "migrate", "reference") for page in (DOCS / folder).glob("*.md"))
 BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILES = {
     "package/__init__.py": "",
@@ -127,6 +127,19 @@ def test_the_first_run_prints_what_the_page_shows(project: Path, capsys: pytest.
 
     follow(DOCS / "start" / "local.md", project, do)
     assert (project / "out" / "model" / "weight.txt").exists()
+
+
+@pytest.mark.usefixtures("census")
+def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.CaptureFixture[str]):
+    (project / "train.py").write_text("import os\nprint(*sorted(os.environ))\n")
+    (project / "data").mkdir()
+    options = ["--processes", "2", "--set", "inputs.name=data", "--set", "checkpoint.every=15m"]
+    assert main(["submit", "train.py", *options, "--wait"]) == 0, capsys.readouterr()
+    assert main(["logs", "--rank", "1", "--raw"]) == 0
+    has = set(capsys.readouterr().out.split())
+    table = (DOCS / "reference" / "variables.md").read_text().partition("## In a command")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert len(named) == 18 and named <= has, named - has
 
 
 @pytest.mark.usefixtures("census")
