@@ -6,6 +6,7 @@ python docs/generate.py
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +123,7 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
         if lines and lines[0].strip() == "\b":
             yield from ("```bash", *lines[1:], "```", "")
         else:
-            yield from (*lines, "")
+            yield from (*map(_linked, lines), "")
     rows = [
         row for param in command.params if not isinstance(param, click.Argument) and (row := param.get_help_record(ctx))
     ]
@@ -226,7 +227,11 @@ def _type(value: dict[str, Any], whole: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return _linked(" ".join(text.split()).replace("|", "\\|").replace("<", "&lt;"))
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"\bdocs/([a-z_-]+\.md)", r"[\1](\1)", text)
 
 
 if __name__ == "__main__":
