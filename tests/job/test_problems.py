@@ -22,7 +22,7 @@ SAID = [
     ),
     (
         "checkpoint:\n  frequency: 3",
-        ["job.yaml:3: checkpoint.frequency: is not a known key (known are every, keep, required)"],
+        ["job.yaml:3: checkpoint.frequency: is not a known key (known are every, folder, keep, required)"],
     ),
     ("num_nodes: two", ['job.yaml:2: num_nodes: must be a whole number, not the text "two"']),
     ("num_nodes: 2.5", ["job.yaml:2: num_nodes: must be a whole number, not the number 2.5"]),
