@@ -139,7 +139,7 @@ def test_ranks_have_the_variables_of_the_page(project: Path, capsys: pytest.Capt
     has = set(capsys.readouterr().out.split())
     table = (DOCS / "reference" / "variables.md").read_text().partition("## In a command")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    assert len(named) == 18 and named <= has, named - has
+    assert len(named) == 19 and named <= has, named - has
 
 
 @pytest.mark.usefixtures("census")
