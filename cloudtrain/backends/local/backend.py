@@ -193,8 +193,13 @@ class LocalBackend:
         return str(folder) if nodes and all(supervisor.has_begun(node) for node in nodes) else None
 
     def discard(self, attempt_id: str) -> None:
+        from cloudtrain.nodes import removal
+
         run_id, _, number = attempt_id.rpartition("-a")
-        self.cancel(str(self.workdir / run_id / f"a{number}"))
+        folder = self.workdir / run_id / f"a{number}"
+        self.cancel(str(folder))
+        for node in _node_folders(folder):
+            removal.stop_and_wait(node)
 
     def labels(self, handle: str) -> dict[str, str]:
         try:

@@ -215,6 +215,8 @@ class SshBackend:
         run_id, _, number = attempt_id.rpartition("-a")
         for handle in self._find_requested(f"{self.root}/runs/{run_id}/a{number}")[1]:
             self.cancel(handle)
+            attempt = self._attempt_nodes(handle) or []
+            raise_first(call_all(lambda node: node.ask("end", node=node.folder, timeout_s=START_S), attempt))
 
     def labels(self, handle: str) -> dict[str, str]:
         attempt = self._attempt_nodes(handle) or []

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.ssh import backend as ssh_backend
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State
@@ -211,6 +213,36 @@ def test_killed_between_the_starts_of_two_nodes(lab, tmp_path, home):
     assert said(run, "once") == ["once 0 2", "once 1 2"]
     # Another machine, whose history knows nothing, finds the same attempt.
     assert SshBackend(options(lab), home / "elsewhere").find(run.attempts[0].attempt_id) == run.attempts[0].handle
+
+
+def test_an_attempt_that_is_discarded_has_ended_when_that_returns(lab, prepare, home, monkeypatch):
+    """Node 1 was never started; node 0 stands still, so that its end takes until it is allowed to go."""
+    backend, launch = SshBackend(options(lab), home / "runs"), ssh_backend.launch_node
+
+    def lost(plan, machines, rank, *more):
+        if rank:
+            raise Unreachable("the connection broke")
+        return launch(plan, machines, rank, *more)
+
+    monkeypatch.setattr(ssh_backend, "launch_node", lost)
+    plan, bundle = prepare(backend, SLEEPER, num_nodes=2)
+    with pytest.raises(Unreachable):
+        backend.submit(plan, bundle)
+    assert backend.find(plan.attempt_id) is None
+    folder = str(plan.request["folder"]).replace("~", "/root", 1)
+    launchers = lab.hosts[0].processes(containing="launch.py")
+    assert launchers
+    for pid in launchers:
+        os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        discarded = pool.submit(backend.discard, plan.attempt_id)
+        wait_for(lambda: (lab.hosts[0].path(folder) / "node-0" / "cancel").exists(), "its cancel")
+        with pytest.raises(TimeoutError):
+            discarded.result(timeout=2.0)
+        for pid in launchers:
+            os.kill(pid, signal.SIGCONT)
+        discarded.result(timeout=BOUND_S)
+    assert left_on(lab) == []
 
 
 def test_dead_client_changes_nothing(lab, tmp_path, home):
