@@ -162,7 +162,7 @@ class _Needs:
         return [f"arn:{self._partition}:ecr:{place}:repository/{name}"] * ("TrainingImageConfig" not in specification)
 
     def _secrets(self) -> Iterator[str]:
-        for place in (self.job.get("secrets") or {}).values():
+        for place in (one for sources in (self.job.get("secrets") or {}).values() for one in sources):
             store, _, name = place.partition(":")
             if store == "aws-secretsmanager":  # it adds a dash and six characters to the name of a secret in its ARN
                 yield name if name.startswith("arn:") else self._arn("secretsmanager", f"secret:{name}-??????")
