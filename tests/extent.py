@@ -26,6 +26,7 @@ SLOW = (
     "backends/sagemaker/test_local_docker.py",
     "backends/sagemaker/test_sdk.py",
     "backends/sagemaker/test_statuses.py",
+    "backends/sagemaker/test_types.py",
     "backends/slurm/test_backend.py",
     "backends/slurm/test_ends.py",
     "backends/slurm/test_followed.py",
