@@ -90,11 +90,15 @@ def output(plan: Plan) -> str:
     return uri.removesuffix(f"/{plan.manifest['run_id']}/checkpoints").rstrip("/")
 
 
-def require_checkpoints(checkpoint: Mapping[str, Any], backend: str, old: Plan) -> dict[str, Any]:
-    """Return the key `checkpoint` of an attempt that must find the checkpoints of an older one, in their folder."""
+def carry_checkpoints(checkpoint: Mapping[str, Any], backend: str, old: Plan, saved: bool) -> dict[str, Any]:
+    """Return the key `checkpoint` of an attempt that finds the checkpoints of an older one, in their folder.
+
+    Where one was saved it must find it. The end of an attempt may leave one that it did not report.
+    """
     own, there = (FOLDERS[name in SAGEMAKER] for name in (backend, old.backend))
     folder = old.manifest["checkpoint"].get("folder") or there
-    return {**checkpoint, "required": True, "folder": folder if folder != own else None}
+    required = saved or checkpoint["required"]
+    return {**checkpoint, "required": required, "folder": folder if folder != own else None}
 
 
 def pause(age_s: float, longest_s: float) -> float:

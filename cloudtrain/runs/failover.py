@@ -37,19 +37,20 @@ def next_plans(store: Store, plan: Plan, status: Status) -> tuple[list[Plan], st
         found = [*later, *before, *here]
     else:
         found = later if stuck else here
-    if written := retry.saved(store, plan.run_id):
-        saved = [attempt.plan for attempt in store.attempts(plan.run_id) if attempt.attempt_id in written]
-        found = [
-            base if base is plan else _from_checkpoint(base, saved[-1])
-            for base in found
-            if attempts.reaches(base, saved[-1])
-        ]
+    written = retry.saved(store, plan.run_id)
+    saved = [attempt.plan for attempt in store.attempts(plan.run_id) if attempt.attempt_id in written]
+    old = saved[-1] if saved else plan
+    found = [
+        base if base is plan else _carried(base, old, bool(saved))
+        for base in found
+        if not saved or attempts.reaches(base, old)
+    ]
     return found, "" if found else stuck or "no new attempt: no candidate reads the run's checkpoints"
 
 
-def _from_checkpoint(base: Plan, saved: Plan) -> Plan:
-    """Return a candidate that refuses to begin anew: its node must find the checkpoints of `saved`."""
-    checkpoint = attempts.require_checkpoints(base.job["checkpoint"], base.backend, saved)
+def _carried(base: Plan, old: Plan, saved: bool) -> Plan:
+    """Return a candidate whose node finds the checkpoints of `old`; where one was saved it refuses to begin anew."""
+    checkpoint = attempts.carry_checkpoints(base.job["checkpoint"], base.backend, old, saved)
     return replace(base, job={**base.job, "checkpoint": checkpoint})
 
 

@@ -121,10 +121,9 @@ def plan_next(
     data, notes = _carried(earlier, planner.target or "")
     resolved = planner.resolve(Job.from_dict(data), sets)
     saved = retry.saved(store, newest.run_id)
-    if saved:
-        given = resolved.job.checkpoint
-        required = attempts.require_checkpoints(given.model_dump(), resolved.backend, newest)
-        resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=required)})
+    given = resolved.job.checkpoint
+    carried = attempts.carry_checkpoints(given.model_dump(), resolved.backend, newest, bool(saved))
+    resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=carried)})
     bundle = attempts.stored_bundle(newest, store.home)
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
     notes += [note for note in plan.notes if note not in newest.notes]

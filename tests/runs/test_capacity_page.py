@@ -68,7 +68,10 @@ def test_the_plan_names_who_does_not_read_the_others_checkpoints(project: Path, 
     assert {row["target"] for row in plan.candidates if not row["reaches"]} == away
     moves = [base for base in candidates.bases(plan) if attempts.reaches(base, plan)]
     assert {base.target for base in moves} == {"lab", "gke", "prod"} - away
-    needs = {base.target: attempts.require_checkpoints(base.job["checkpoint"], base.backend, plan) for base in moves}
-    assert all(checkpoint["required"] for checkpoint in needs.values())
-    folders = {target: checkpoint["folder"] for target, checkpoint in needs.items() if checkpoint["folder"]}
+    keys = {
+        base.target: attempts.carry_checkpoints(base.job["checkpoint"], base.backend, plan, saved=True)
+        for base in moves
+    }
+    assert all(checkpoint["required"] for checkpoint in keys.values())
+    folders = {target: checkpoint["folder"] for target, checkpoint in keys.items() if checkpoint["folder"]}
     assert folders == ({} if away else {"prod": "checkpoints"}), "on SageMaker too it is where the others have it"
