@@ -85,10 +85,10 @@ dist: ## build the wheel and the sdist into dist/ and run a script with each, in
 	$(PYTHON) -m venv build/try/build
 	build/try/build/bin/python -m pip install -q -c constraints.txt build
 	build/try/build/bin/python -m build
-	echo 'print("trained")' >build/try/train.py
 	for file in dist/*; do \
 		$(PYTHON) -m venv --clear build/try/run && build/try/run/bin/python -m pip install -q -c constraints.txt "$$file" && \
-		(cd build/try && CLOUDTRAIN_HOME="$$PWD/home" run/bin/cloudtrain submit train.py --follow) || exit 1; \
+		folder=$$(mktemp -d) && echo 'print("trained")' >$$folder/train.py && \
+		(cd $$folder && CLOUDTRAIN_HOME=$(CURDIR)/build/try/home $(CURDIR)/build/try/run/bin/cloudtrain submit train.py --follow) || exit 1; \
 	done
 
 bench: $(STAMP) ## every benchmark, one after the other
