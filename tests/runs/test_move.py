@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,19 @@ from urllib.request import Request, urlopen
 import pytest
 
 import cloudtrain
+from cloudtrain.backends.vertex.local import VertexLocalBackend
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.runs.submit import Submitter
+from cloudtrain.simulators.kubernetes.server import Cluster
 from cloudtrain.simulators.sagemaker.server import Simulator
 from tests.backends.sagemaker.test_backend import BUCKET, options
+from tests.backends.ssh.test_backend import options as machine_options
 from tests.backends.ssh.test_training import QUICKSTART, SMALL
+from tests.backends.vertex.test_local import end_simulator
 from tests.conftest import WAIT_S
+from tests.lab.connections import close_all
+from tests.lab.slurm import Slurm
 
 pytestmark = pytest.mark.usefixtures("census")
 EACH = 5  # steps of an attempt of the shared trainer
@@ -69,6 +76,27 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simul
 def sagemaker(simulator: Simulator, tmp_path: Path) -> Route:
     prod = {"backend": "sagemaker", **options(simulator)}
     return Route({"prod": prod}, ("local", "prod", "local"), f"s3://{BUCKET}/out", tmp_path)
+
+
+@pytest.fixture
+def machines(slurm: Slurm) -> Iterator[Route]:
+    cluster = {"backend": "slurm", "folder": str(slurm.shared), "python": sys.executable, "partition": "main"}
+    given = {"login": {"backend": "ssh", **machine_options(slurm.lab, 1)}, "cluster": cluster}
+    yield Route(given, ("login", "local", "cluster", "local"), str(slurm.shared / "out"), slurm.shared)
+    close_all()
+
+
+@pytest.fixture
+def clouds(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Route]:
+    address = VertexLocalBackend({}, home / "runs")._address()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    monkeypatch.setenv("CLOUDTRAIN_SYNC_EVERY_S", "0.2")
+    cluster = Cluster(tmp_path / "cluster", env={"STORAGE_EMULATOR_HOST": address})
+    given = {"backend": "kubernetes", "image": "any:1", "kubeconfig": str(cluster.kubeconfig), "server": cluster.url}
+    given["poll_s"] = 0.2
+    yield Route({"cluster": given}, ("cluster", "vertex-local", "cluster"), "gs://local/out", tmp_path)
+    cluster.close()
+    end_simulator(home)
 
 
 def configure(folder: Path, targets: Mapping[str, Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +164,13 @@ def test_a_bucket_that_sagemaker_does_not_use_is_refused(sagemaker, tmp_path, ho
 
 @pytest.mark.train
 @pytest.mark.timeout(1200)
-def test_trained_on_several_platforms(sagemaker, tmp_path, home, monkeypatch):
+@pytest.mark.parametrize(
+    "which",
+    ["sagemaker", pytest.param("machines", marks=pytest.mark.long), pytest.param("clouds", marks=pytest.mark.long)],
+)
+def test_trained_on_several_platforms(which, request, tmp_path, home, monkeypatch):
     """Each attempt but the last is killed at a checkpoint that it has not reported: the losses are those of an unbroken run."""
-    route: Route = sagemaker
+    route: Route = request.getfixturevalue(which)
     configure(tmp_path / "config", route.targets, monkeypatch)
     (route.shared / "faults").mkdir()
     (route.shared / "faults" / "sitecustomize.py").write_text(FAULT)
