@@ -231,7 +231,7 @@ REFUSED = {
     "bert has no stages": (2, {"pp_size": 2}, ["--model_type", "bert"], "there is no pipeline plan for bert"),
     "context": (2, {"cp_size": 2}, ["--attn_implementation", "eager"], "cp_size 2 goes with --attn_implementation sdpa"),
     "batch": (2, {"pp_size": 2}, ["--per_device_train_batch_size", "1"], "does not suit a pipeline of 2"),
-    "offload": (2, {"strategy": "fsdp", "offload": True}, [], "no GPU from which parallelism.offload could take"),
+    "offload": (2, {"strategy": "fsdp", "offload": True}, [], "parallelism.offload moves memory from GPUs, and there is no GPU"),
 }  # fmt: skip
 
 
