@@ -7,7 +7,7 @@ the account changes with one size. N are tokens of a micro-batch, h, f, q, k wid
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cloudtrain.forecast.models import Shape
 
@@ -219,8 +219,3 @@ def _root_reduced(s: _Sizes) -> dict[str, float]:
     """FSDP: the root group's gradients on their way to their shards."""
     buffers = (4 + s.computed) * s.root * s.learns
     return {**s.states, "gradients": s.layer_gradients, "buffers": buffers}
-
-
-def halved(step: Step) -> Step:
-    """Return the step with half the micro-batch and twice the accumulation."""
-    return replace(step, batch=step.batch // 2, accumulation=step.accumulation * 2)

@@ -54,13 +54,13 @@ class Run:
 
     @property
     def state(self) -> State:
-        """The state now; asks the platform when nobody watches."""
+        """The state now; asks the platform when no watcher is alive."""
         return self.refresh().state
 
     def refresh(self, complain: Callable[[CloudtrainError], None] | None = None, *, may_send: bool = False) -> Status:
         """Return the status as the platform reported it not long ago.
 
-        Where nobody watches it asks the platform (blocking), unless any process has asked in the last 5 s (30 s for a run
+        Where no watcher is alive it asks the platform (blocking), unless any process has asked in the last 5 s (30 s for a run
         older than 10 minutes), and starts a watcher. It starts no attempt itself, unless `may_send`. Where the platform
         did not answer it returns the last known status and calls `complain` (None: writes to standard error).
         From a home that cannot be written it returns the stored status.
@@ -144,7 +144,7 @@ class Run:
 
         Marked lines (metrics, states) are events and left out, unless `raw`.
 
-        `after` is the cursor of a line that was seen: reading goes on behind it, neither repeating nor skipping.
+        `after` is the cursor of a line that was seen: reading continues behind it, neither repeating nor skipping.
         """
         first, _, inner = (after or "1/").partition("/")
         if not first.isdigit():
@@ -300,7 +300,7 @@ class Run:
     def acknowledge(self) -> None:
         """Note that a person knows this run: an equal submit from now on is a new run, not the end of this one.
 
-        Where nobody knows yet whether the platform has the job, an equal submit goes on taking it up.
+        Where it is not known yet whether the platform has the job, an equal submit still takes it up.
         """
         if not (self.attempts[-1].unanswered_since or self.store.database.read_only):
             self.store.acknowledge(self.run_id)

@@ -35,7 +35,6 @@ CASES = {
 @pytest.fixture
 def user_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     require("ssh")
-    pytest.importorskip("asyncssh")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir(mode=0o700)
     return tmp_path

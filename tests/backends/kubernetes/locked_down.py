@@ -20,11 +20,7 @@ SMALL = {"cpus": 1, "memory": "512MiB"}
 
 
 class LockedDown:
-    """Inherit it and give `options`: of the backend, without a namespace."""
-
-    @pytest.fixture
-    def options(self) -> dict[str, Any]:
-        raise NotImplementedError
+    """Inherit it and give a fixture `options`: of the backend, without a namespace."""
 
     @pytest.fixture
     def space(self, options: dict[str, Any], tmp_path: Path) -> Iterator[str]:
