@@ -84,6 +84,7 @@ def evicted(place: Ground) -> Run:
     raise AssertionError("three runs ended before their pod was evicted")
 
 
+@pytest.mark.long
 def test_an_eviction_changes_no_loss(place: Ground):
     unbroken = submitted()
     assert unbroken.wait(5 * WAIT_S).state is State.SUCCEEDED, list(unbroken.logs())[-20:]

@@ -52,6 +52,7 @@ def newest(log: Path) -> int:
     return max((int(step) for step in re.findall(r'"kind":"metric","step":(\d+),"loss"', log.read_text())), default=0)
 
 
+@pytest.mark.long
 def test_quickstart_survives_a_preemption_and_the_loss_of_a_node(
     slurm: Slurm, home: Path, tmp_path: Path, monkeypatch
 ) -> None:

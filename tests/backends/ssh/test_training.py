@@ -72,6 +72,7 @@ def losses(run: Run) -> dict[int, list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_one_machine_is_lost_on_the_way(lab, submit, tmp_path):
     whole = submit("--wait", "--key", "whole")
     events = [event.data for event in whole.store.events(whole.run_id) if event.kind == "world"]

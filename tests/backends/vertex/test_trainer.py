@@ -42,6 +42,7 @@ def losses(backend: VertexBackend, handle: str) -> dict[int, float]:
     return loss_of_step
 
 
+@pytest.mark.long
 def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_path: Path):
     source = tmp_path / "source"
     texts(source / "texts")

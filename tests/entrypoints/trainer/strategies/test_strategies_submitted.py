@@ -53,7 +53,6 @@ FAMILIES = {
     "accelerate file": (2, "{accelerate_config: fsdp.yaml}", 2, "FSDP2"),
     "product": (4, "{strategy: fsdp, tp_size: 2}", 2, "FSDP2"),
 }
-NAMES = [name if name == "fsdp" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
 
 
 def submitted(project: Path, home: Path, text: str) -> tuple[dict[int, float], list[dict], Path]:
@@ -71,7 +70,8 @@ def submitted(project: Path, home: Path, text: str) -> tuple[dict[int, float], l
     return losses, [event for event in events if "wrapper" in event], run.fetch(project / "out")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_job_file_says_how_the_model_is_spread(tmp_path: Path, home: Path, name: str):
     world, parallelism, batch, wrapper = FAMILIES[name]
     alone = JOB.replace("dropout: 0", "dropout: 0\n  per_device_train_batch_size: 4")
