@@ -78,7 +78,8 @@ class Supervisor:
         self._asked_at: float | None = None  # when the first request to stop came
         self._cancelled = False  # a person asked
         self._kill_at: float | None = None
-        self._end_at: float | None = None  # when max_runtime is over
+        self._end_at: float | None = None  # when max_runtime, or this slice of it, is over
+        self._end_state = "TIMED_OUT"
         self._lease: Lease | None = None
         self._stall: StallDetector | None = None
         self._new_checkpoints: NewCheckpoints | None = None
@@ -163,6 +164,9 @@ class Supervisor:
         )
         if self.status.cancelled:
             self._request()
+        if isinstance(self._peers, Coordinator) and (slice_end := self._environ.get("CLOUDTRAIN_SLICE")):
+            at, self._end_state = slice_end.split()
+            self._end_at = time.monotonic() + float(at) - time.time()
         control = self._peers.open()
         if control:
             self.status.set(control={"host": control[0], "port": control[1]})
@@ -224,7 +228,9 @@ class Supervisor:
                 self._kill_at = now + 1.0
             if self._end_at is not None and now >= self._end_at:
                 self._end_at = None
-                self._peers.stop("TIMED_OUT")
+                if self._end_state == "PREEMPTED":
+                    self.log.say("this slice of max_runtime is over: the ranks save and exit, the next slice resumes")
+                self._peers.stop(self._end_state)
             due = now - beat >= TICK_S
             if due:
                 beat = now
@@ -280,7 +286,8 @@ class Supervisor:
         if limit_s := min((each for each in (manifest.stall_s, manifest.idle_s) if each), default=None):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
         self._world = world
-        self._end_at = time.monotonic() + manifest.max_runtime_s if isinstance(self._peers, Coordinator) else None
+        if self._end_at is None and isinstance(self._peers, Coordinator):
+            self._end_at = time.monotonic() + manifest.max_runtime_s
         environments = [
             rank_environment(self._environ, manifest, self._cluster, world, prepared, local, self._source)
             for local in range(count)

@@ -235,6 +235,17 @@ def test_max_runtime_ends_a_run(tmp_path: Path):
         assert attempt.texts(0)[-1] == "saved"
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"), [("PREEMPTED", "left on"), ("TIMED_OUT", "max_runtime (86400 s) was over")]
+)
+def test_the_end_of_a_slice_ends_a_run(tmp_path: Path, state: str, reason: str):
+    slice_end = {"CLOUDTRAIN_SLICE": f"{int(time.time()) + 2} {state}"}  # Slurm's batch script sets it
+    with Attempt(tmp_path, "import time; time.sleep(600)", environ=slice_end) as attempt:
+        assert attempt.run() == [75]
+        assert attempt.status()["state"] == state and attempt.status()["reason"].startswith(reason)
+        assert any("this slice of max_runtime is over" in line for line in attempt.texts(-1)) == (state == "PREEMPTED")
+
+
 def test_who_does_not_leave_is_killed_after_the_grace(tmp_path: Path):
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     with Attempt(tmp_path, script, grace_s=1) as attempt:

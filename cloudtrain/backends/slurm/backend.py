@@ -18,6 +18,7 @@ from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
+from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
@@ -79,8 +80,9 @@ class SlurmBackend:
         if problems:
             raise BadJob(problems)
         restarts, events = request.allowed_restarts(job, attempt)
-        built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events)
-        limits = partitions.notes(self.workdir, self.group, built["sbatch"], request.MARGIN_S)
+        limits = self._limits(job.resources.use_spot)
+        slices = Slices.of(manifest, self.site_options.get("slice"), limits)
+        built = request.build_request(job, manifest, run_id, attempt, self.site_options, restarts, events, slices)
         return Plan(
             backend=self.name,
             run_id=run_id,
@@ -90,8 +92,8 @@ class SlurmBackend:
             manifest=manifest.to_dict(),
             job=job.to_dict(),
             notes=(
-                *request.plan_notes(self.folder, manifest, restarts),
-                *limits,
+                *request.plan_notes(self.folder, manifest, restarts, slices),
+                *partitions.notes(limits, built["sbatch"], request.MARGIN_S),
                 *without_effect(job, self.name, "disk_gb"),
             ),
         )
@@ -319,8 +321,11 @@ class SlurmBackend:
         from cloudtrain.backends.slurm import doctor
 
         argv = plan.request["sbatch"]
-        limits = partitions.notes(self.workdir, self.group, argv, request.MARGIN_S)
-        return [*doctor.try_submission(self._run, argv), *(Problem(text, "limits") for text in limits)]
+        notes = partitions.notes(self._limits(plan.job["resources"]["use_spot"]), argv, request.MARGIN_S)
+        return [*doctor.try_submission(self._run, argv), *(Problem(text, "limits") for text in notes)]
+
+    def _limits(self, spot: bool) -> partitions.Limits:
+        return partitions.limits_of(self.workdir, self.group, request.partition_of(spot, self.site_options))
 
     @classmethod
     def discover(cls) -> dict[str, Any]:

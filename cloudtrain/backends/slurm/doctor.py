@@ -39,7 +39,7 @@ def _check_submission(agent: Agent, run: Run, options: Mapping[str, Any], *, on_
     """Check with `sbatch --test-only` that Slurm accepts a job, and `on_node` that a free node sees the folder."""
     folder = str(options["folder"])
     manifest = Manifest("doctor", 1, ("true",), 1, 1, max_runtime_s=60, grace_s=1)
-    argv = request.sbatch_arguments("cloudtrain-doctor", "doctor", folder, manifest, {}, options)
+    argv = request.sbatch_arguments("cloudtrain-doctor", "doctor", folder, manifest, {"minutes": 6}, options)
     refused = list(try_submission(run, argv))
     yield from refused
     if refused or not on_node:

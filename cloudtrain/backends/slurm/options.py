@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cloudtrain.backends.slurm.request import RESERVED_OPTIONS, SRUN_OPTIONS, arguments_problem
+from cloudtrain.job.fields import Duration
 
 
 class Login(BaseModel):
@@ -36,6 +37,10 @@ class SlurmOptions(BaseModel):
     qos: str | None = Field(None, description="quality of service")
     constraint: str | None = Field(None, description="features that the nodes must have")
     reservation: str | None = Field(None, description="reservation to use")
+    slice: Duration | None = Field(
+        None,
+        description="longest training of one start of the job: 11h; default: what doctor saw that the partition allows",
+    )
     exclusive: bool = Field(False, description="use whole nodes, not shared with other jobs")
     spot_partition: str | None = Field(None, description="partition of jobs with resources.use_spot")
     spot_qos: str | None = Field(None, description="quality of service of jobs with resources.use_spot")

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain.job.units import format_duration, now
 from cloudtrain.source.atomic import new_file
@@ -36,30 +36,45 @@ def store(workdir: Path, cluster: str, partitions: Mapping[str, Any]) -> None:
         file.write(json.dumps({"seen_at": now(), "partitions": partitions}, indent=1).encode())
 
 
-def notes(workdir: Path, cluster: str, sbatch: Sequence[str], margin_s: int) -> Iterator[str]:
-    """Yield why a job would wait without end, by what doctor saw; nothing where it has seen nothing."""
+class Limits(NamedTuple):
+    """What doctor saw of one partition: None is no limit, or not known."""
+
+    name: str
+    day: str = ""
+    seconds: int | None = None
+    nodes: int | None = None
+    others: tuple[str, ...] = ()  # the cluster's partitions, where this one was not among them
+
+
+def limits_of(workdir: Path, cluster: str, partition: str) -> Limits:
+    """Return the limits of a partition, of the first of several, of the cluster's default where "" is given."""
+    asked = partition.split(",")[0]
     try:
         seen = json.loads(_path(workdir, cluster).read_text("utf-8"))
         partitions, day = dict(seen["partitions"]), str(seen["seen_at"])[:10]
     except (OSError, ValueError, KeyError, TypeError):
-        return
-    arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
-    asked = arguments.get("partition", "").split(",")[0]
+        return Limits(asked)
     name = asked or next((name for name, limits in partitions.items() if limits["default"]), "")
-    limits = partitions.get(name)
-    if limits is None:
-        if asked:
-            yield f"doctor saw no partition {name} on {day}, but {', '.join(sorted(partitions))}"
-        return
+    if name not in partitions:
+        return Limits(name, day, others=tuple(sorted(partitions)) if asked else ())
+    return Limits(name, day, partitions[name]["seconds"], partitions[name]["nodes"])
+
+
+def notes(limits: Limits, sbatch: Sequence[str], margin_s: int) -> Iterator[str]:
+    """Yield why a job would wait without end, by what doctor saw; nothing where it has seen nothing."""
+    name, day = limits.name, limits.day
+    if limits.others:
+        yield f"doctor saw no partition {name} on {day}, but {', '.join(limits.others)}"
+    arguments = dict(text[2:].partition("=")[::2] for text in sbatch if text.startswith("--") and "=" in text)
     seconds, nodes = int(arguments["time"]) * 60, int(arguments["nodes"].partition("-")[0])
-    if limits["seconds"] is not None and seconds > limits["seconds"]:
+    if limits.seconds is not None and seconds > limits.seconds:
         yield (
-            f"partition {name} allows {format_duration(limits['seconds'])} (doctor, {day}) and the job asks for "
+            f"partition {name} allows {format_duration(limits.seconds)} (doctor, {day}) and the job asks for "
             f"{format_duration(seconds)}: it would never start; limits.max_runtime can be "
-            f"{max(0, limits['seconds'] - margin_s) // 60}m"
+            f"{max(0, limits.seconds - margin_s) // 60}m"
         )
-    if limits["nodes"] is not None and nodes > limits["nodes"]:
-        yield f"partition {name} gives a job {limits['nodes']} nodes (doctor, {day}), not {nodes}: it would never start"
+    if limits.nodes is not None and nodes > limits.nodes:
+        yield f"partition {name} gives a job {limits.nodes} nodes (doctor, {day}), not {nodes}: it would never start"
 
 
 def _seconds(text: str) -> int | None:

@@ -8,6 +8,7 @@ r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure 
         begun                      when the allocation began, in seconds since 1970
         owner                      a link to the number of the job that may run; a second submission of the job exits
         state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
+        slices                     how many slices of max_runtime are over (slices.py), and the seconds of all starts
         cancel, stop               a user asked to cancel; the client gave up the attempt
         node-<rank>/               as nodes/directory.py describes it
         slurm.out                  what Slurm and the setup lines printed
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
 
@@ -60,13 +62,15 @@ umask {umask}
 chmod {output_mode} slurm.out
 ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
 printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
-[ -e begun ] || printf %s "${{SLURM_JOB_START_TIME:-$(date +%s)}}" >begun # what Slurm counts from
+started=${{SLURM_JOB_START_TIME:-$(date +%s)}} # what Slurm counts from
+[ -e begun ] || printf %s "$started" >begun
 restart=${{SLURM_RESTART_COUNT:-0}}
-say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
+over=0 # how many restarts followed the end of a slice
+{slice_begins}say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
 phase() {{ scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
 trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
 if [ -e cancel ] || [ -e stop ]; then say ENDED 75 stopped; exit 75; fi
-if [ "$restart" -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
+if [ $((restart - over)) -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
 for old in node-*/status.json; do # of the start before: it must not speak for this one
   [ -e "$old" ] && mv "$old" "$old.$((restart - 1))"
 done
@@ -82,9 +86,11 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
   launch {command}
 code=$?
 cd ..
-if grep -qsE '"state": "({again})"' node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
-  [ "$restart" -lt {restarts} ] && [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
-  say REQUEUED "$code" again
+states='{again}' next=again
+[ $((restart - over)) -lt {restarts} ] || next=
+{slice_ends}if [ "$next" ] && grep -qsE "\"state\": \"($states)\"" node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
+  [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
+  say REQUEUED "$code" "$next"
   scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
 fi
 say ENDED "$code" "$(phase)"
@@ -115,6 +121,7 @@ def build_request(
     options: Mapping[str, Any],
     restarts: int,
     requeue_events: Sequence[str],
+    slices: Slices | None = None,
 ) -> dict[str, Any]:
     """Return the request of an attempt: its folders, the arguments of sbatch and the batch script."""
     run_dir = f"{options['folder']}/runs/{run_id}"
@@ -134,7 +141,8 @@ def build_request(
         "cpus": job.resources.cpus,
         "memory_mb": -(-memory >> 20) if memory else None,
         "spot": job.resources.use_spot,
-        "requeue": restarts > 0,
+        "requeue": restarts > 0 or slices is not None,
+        "minutes": slices.minutes if slices else -(-(manifest.max_runtime_s + MARGIN_S) // 60),
     }
     attempt_id = manifest.attempt_id
     return {
@@ -143,8 +151,9 @@ def build_request(
         "run_dir": run_dir,
         "umask": umask,
         "nodes": manifest.nodes,
+        **({"starts": slices.count + restarts} if slices else {}),
         "sbatch": sbatch_arguments(attempt_id, run_id, folder, manifest, needs, options),
-        "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options),
+        "script": batch_script(attempt_id, folder, env, manifest, restarts, requeue_events, options, slices),
     }
 
 
@@ -162,15 +171,15 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of sbatch; they override #SBATCH lines and the login node's SBATCH_* variables.
 
-    `needs` are cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
+    `needs` are minutes, cpus, memory_mb, spot and requeue; `options` is the backend's own model as a dictionary.
     """
-    site_options = {name: options.get(name) for name in ("partition", "account", "qos", "constraint", "reservation")}
-    if needs.get("spot"):
-        site_options |= {name: options[f"spot_{name}"] for name in ("partition", "qos") if options.get(f"spot_{name}")}
+    site_options = {name: options.get(name) for name in ("account", "qos", "constraint", "reservation")}
+    if needs.get("spot") and options.get("spot_qos"):
+        site_options["qos"] = options["spot_qos"]
+    site_options = {"partition": partition_of(bool(needs.get("spot")), options), **site_options}
     nodes = str(manifest.nodes)
     if manifest.min_nodes and manifest.min_nodes < manifest.nodes:
         nodes = f"{manifest.min_nodes}-{manifest.nodes}"
-    minutes = -(-(manifest.max_runtime_s + MARGIN_S) // 60)
     argv = [
         "sbatch",
         "--parsable",
@@ -178,7 +187,7 @@ def sbatch_arguments(
         f"--comment=cloudtrain {run_id}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
-        f"--time={minutes}",
+        f"--time={needs['minutes']}",
         f"--output={folder.replace('%', '%%')}/slurm.out",  # %j and the like would be numbers
         "--open-mode=append",
         f"--chdir={folder}",
@@ -200,11 +209,17 @@ def sbatch_arguments(
     return [*argv, *options.get("directives", ()), f"{folder}/job.sh"]
 
 
+def partition_of(spot: bool, options: Mapping[str, Any]) -> str:
+    """Return the partition of a job, "" for the cluster's default."""
+    return str((spot and options.get("spot_partition")) or options.get("partition") or "")
+
+
 def time_limit(plan: Plan) -> TimeLimit:
     """Return the longest time of an attempt; each requeue begins --time anew."""
     argv = plan.request["sbatch"]
     minutes = next(int(text.removeprefix("--time=")) for text in argv if text.startswith("--time="))
-    starts = 1 + (plan.job["retry"]["max_attempts"] - plan.attempt if "--requeue" in argv else 0)
+    restarts = plan.job["retry"]["max_attempts"] - plan.attempt if "--requeue" in argv else 0
+    starts = plan.request.get("starts") or 1 + restarts
     return TimeLimit(starts * (minutes * 60 + KILL_WAIT_S), "the cluster's OverTimeLimit may add to it")
 
 
@@ -224,6 +239,7 @@ def batch_script(
     restarts: int,
     events: Sequence[str],
     options: Mapping[str, Any],
+    slices: Slices | None = None,
 ) -> str:
     """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
     lines = [*environment_lines(options), *options.get("setup", ())]
@@ -245,6 +261,8 @@ def batch_script(
         quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
         restarts=restarts,
         again="|".join(name.upper() for name in events),
+        slice_begins=slices.begins() if slices else "",
+        slice_ends=slices.ends() if slices else "",
         setup=setup,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
         wait=manifest.grace_s + STRAGGLER_S,
@@ -265,10 +283,13 @@ def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     return problems + paths.output_path(job.output)[1] + paths.check_inputs(job)
 
 
-def plan_notes(folder: str, manifest: Manifest, restarts: int) -> Iterator[str]:
+def plan_notes(folder: str, manifest: Manifest, restarts: int, slices: Slices | None) -> Iterator[str]:
     """Yield what a user should know of the batch job before it is sent."""
     yield f"{folder} must be on a file system that the login node and all nodes share"
-    yield f"Slurm's time limit is max_runtime and {MARGIN_S // 60} minutes; the partition must allow that"
+    if slices:
+        yield from slices.notes(manifest)
+    else:
+        yield f"Slurm's time limit is max_runtime and {MARGIN_S // 60} minutes; the partition must allow that"
     if restarts:
         times = "once" if restarts == 1 else f"up to {restarts} times"
         yield f"a preempted job is requeued, {times}, and resumes from its newest checkpoint within this attempt"

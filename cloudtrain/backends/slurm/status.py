@@ -95,7 +95,10 @@ def attempt_status(
         if "cancel" in files:
             return Status(State.STOPPING, started_at=started)
         if queue_entry.pending or script.name == "REQUEUED":
-            return Status(State.QUEUED, None, reasons.describe(queue_entry.reason), started)
+            reason = reasons.describe(queue_entry.reason)
+            if script.name == "REQUEUED" and script.phase.startswith("slice-"):  # of max_runtime
+                reason = f"{script.phase.replace('-', ' ')} waits. {reason}"
+            return Status(State.QUEUED, None, reason, started)
         if nodes_status is None or queue_entry.state == "CONFIGURING":
             return Status(State.STARTING, started_at=started)
         if nodes_status.state.final:  # the ranks were asked to stop; the script has not written its state yet

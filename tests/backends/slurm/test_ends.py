@@ -125,6 +125,21 @@ def test_preempted_requeued_resumed_and_then_no_more(cluster: Cluster) -> None:
     assert (status.state, status.exit_code) == (State.PREEMPTED, None)
 
 
+@pytest.mark.long
+def test_a_max_runtime_in_slices(cluster: Cluster) -> None:
+    """One job, put back into the queue at the end of each slice; a script of one's own gets the signal and resumes."""
+    limits, options = {"max_runtime": "1h"}, {"slice": "20s"}
+    backend, handle = cluster.submit(PATIENT, 2, num_nodes=2, limits=limits, options=options)
+    status = final(backend, handle)
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
+    assert "Restarts=1" in cluster.slurm.ask("scontrol", "-o", "show", "job", job_of(handle))
+    for node in (0, 1):
+        own = [line.text for line in backend.logs(handle) if line.node == node and line.rank >= 0]
+        world = f"of {node} in a world of 2"
+        assert own == [f"start 1 {world}", f"leaving {node}", f"start 2 {world}", f"done {node}"]
+    assert Path(handle, "slices").read_text().split()[0] == "1"
+
+
 def test_cancelled_from_outside_is_neither_preempted_nor_started_again(cluster: Cluster) -> None:
     backend, handle = cluster.submit(PATIENT, 9, num_nodes=2, retry={"max_attempts": 3})
     wait_for(lambda: lines("start 1", backend, handle)() == 2, "both ranks")

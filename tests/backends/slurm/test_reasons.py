@@ -12,7 +12,7 @@ from cloudtrain.events import REASON_CHARS, State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 
-SINFO = "main*|infinite|1-infinite\nshort|12:00:00|1-2\nweek|7-00:00:00|1\nnight|30:00|4-16\n"
+SINFO = "main*|infinite|1-infinite\nshort|12:00:00|1-2\nweek|7-00:00:00|1\nnight|30:00|4-16\nbrief|9:00|1-4\n"
 NEVER, SOON = "it never starts by itself: ", "it starts by itself"
 
 
@@ -56,6 +56,7 @@ def test_limits_of_partitions():
         "short": {"seconds": 12 * 3600, "nodes": 2, "default": False},
         "week": {"seconds": 7 * 86400, "nodes": 1, "default": False},
         "night": {"seconds": 1800, "nodes": 16, "default": False},
+        "brief": {"seconds": 540, "nodes": 4, "default": False},
     }
 
 
@@ -77,9 +78,13 @@ def test_a_plan_compares_a_job_with_what_doctor_saw(tmp_path: Path, monkeypatch:
     )
     assert notes() == notes("week") == notes("main", num_nodes=99) == []
     assert notes("short", num_nodes=3) == [
-        "partition short allows 12h (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
-        "limits.max_runtime can be 715m",
+        "partition short allows 12h (doctor, 2026-11-23): limits.max_runtime of 24h runs in 3 slices of at most 11h 55m, "
+        "with a wait in the queue before each",
         "partition short gives a job 2 nodes (doctor, 2026-11-23), not 3: it would never start",
     ]
     assert notes("short", limits={"max_runtime": "715m"}) == []
-    assert notes("shrot") == ["doctor saw no partition shrot on 2026-11-23, but main, night, short, week"]
+    assert notes("brief") == [
+        "partition brief allows 9m (doctor, 2026-11-23) and the job asks for 24h 05m: it would never start; "
+        "limits.max_runtime can be 4m"
+    ], "too short for slices"
+    assert notes("shrot") == ["doctor saw no partition shrot on 2026-11-23, but brief, main, night, short, week"]
