@@ -16,6 +16,7 @@ from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
+from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
 from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
@@ -38,7 +39,7 @@ POLL_S = 2.0
 
 
 class KubernetesBackend:
-    """Runs jobs as Indexed Jobs of a namespace."""
+    """Runs jobs as Indexed Jobs of a namespace, or as JobSets of one."""
 
     name = "kubernetes"
     poll_s = follow_s = POLL_S
@@ -69,7 +70,7 @@ class KubernetesBackend:
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))
         self._api = KubeApi(*connection_options)
         self._store = KubeStore()
-        self._jobs = KubeJobs(self._api, self.poll_s)
+        self._jobs = KubeJobs(self._api, self.poll_s, str(options.get("kind") or "job"))
         self._list = KubeList(self._api, self._jobs)
         self._doctor = KubeDoctor(self._api, self._options)
         self._volumes = KubeVolumes(self._api, self._jobs, self.poll_s)
@@ -177,15 +178,15 @@ class KubernetesBackend:
             self._jobs.delete(handle)
 
     def remains(self, handle: str) -> dict[str, int | None]:
-        _, namespace, name, _ = parse_handle(handle)
-        return {f"Job {namespace}/{name}": None} if self._jobs.job(handle) else {}
+        _, namespace, name, _, kind = parse_handle(handle)
+        return {f"{kind} {namespace}/{name}": None} if self._jobs.job(handle) else {}
 
     def remove(self, handle: str) -> None:
         self._jobs.delete(handle)
 
     def _deleted_path(self, handle: str) -> Path:
         """Where a deleted Job's manifest is kept: `fetch` needs its image, volumes and output."""
-        name = parse_handle(handle)[2]
+        name = parse_handle(handle).name
         return self._workdir / name.rpartition("-a")[0] / f"{name}.json"
 
     def _deleted_job(self, handle: str) -> dict[str, Any] | None:
@@ -198,7 +199,7 @@ class KubernetesBackend:
         return self._doctor.check()
 
     def probe(self, plan: Plan) -> list[Problem]:
-        return self._doctor.probe(plan.request["manifests"][0])
+        return self._doctor.probe(as_job(plan.request["manifests"][0]))
 
     def capacity(self) -> str:
         return self._doctor.capacity()

@@ -11,15 +11,23 @@ from cloudtrain.errors import CloudtrainError, Problem
 
 # verb, API group, resource, purpose
 REQUIRED_PERMISSIONS = (
-    ("create", "batch", "jobs", "to submit"),
-    ("patch", "batch", "jobs", "to start and to cancel"),
     ("get", "batch", "jobs", "to look at a job"),
-    ("create", "", "services", "for several nodes"),
     ("create", "", "configmaps", "for the source"),
     ("list", "", "pods", "to look at a job"),
     ("get", "", "pods/log", "to read logs"),
 )
-QUEUE_PERMISSIONS = (("delete", "batch", "jobs", "to cancel what waits in a queue"),)
+KIND_PERMISSIONS = {
+    "job": (
+        ("create", "batch", "jobs", "to submit"),
+        ("patch", "batch", "jobs", "to start and to cancel"),
+        ("create", "", "services", "for several nodes"),
+    ),
+    "jobset": (
+        ("create", "jobset.x-k8s.io", "jobsets", "to submit"),
+        ("patch", "jobset.x-k8s.io", "jobsets", "to start and to cancel"),
+        ("get", "jobset.x-k8s.io", "jobsets", "to look at a job"),
+    ),
+}
 POLICY_PERMISSIONS = (("create", "networking.k8s.io", "networkpolicies", "for network_policy"),)
 VOLUME_PERMISSIONS = (
     ("create", "", "pods", "to fetch from a claim"),
@@ -28,7 +36,7 @@ VOLUME_PERMISSIONS = (
     ("get", "", "pods/proxy", "to fetch from a claim"),
 )
 
-QUEUE_API = "/apis/kueue.x-k8s.io"
+QUEUE_API, JOBSET_API = "/apis/kueue.x-k8s.io", "/apis/jobset.x-k8s.io"
 
 
 class KubeDoctor:
@@ -41,7 +49,8 @@ class KubeDoctor:
         """Return what stands in the way of every job; what may not be asked is left out."""
         try:
             self._api.get("/version", "the cluster cannot be reached")
-            return [*self._check_namespace(), *self._check_permissions(), *self._check_queue(), *self._check_names()]
+            checks = (self._check_namespace, self._check_permissions, self._check_operator, self._check_queue)
+            return [problem for check in (*checks, self._check_names) for problem in check()]
         except CloudtrainError as error:
             return [Problem(error.message, "", error.hint)]
 
@@ -80,6 +89,11 @@ class KubeDoctor:
         if self._ask(f"/api/v1/namespaces/{self._namespace}") is None:
             yield Problem(f"there is no namespace {self._namespace}", "options.kubernetes.namespace")
 
+    def _check_operator(self) -> Iterator[Problem]:
+        if self._options.get("kind") == "jobset" and self._ask(JOBSET_API) is None:
+            hint = "install it (https://jobset.sigs.k8s.io), or leave kind out"
+            yield Problem("the cluster has no JobSet operator", "options.kubernetes.kind", hint)
+
     def _check_queue(self) -> Iterator[Problem]:
         if not (queue := self._options.get("queue")):
             return
@@ -112,9 +126,13 @@ class KubeDoctor:
 
     def _check_permissions(self) -> list[Problem]:
         options = self._options
-        permissions = (*REQUIRED_PERMISSIONS, *(QUEUE_PERMISSIONS if options.get("queue") else ()))
-        permissions = (*permissions, *(POLICY_PERMISSIONS if options.get("network_policy") else ()))
-        permissions = (*permissions, *(VOLUME_PERMISSIONS if options.get("volumes") else ()))
+        kind = str(options.get("kind") or "job")
+        permissions = [*KIND_PERMISSIONS[kind], *REQUIRED_PERMISSIONS]
+        if options.get("queue"):
+            _, group, resource, _ = permissions[0]
+            permissions.append(("delete", group, resource, "to cancel what waits in a queue"))
+        permissions += POLICY_PERMISSIONS if options.get("network_policy") else ()
+        permissions += VOLUME_PERMISSIONS if options.get("volumes") else ()
         return [problem for permission in permissions if (problem := self._check_permission(*permission))]
 
     def capacity(self) -> str:

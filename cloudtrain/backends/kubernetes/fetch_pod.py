@@ -80,7 +80,7 @@ def build_pod(job: Mapping[str, Any], name: str, base: str, secret_sha256: str) 
     mounts = [{**mount, "readOnly": True} for mount in container.get("volumeMounts") or () if mount["name"] in names]
     env = {"CLOUDTRAIN_BASE": base, "CLOUDTRAIN_PORT": str(PORT), "CLOUDTRAIN_WORD_SHA256": secret_sha256}
     metadata, limits = job["metadata"], (container.get("resources") or {}).get("limits") or {}
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata.get("uid")}
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": metadata["name"], "uid": metadata.get("uid")}
     owners = [owner] if owner["uid"] else []  # the cluster deletes at once what a deleted Job owns
     return {
         "apiVersion": "v1",

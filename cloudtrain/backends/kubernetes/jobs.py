@@ -1,8 +1,8 @@
-"""Create, find, inspect and cancel Kubernetes Jobs.
+"""Create, find, inspect and cancel Kubernetes Jobs, and JobSets of one Job.
 
-The handle is <cluster>/<namespace>/<name>/<uid>. submit creates the Job suspended, then the objects that it owns, and a
-patch starts it: four calls, each safe to repeat. cancel suspends the Job: its pods are deleted, its record stays. A Job
-is not reported as lost when the context points to another cluster.
+The handle is <cluster>/<namespace>/<name>/<uid>, of a JobSet <cluster>/<namespace>/jobset:<name>/<uid>. submit creates
+the Job suspended, then the objects that it owns, and a patch starts it: four calls, each safe to repeat. cancel suspends
+the Job: its pods are deleted, its record stays. A Job is not reported as lost when the context points to another cluster.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
+from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owner
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
 from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
@@ -32,15 +33,35 @@ from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State, Status
 
 Object = dict[str, Any]
-PATHS = {"Service": "services", "ConfigMap": "configmaps", "NetworkPolicy": "networkpolicies"}
-GROUPS = {"jobs": "/apis/batch/v1", "networkpolicies": "/apis/networking.k8s.io/v1"}
+PATHS = {
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "JobSet": f"/apis/{API}/namespaces/{{}}/jobsets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+}
+KINDS = {"job": "Job", "jobset": "JobSet"}  # values of options.kubernetes.kind
+
+
+class Handle(NamedTuple):
+    """What an attempt's handle names."""
+
+    cluster: str
+    namespace: str
+    name: str
+    uid: str
+    kind: str  # Job or JobSet
+
+    @property
+    def path(self) -> str:
+        return f"{PATHS[self.kind].format(self.namespace)}/{self.name}"
 
 
 class KubeJobs:
     """The Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
 
-    def __init__(self, api: KubeApi, poll_s: float = 0.0) -> None:
-        self._api, self._fresh_s = api, 2.5 * poll_s
+    def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job") -> None:
+        self._api, self._fresh_s, self._kind = api, 2.5 * poll_s, KINDS[kind]
         # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
         self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 
@@ -50,7 +71,7 @@ class KubeJobs:
         """Create the planned objects, start the Job unless it was started before, and return its handle."""
         namespace = request["namespace"]
         job_manifest, *owned_manifests = request["manifests"]
-        job = self._create(namespace, "jobs", job_manifest)
+        job = self._create(namespace, job_manifest)
         if not _is_same_job(job, job_manifest):
             name = job_manifest["metadata"]["name"]
             raise BackendError(
@@ -60,7 +81,9 @@ class KubeJobs:
         if STARTED not in get_annotations(job) and CANCELLED not in get_annotations(job):
             try:
                 self._create_owned(namespace, uid, owned_manifests, bundle_base64)
-                self._patch(namespace, str(job["metadata"]["name"]), request["start"], "the Job cannot be started")
+                self._patch(
+                    self._path(namespace, str(job["metadata"]["name"])), request["start"], "the Job cannot be started"
+                )
             except Unreachable:
                 raise
             except BackendError:
@@ -73,11 +96,8 @@ class KubeJobs:
     ) -> None:
         """Create the Service and the ConfigMap that a Job owns."""
         for manifest in manifests:
-            created = self._create(
-                namespace,
-                PATHS[manifest["kind"]],
-                fill_placeholders(manifest, {UID: uid, "${bundle.bytes}": bundle_base64}),
-            )
+            filled = fill_placeholders(manifest, {UID: uid, "${bundle.bytes}": bundle_base64})
+            created = self._create(namespace, filled)
             if not any(owner["uid"] == uid for owner in created["metadata"].get("ownerReferences") or ()):
                 message = f"there is a {manifest['kind']} {manifest['metadata']['name']} already, of another Job"
                 raise BackendError(message, "it is being removed, perhaps: submit again")
@@ -96,10 +116,10 @@ class KubeJobs:
                 message = f"the submission was refused, and its Job is still in the queue: {error.message}"
                 raise Unreachable(message, error.hint) from None
 
-    def _create(self, namespace: str, plural: str, manifest: Mapping[str, Any]) -> Object:
+    def _create(self, namespace: str, manifest: Mapping[str, Any]) -> Object:
         """Create an object, or return the existing one with that name."""
         failure = f"the {manifest['kind']} was not accepted"
-        collection = f"{GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
+        collection = PATHS[manifest["kind"]].format(namespace)
         answer = self._api.call("POST", collection, failure, body=manifest, accept=(409,))
         if answer.status != 409:
             return dict(answer.json)
@@ -108,21 +128,20 @@ class KubeJobs:
             raise error_for_answer(answer._replace(data=b"it was removed while it was created"), failure)
         return existing
 
-    def _patch(
-        self, namespace: str, name: str, change: Mapping[str, Any], failure: str, accept: tuple[int, ...] = ()
-    ) -> None:
-        self._api.call(
-            "PATCH", f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}", failure, body=change, accept=accept
-        )
+    def _path(self, namespace: str, attempt_id: str) -> str:
+        return f"{PATHS[self._kind].format(namespace)}/{attempt_id}"
+
+    def _patch(self, path: str, change: Mapping[str, Any], failure: str, accept: tuple[int, ...] = ()) -> None:
+        self._api.call("PATCH", path, failure, body=change, accept=accept)
 
     def find(self, namespace: str, attempt_id: str) -> str | None:
         """Return the handle of an attempt's Job; None if there is none, or if it was not started yet (submit does that)."""
-        job = self._api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{attempt_id}", "the Job cannot be looked up")
+        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
         return self._handle(job) if job is not None and STARTED in get_annotations(job) else None
 
     def discard(self, namespace: str, attempt_id: str) -> None:
         """Cancel the Job of an interrupted submission, even if we never started it: a queue may start it."""
-        job = self._api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{attempt_id}", "the Job cannot be looked up")
+        job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
         if job is not None:
             self.cancel(self._handle(job))
 
@@ -136,19 +155,20 @@ class KubeJobs:
 
     def _handle(self, job: Object) -> str:
         metadata = job["metadata"]
-        return f"{self._api.access.identity}/{metadata['namespace']}/{metadata['name']}/{metadata['uid']}"
+        prefix = "jobset:" if job["kind"] == "JobSet" else ""
+        return f"{self._api.access.identity}/{metadata['namespace']}/{prefix}{metadata['name']}/{metadata['uid']}"
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def job(self, handle: str) -> Object | None:
-        """Return an attempt's Job, None if it is gone or another one has its name.
+        """Return an attempt's Job, None if it is gone or another one has its name; a JobSet is read as a Job.
 
         Raises BackendError if the context points to another cluster than the one that the Job was created in.
         """
-        cluster, namespace, name, uid = parse_handle(handle)
-        job = self._api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}", "the Job cannot be looked at")
+        cluster, namespace, name, uid, _ = parsed = parse_handle(handle)
+        job = self._api.get(parsed.path, "the Job cannot be looked at")
         if job and job["metadata"]["uid"] == uid:
-            return job
+            return as_job(job, self._child(parsed))
         current_cluster = self._api.access.identity
         if current_cluster != cluster:  # if it were the same cluster under another address, it would have this uid
             message = (
@@ -157,12 +177,25 @@ class KubeJobs:
             raise BackendError(message, "options.kubernetes.context, or $KUBECONFIG, chooses the cluster")
         return None
 
-    def pods(self, handle: str) -> list[Object]:
-        """Return an attempt's pods that still exist, restarted ones included, in order of creation."""
-        _, namespace, name, uid = parse_handle(handle)
+    def _child(self, handle: Handle) -> Object | None:
+        """Return the Job of a JobSet; None where there is none yet, or no JobSet."""
+        if handle.kind == "Job":
+            return None
+        path = f"{PATHS['Job'].format(handle.namespace)}/{child_name(handle.name)}"
+        child = self._api.get(path, "the JobSet's Job cannot be looked at")
+        return child if child and is_owned_by(child, handle.uid) else None
+
+    def pods(self, handle: str, job: Object | None = None) -> list[Object]:
+        """Return an attempt's pods that still exist, restarted ones included, in order of creation.
+
+        Args:
+            job: its Job, where it was asked for just now.
+        """
+        _, namespace, name, uid, kind = parse_handle(handle)
+        job = job or (self.job(handle) if kind == "JobSet" else None) or {"metadata": {"uid": uid}}
         query = {"labelSelector": f"{ATTEMPT}={name}"}
         pod_list = self._api.get(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query) or {}
-        return pods_of(uid, pod_list.get("items") or ())
+        return pods_of(job, pod_list.get("items") or ())
 
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
@@ -183,7 +216,7 @@ class KubeJobs:
         job = self.job(handle)
         if job is None:
             return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} is gone")
-        pods = self.pods(handle)
+        pods = self.pods(handle, job)
         self.remember(handle, job, pods)
         status = status_of(job, pods)
         if status.state is not State.STARTING:
@@ -217,31 +250,25 @@ class KubeJobs:
         job = self.job(handle)
         if job is None or condition(job, "Complete") or condition(job, "Failed"):
             return
-        _, namespace, name, _ = parse_handle(handle)
         failure = "the Job cannot be cancelled"
         noted = get_annotations(job).get(CANCELLED)
-        started = first_start(self.pods(handle)) or "" if noted is None else noted  # the pods will be gone
-        self._patch(
-            namespace,
-            name,
-            {"metadata": {"annotations": {CANCELLED: started}}, "spec": {"suspend": True}},
-            failure,
-            (404,),
-        )
+        started = first_start(self.pods(handle, job)) or "" if noted is None else noted  # the pods will be gone
+        change = {"metadata": {"annotations": {CANCELLED: started}}, "spec": {"suspend": True}}
+        self._patch(parse_handle(handle).path, change, failure, (404,))
         if QUEUE in (job["metadata"].get("labels") or {}):  # Kueue would admit it again
             self.delete(handle, failure)
 
     def delete(self, handle: str, failure: str = "the Job cannot be removed") -> None:
         """Delete an attempt's Job with all that it owns; does nothing if it is gone."""
-        _, namespace, name, uid = parse_handle(handle)
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
-        self._api.call("DELETE", path, failure, body=body, accept=(404, 409))
+        parsed = parse_handle(handle)
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": parsed.uid}}
+        self._api.call("DELETE", parsed.path, failure, body=body, accept=(404, 409))
 
 
-def pods_of(uid: str, pods: Iterable[Object]) -> list[Object]:
+def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:
     """Return the pods of a Job among others, in order of creation."""
-    own = [pod for pod in pods if _is_owned_by(pod, uid)]
+    uid = pods_owner(job)["metadata"]["uid"]
+    own = [pod for pod in pods if is_owned_by(pod, uid)]
     return sorted(own, key=lambda pod: creation_order(pod, str(pod["metadata"].get("creationTimestamp"))))
 
 
@@ -252,20 +279,21 @@ def _is_same_job(job: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def _env_values(job: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    pod_spec = job["spec"]["template"]["spec"]
+    pod_spec = as_job(job)["spec"]["template"]["spec"]
     for container in (*(pod_spec.get("initContainers") or ()), *pod_spec["containers"]):
         for variable in container.get("env") or ():
             if "valueFrom" not in variable:  # the server adds fields to those
                 yield (container["name"], variable["name"]), variable.get("value", "")
 
 
-def _is_owned_by(pod: Object, uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences") or ())
+def is_owned_by(resource: Object, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in resource["metadata"].get("ownerReferences") or ())
 
 
-def parse_handle(handle: str) -> tuple[str, str, str, str]:
-    """Split a handle into cluster, namespace, name and uid; raises BackendError."""
+def parse_handle(handle: str) -> Handle:
+    """Parse an attempt's handle; raises BackendError."""
     fields = handle.rsplit("/", 3)
-    if len(fields) != 4 or not all(fields):
+    kind, _, name = fields[2].rpartition(":") if len(fields) == 4 else ("", "", "")
+    if not (all(fields) and name and (kind or "job") in KINDS):
         raise BackendError(f"{handle!r} is no Job's handle", "CLUSTER/NAMESPACE/NAME/UID")
-    return fields[0], fields[1], fields[2], fields[3]
+    return Handle(fields[0], fields[1], name, fields[3], KINDS[kind or "job"])

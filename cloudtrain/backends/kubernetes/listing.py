@@ -1,4 +1,4 @@
-"""Read the statuses of many attempts: one list of Jobs and one of pods, with a label selector that names the attempts."""
+"""Read the statuses of many attempts: lists of Jobs, JobSets and pods, with a label selector that names the attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
-from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle, pods_of
+from cloudtrain.backends.kubernetes.jobs import PATHS, KubeJobs, is_owned_by, parse_handle, pods_of
+from cloudtrain.backends.kubernetes.jobset import as_job
 from cloudtrain.backends.kubernetes.names import ATTEMPT
 from cloudtrain.backends.kubernetes.status import (
     PULLING,
@@ -48,17 +49,22 @@ class KubeList:
         return found
 
     def _statuses(self, namespace: str, handles: Sequence[str]) -> dict[str, Status]:
-        by_uid = {parse_handle(handle)[3]: handle for handle in handles}
-        names = sorted({parse_handle(handle)[2] for handle in handles})
+        parsed = {parse_handle(handle): handle for handle in handles}
+        by_uid = {each.uid: handle for each, handle in parsed.items()}
+        names = sorted({each.name for each in parsed})
         query = {"labelSelector": f"{ATTEMPT} in ({','.join(names)})"}
-        jobs = list(self._list(f"/apis/batch/v1/namespaces/{namespace}/jobs", "the Jobs cannot be listed", query))
+        jobs = list(self._list(PATHS["Job"].format(namespace), "the Jobs cannot be listed", query))
+        if any(each.kind == "JobSet" for each in parsed):
+            for jobset in self._list(PATHS["JobSet"].format(namespace), "the JobSets cannot be listed", query):
+                children = (job for job in jobs if is_owned_by(job, jobset["metadata"]["uid"]))
+                jobs.append(as_job(jobset, next(children, None)))
         pods = list(self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query))
         found: dict[str, Status] = {}
         waiting: dict[str, tuple[Object, list[Object]]] = {}  # handle -> a Job and its pods, some of which wait
         silent: set[str] = set()  # uids of objects whose newest event is the reason
         for job in jobs:
             if handle := by_uid.get(str(job["metadata"]["uid"])):
-                own = pods_of(job["metadata"]["uid"], pods)
+                own = pods_of(job, pods)
                 self._jobs.remember(handle, job, own)
                 status = found[handle] = status_of(job, own)
                 if status.state is State.STARTING:

@@ -41,7 +41,7 @@ class KubeLogs:
             if job is None:
                 return
             merger = merger or LogMerger(int(job["spec"]["completions"]), after)
-            pods = known[1] if known else self._jobs.pods(handle)
+            pods = known[1] if known else self._jobs.pods(handle, job)
             final = status_of(job, pods).state.final  # checked before reading: a final job prints nothing more
             for node in merger.nodes:
                 node_pods = [pod for pod in pods if node_rank(pod) == node.node]

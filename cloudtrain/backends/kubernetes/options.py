@@ -29,6 +29,9 @@ class KubernetesOptions(BaseModel):
     namespace: str = Field("default", min_length=1, description="namespace that the job runs in")
     image: str | None = Field(None, description="container image of jobs that name none")
     python: str = Field("python3", description="interpreter in the image, 3.9 or newer")
+    kind: Literal["job", "jobset"] = Field(
+        "job", description="jobset: each attempt is a JobSet, where that operator is installed (jobset.x-k8s.io)"
+    )
     queue: str | None = Field(None, description="Kueue's local queue: the job is suspended until it is admitted")
     service_account: str | None = Field(None, description="account that the pods run as")
     pull_secrets: list[str] = Field([], description="names of secrets for the image's registry")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.kubernetes import init_container, security
+from cloudtrain.backends.kubernetes.jobset import child_name
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, UNPACK
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.errors import BadRequest, Problem
@@ -181,9 +182,10 @@ class Pod:
         except BadRequest as error:
             self._add_problem("args", error.message, error.hint)
             env = {}
+        job_name = child_name(self.name) if self.options.get("kind") == "jobset" else self.name
         env |= {
             "CLOUDTRAIN_NUM_NODES": str(manifest.nodes),
-            "MASTER_ADDR": f"{self.name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
+            "MASTER_ADDR": f"{job_name}-0.{self.name}" if manifest.nodes > 1 else "127.0.0.1",
         }
         if self.output_path is not None:
             env["CLOUDTRAIN_RUN_DIR"] = f"{self.output_path.rstrip('/')}/{manifest.run_id}"

@@ -1,4 +1,4 @@
-"""Build the Kubernetes manifests of a job: an Indexed Job, a headless Service for several nodes, a ConfigMap for the code.
+"""Build the Kubernetes manifests of a job: an Indexed Job or a JobSet of one, a headless Service, a ConfigMap for the code.
 
 Pure data, no calls. The Job is created suspended, then the objects that it owns, then it is started: a submit that is
 killed in between leaves nothing running and can be repeated. When one pod of several fails, the whole Job fails and the
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.kubernetes import rules, security
+from cloudtrain.backends.kubernetes.jobset import as_job, wrap_job
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CONTAINER, MAX_EXEC, OUTPUT, QUEUE, RUN, STARTED, UNPACK
 from cloudtrain.backends.kubernetes.overlay import check_overlay, merge_manifest
 from cloudtrain.backends.kubernetes.pod import Pod
@@ -56,9 +57,11 @@ class Request:
         base = self._add_queue_label(self._job_manifest(labels, pod.spec()))
         self.job = merge_manifest(base, options.get("overlay") or {})
         self.problems += check_overlay(base, self.job, options.get("allow_host_paths") or ())
+        as_set = options.get("kind") == "jobset" and not self.problems
+        self.main = wrap_job(self.job) if as_set else self.job  # what is created first
         owned = {"namespace": self.namespace, "labels": labels, "ownerReferences": [self._owner_reference()]}
         self.others: list[dict[str, Any]] = []
-        if self.manifest.nodes > 1:
+        if self.manifest.nodes > 1 and self.main is self.job:  # a JobSet has its own
             self.others.append(self._service(owned))
         if options.get("network_policy"):
             self.others.append(self._network_policy(owned))
@@ -87,7 +90,7 @@ class Request:
             start["spec"] = {"suspend": False}
         return {
             "namespace": self.namespace,
-            "manifests": [self.job, *self.others],
+            "manifests": [self.main, *self.others],
             "start": start,
             "source": self.source,
         }
@@ -184,7 +187,8 @@ class Request:
         }
 
     def _owner_reference(self) -> dict[str, Any]:
-        return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": UID, "blockOwnerDeletion": False}
+        about = {field: self.main[field] for field in ("apiVersion", "kind")}
+        return {**about, "name": self.name, "uid": UID, "blockOwnerDeletion": False}
 
     def _labels(self) -> dict[str, str]:
         labels = {**self._job.labels, RUN: self.manifest.run_id, ATTEMPT: self.name}
@@ -225,6 +229,8 @@ class Request:
         if self.problems:
             return  # the rules would only report the same problems again
         violations = [("options.kubernetes.overlay", violation) for violation in rules.check_job(self.job)]
+        if self.main is not self.job and (violation := rules.check_jobset_name(self.main)):
+            self._add_problem("name", f"{self._job.name} {violation.message}", "choose a shorter name, or kind: job")
         if self._options.get("security"):
             pod = self.job["spec"]["template"]["spec"]
             broken = security.check_restricted(pod, "spec.template.spec")
@@ -249,7 +255,7 @@ class Request:
 
 def time_limit(plan: Plan) -> TimeLimit:
     """Return the longest time of an attempt: the deadline and the grace period of each pod that may be started."""
-    job = plan.request["manifests"][0]
+    job = as_job(plan.request["manifests"][0])
     spec, labels = job["spec"], job["metadata"]["labels"]
     if QUEUE in labels and MAX_EXEC not in labels:
         return TimeLimit(None, "a queue may suspend the Job: when it starts again, its deadlines start over")
@@ -275,7 +281,7 @@ def kubectl_manifests(request: Mapping[str, Any], bundle_bytes: bytes) -> list[d
     for manifest in request["manifests"]:
         applied = fill_placeholders(manifest, {BYTES: b64encode(bundle_bytes).decode()})
         applied["metadata"].pop("ownerReferences", None)
-        if applied["kind"] == "Job":
+        if applied["kind"] in ("Job", "JobSet"):
             applied = merge_manifest(applied, request["start"])
         manifests.append(applied)
     return manifests

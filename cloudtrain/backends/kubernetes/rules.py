@@ -71,6 +71,16 @@ def check_job(job: Mapping[str, Any]) -> Iterator[Violation]:
     yield from _pod(pod, "spec.template.spec")
 
 
+def check_jobset_name(jobset: Mapping[str, Any]) -> Violation | None:
+    """Return why a JobSet's name is refused, None if it is not: its pods' names must be DNS labels (its webhook)."""
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    last = replicated["template"]["spec"]["completions"] - 1
+    longest = f"{jobset['metadata']['name']}-{replicated['name']}-0-{last}-abcde"
+    if len(longest) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", longest):
+        return None
+    return Violation("metadata.name", f"makes names of pods that are no DNS labels of at most 63 characters: {longest}")
+
+
 def check_service(service: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield what a server refuses in a Service."""
     yield from _metadata(service, 63)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.backends.images import pinned_image
+from cloudtrain.backends.kubernetes.jobset import pods_owner
 from cloudtrain.backends.kubernetes.log_merge import parse_launcher_result
 from cloudtrain.backends.kubernetes.names import CANCELLED, CONTAINER, MAX_EXEC, QUEUE, UNPACK
 from cloudtrain.events import EXIT_RESUMABLE, State, Status
@@ -76,14 +77,14 @@ def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str]
         if is_waiting(pod) and (reason := pod_reason(pod) or noted.get(str(pod["metadata"]["uid"]), "")):
             ranks.setdefault(reason, []).append(rank)
     if not ranks or job["spec"]["completions"] == 1:
-        return next(iter(ranks), noted.get(str(job["metadata"]["uid"]), ""))
+        return next(iter(ranks), noted.get(str(pods_owner(job)["metadata"]["uid"]), ""))
     return "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in ranks.items())
 
 
 def silent_objects(job: Object, pods: Iterable[Object]) -> list[Object]:
     """Return the pods that wait and do not say why, or the Job if it has no pods (an exceeded quota)."""
     newest = newest_by_node(pods).values()
-    return [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)] if newest else [job]
+    return [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)] if newest else [pods_owner(job)]
 
 
 def newest_note(events: Iterable[Object]) -> str:

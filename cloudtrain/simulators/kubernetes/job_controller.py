@@ -11,7 +11,7 @@ from cloudtrain.simulators.kubernetes.objects import Objects, StatusError, condi
 from cloudtrain.simulators.replicas import pick_addresses
 
 RETRY_S = 1.1  # before a pod is replaced; a real controller waits 10 s, and twice as long each time
-OWNED = ("pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
+OWNED = ("jobs", "pods", "services", "configmaps", "networkpolicies")  # deleted with their owner
 INDEX = "batch.kubernetes.io/job-completion-index"
 Object = dict[str, Any]
 
@@ -38,7 +38,9 @@ class JobController:
     def collect(self) -> None:
         """Collect garbage: delete objects whose owners are all gone."""
         existing_uids = {
-            resource["metadata"]["uid"] for plural in ("jobs", "pods") for resource in self._objects.all(plural)
+            resource["metadata"]["uid"]
+            for plural in ("jobsets", "jobs", "pods")
+            for resource in self._objects.all(plural)
         }
         for plural in OWNED:
             for resource in self._objects.all(plural):
@@ -71,7 +73,7 @@ class JobController:
             if time.monotonic() >= self._deadlines.get(uid, float("inf")):
                 failure = ("DeadlineExceeded", "Job was active longer than specified deadline")
             if failure is not None:
-                _set_condition(job, "FailureTarget", *failure)
+                set_condition(job, "FailureTarget", *failure)
                 self._delete(active)
             else:
                 if time.monotonic() >= self._retry_at.get(uid, 0.0):
@@ -90,7 +92,7 @@ class JobController:
 
     def _suspend(self, job: Object, active: list[Object]) -> None:
         if not find_condition(job, "Suspended"):
-            _set_condition(job, "Suspended", "JobSuspended", "Job suspended")
+            set_condition(job, "Suspended", "JobSuspended", "Job suspended")
         job["status"].pop("startTime", None)
         self._delete(active)
 
@@ -187,9 +189,9 @@ class JobController:
 
     def _conclude(self, job: Object, kind: str, reason: str, message: str) -> None:
         if kind == "Complete":
-            _set_condition(job, "SuccessCriteriaMet", reason, message)
+            set_condition(job, "SuccessCriteriaMet", reason, message)
             job["status"]["completionTime"] = now()
-        _set_condition(job, kind, reason, message)
+        set_condition(job, kind, reason, message)
         if (ttl_s := job["spec"].get("ttlSecondsAfterFinished")) is not None:
             self._expires[job["metadata"]["uid"]] = time.monotonic() + ttl_s
 
@@ -204,9 +206,10 @@ def is_deleted(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"] and pod["status"]["phase"] not in ("Pending", "Running")
 
 
-def _set_condition(job: Object, kind: str, reason: str, message: str) -> None:
+def set_condition(job: Object, kind: str, reason: str, message: str, status: str = "True") -> None:
+    """Set a condition of a Job or JobSet, with the current time."""
     others = [other for other in job["status"].get("conditions", ()) if other["type"] != kind]
-    job["status"]["conditions"] = [*others, {**condition(kind), "reason": reason, "message": message}]
+    job["status"]["conditions"] = [*others, {**condition(kind, status), "reason": reason, "message": message}]
 
 
 def _is_controlled_by(pod: Object, uid: str) -> bool:

@@ -18,6 +18,7 @@ from cloudtrain.backends.images import parse_reference
 from cloudtrain.job import units
 from cloudtrain.simulators.http import ApiError
 from cloudtrain.simulators.kubernetes.job_controller import JobController, find_condition, is_deleted
+from cloudtrain.simulators.kubernetes.jobset_controller import JobSetController
 from cloudtrain.simulators.kubernetes.objects import Objects, condition, now
 from cloudtrain.simulators.kubernetes.pod_view import PodView
 from cloudtrain.simulators.replicas import Replica
@@ -29,12 +30,14 @@ Lines = list[tuple[str, str]]  # time and text
 
 
 class Kubelet(threading.Thread):
-    """A thread that runs the Job controller and advances all pods of the node."""
+    """A thread that runs the controllers of Jobs and JobSets and advances all pods of the node."""
 
     def __init__(self, objects: Objects, folder: Path, env: Mapping[str, str]) -> None:
         super().__init__(name="kubelet", daemon=True)
         self._objects, self._folder, self._env = objects, folder, dict(env)
         self._controller = JobController(objects, self.delete)
+        self._jobsets = JobSetController(objects)
+        self.has_jobsets = True  # whether the JobSet operator is installed
         self._stopped = threading.Event()
         self._containers: dict[str, Replica] = {}  # running container, by the pod's uid
         self._logs: dict[tuple[str, str], Lines] = {}  # by the pod's uid and the container's name
@@ -94,13 +97,15 @@ class Kubelet(threading.Thread):
     def step(self) -> float:
         """Advance all Jobs and pods once; return when (monotonic) the next one has something to do by itself."""
         with self._objects.lock:
+            for jobset in self._objects.all("jobsets"):
+                self._jobsets.reconcile(jobset)
             for job in self._objects.all("jobs"):
                 self._controller.reconcile(job)
             self._controller.collect()
             for pod in self._objects.all("pods"):
                 self._advance(pod)
         now = time.monotonic()
-        times = [*self._deadlines.values(), *self._kill_at.values(), *self._controller.due]
+        times = [*self._deadlines.values(), *self._kill_at.values(), *self._controller.due, *self._jobsets.due]
         return min((at for at in times if at > now), default=float("inf"))
 
     # -- one pod -------------------------------------------------------------------------------------------------------

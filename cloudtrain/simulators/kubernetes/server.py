@@ -24,6 +24,7 @@ from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes.admission import check_pod
 from cloudtrain.simulators.kubernetes.job_controller import OWNED
+from cloudtrain.simulators.kubernetes.jobset_controller import check_jobset
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
 from cloudtrain.simulators.kubernetes.objects import (
     GROUPS,
@@ -112,6 +113,7 @@ class Cluster:
                 for path, document in discovery().items()
             ),
             ("GET", "/api/v1/nodes", self._authenticated(self._nodes)),
+            ("GET", "/apis/jobset.x-k8s.io", self._authenticated(self._jobset)),
             ("GET", "/apis/kueue.x-k8s.io", self._authenticated(self._kueue)),
             ("GET", f"/apis/{KUEUE}/namespaces/([^/]+)/localqueues/([^/]+)", self._authenticated(self._kueue)),
             ("POST", "/api/v1/namespaces", self._authenticated(lambda r: self._create(r, "", "namespaces"))),
@@ -151,6 +153,8 @@ class Cluster:
         self._validate(plural, resource)
         if plural == "jobs":
             set_job_defaults(resource)
+        elif plural == "jobsets":
+            resource["status"] = {}
         elif plural == "pods":
             set_pod_defaults(resource)
             check_pod(self.objects, namespace, resource)
@@ -164,6 +168,7 @@ class Cluster:
     def _validate(self, plural: str, resource: Object) -> None:
         checks: dict[str, Callable[[Object], Iterator[rules.Violation]]] = {
             "jobs": rules.check_job,
+            "jobsets": check_jobset,
             "services": rules.check_service,
             "configmaps": lambda it: rules.check_config_map(it, len(json.dumps(it.get("binaryData") or {})) * 3 // 4),
         }
@@ -177,7 +182,7 @@ class Cluster:
     def _require(self, plural: str, namespace: str, name: str) -> Object:
         resource = self.objects.get(plural, namespace, name)
         if resource is None:
-            group = ".batch" if plural == "jobs" else ""
+            group = f".{GROUPS[plural].partition('/')[0]}" if plural in ("jobs", "jobsets") else ""
             raise StatusError(404, f'{plural}{group} "{name}" not found')
         return resource
 
@@ -294,6 +299,11 @@ class Cluster:
             raise StatusError(404, f'localqueues "{name}" not found in {namespace}')
         return Response({"kind": "APIGroup", "preferredVersion": {"groupVersion": KUEUE}})
 
+    def _jobset(self, _: Request) -> Response:
+        if not self.kubelet.has_jobsets:
+            raise StatusError(404, "the server could not find the requested resource")
+        return Response({"kind": "APIGroup", "name": "jobset.x-k8s.io"})
+
     def _nodes(self, request: Request) -> Response:
         self._authorize("list", "nodes", "")
         matches = parse_selector(request.query)
@@ -362,8 +372,11 @@ def discovery() -> dict[str, Object]:
                  for name in plurals]  # fmt: skip
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": entries}
 
-    versions = [(group, {"groupVersion": group, "version": "v1"}) for group in GROUPS.values()]
-    groups = [{"name": group[:-3], "versions": [each], "preferredVersion": each} for group, each in versions]
+    groups = []
+    for group in GROUPS.values():
+        name, _, version = group.partition("/")
+        each = {"groupVersion": group, "version": version}
+        groups.append({"name": name, "versions": [each], "preferredVersion": each})
     return {
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},

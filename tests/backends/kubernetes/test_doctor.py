@@ -55,6 +55,18 @@ def test_a_queue_needs_kueue_and_has_to_be_there(cluster: Cluster):
     assert found(cluster, queue="other") == []
 
 
+def test_a_jobset_needs_its_operator_and_its_own_permissions(cluster: Cluster):
+    cluster.denied |= {("create", "jobs"), ("patch", "jobs"), ("create", "services")}
+    assert len(found(cluster)) == 3 and found(cluster, kind="jobset") == []
+    assert probed(cluster, {"kind": "jobset"}) == []
+    cluster.kubelet.has_jobsets = False
+    cluster.denied |= {("create", "jobsets")}
+    assert found(cluster, kind="jobset") == [
+        "you may not create jobsets in default, which is needed to submit",
+        "the cluster has no JobSet operator",
+    ]
+
+
 def test_gpus_of_a_type_that_no_node_has_are_named_with_those_that_there_are(cluster: Cluster):
     machine = cluster.kubelet.node
     machine["status"]["allocatable"]["nvidia.com/gpu"] = "8"

@@ -15,7 +15,7 @@ from tests.backends.kubernetes.test_request import made, problems
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes_recipes.md").read_text("utf-8")
 HEADINGS = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
-RECIPES = dict(zip(("gke", "eks", "kueue", "near"), BLOCKS, strict=True))
+RECIPES = dict(zip(("gke", "eks", "kueue", "jobset", "near"), BLOCKS, strict=True))
 
 
 def planned(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -59,3 +59,5 @@ def test_the_others_ask_for_interfaces_a_queue_and_a_rack():
     assert "kueue.x-k8s.io/podset-required-topology" in queued["spec"]["template"]["metadata"]["annotations"]
     affinity = planned(RECIPES["near"])["spec"]["template"]["spec"]["affinity"]
     assert affinity.keys() == {"nodeAffinity", "podAffinity"}
+    jobset = made({}, RECIPES["jobset"]["options"]["kubernetes"]).main
+    assert "alpha.jobset.sigs.k8s.io/exclusive-topology" in jobset["metadata"]["annotations"]

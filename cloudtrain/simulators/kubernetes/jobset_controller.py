@@ -1,0 +1,108 @@
+"""JobSet controller of the simulated cluster: sets of one replicated Job, as backends/kubernetes makes them.
+
+It creates the Job and the headless Service, suspends and resumes the Job, ends with it and is deleted after its ttl: what
+pkg/controllers/jobset_controller.go of https://github.com/kubernetes-sigs/jobset does (2026-11-23). Restarts are refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from cloudtrain.backends.kubernetes import rules
+from cloudtrain.simulators.kubernetes.job_controller import find_condition, set_condition
+from cloudtrain.simulators.kubernetes.objects import Objects, set_job_defaults
+
+LABEL = "jobset.sigs.k8s.io/jobset-name"
+Object = dict[str, Any]
+
+
+def check_jobset(jobset: Object) -> Iterator[rules.Violation]:
+    """Yield what the webhook, or the Job's rules, refuse of a JobSet; and what is not simulated."""
+    spec = jobset.get("spec") or {}
+    replicated = spec.get("replicatedJobs") or []
+    if len(replicated) != 1 or replicated[0].get("replicas", 1) != 1:
+        yield rules.Violation("spec.replicatedJobs", "is not simulated for more than one Job")
+        return
+    if (spec.get("failurePolicy") or {}).get("maxRestarts"):
+        yield rules.Violation("spec.failurePolicy.maxRestarts", "is not simulated")
+    if violation := rules.check_jobset_name(jobset):
+        yield violation
+    job = {"metadata": {"name": "job"}, "spec": replicated[0]["template"]["spec"]}
+    for violation in rules.check_job(job):
+        yield violation._replace(path=f"spec.replicatedJobs[0].template.{violation.path}")
+
+
+class JobSetController:
+    """Reconciles JobSets; called with the objects' lock held."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._expires: dict[str, float] = {}  # when an ended JobSet is deleted (ttlSecondsAfterFinished)
+
+    def reconcile(self, jobset: Object) -> None:
+        """Create what a JobSet owns, pass on `suspend`, and copy the end of its Job."""
+        spec, metadata = jobset["spec"], jobset["metadata"]
+        if find_condition(jobset, "Completed") or find_condition(jobset, "Failed"):
+            if time.monotonic() >= self._expires.get(metadata["uid"], float("inf")):
+                del self._expires[metadata["uid"]]
+                self._objects.remove("jobsets", jobset)
+            return
+        (replicated,) = spec["replicatedJobs"]
+        name, before = f"{metadata['name']}-{replicated['name']}-0", repr(jobset["status"])
+        job = self._objects.get("jobs", metadata["namespace"], name) or self._create(jobset, replicated, name)
+        if find_condition(job, "Failed"):
+            reason, message = "ReachedMaxRestarts", f"jobset failed due to reaching max number of restarts ({name})"
+            self._end(jobset, "Failed", reason, message)
+        elif find_condition(job, "Complete"):
+            self._end(jobset, "Completed", "AllJobsCompleted", "jobset completed successfully")
+        else:
+            suspended = spec.get("suspend", False)
+            if job["spec"]["suspend"] != suspended:
+                job["spec"]["suspend"] = suspended
+                self._objects.touch("jobs", job)
+            if suspended and not find_condition(jobset, "Suspended"):
+                set_condition(jobset, "Suspended", "SuspendedJobs", "jobset is suspended")
+            elif not suspended and find_condition(jobset, "Suspended"):
+                set_condition(jobset, "Suspended", "ResumeJobs", "jobset is resumed", "False")
+        if repr(jobset["status"]) != before:
+            self._objects.touch("jobsets", jobset)
+
+    def _create(self, jobset: Object, replicated: Object, name: str) -> Object:
+        spec, metadata, template = jobset["spec"], jobset["metadata"], replicated["template"]
+        owner = {"apiVersion": jobset["apiVersion"], "kind": "JobSet", "name": metadata["name"], "uid": metadata["uid"],
+                 "controller": True}  # fmt: skip
+        labels = {LABEL: metadata["name"], "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"]}
+        pod = template["spec"]["template"]
+        pod_labels = {**((pod.get("metadata") or {}).get("labels") or {}), **labels}
+        pod = {**pod, "metadata": {**(pod.get("metadata") or {}), "labels": pod_labels}}
+        if (spec.get("network") or {}).get("enableDNSHostnames", True):
+            pod["spec"] = {**pod["spec"], "subdomain": metadata["name"]}
+            service: Object = {"apiVersion": "v1", "kind": "Service"}
+            service["metadata"] = {"name": metadata["name"], "ownerReferences": [owner]}
+            service["spec"] = {"clusterIP": "None", "selector": {LABEL: metadata["name"]}}
+            self._objects.add("services", metadata["namespace"], service)
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {
+                "name": name,
+                "labels": {**((template.get("metadata") or {}).get("labels") or {}), **labels},
+                "ownerReferences": [owner],
+            },
+            "spec": {**template["spec"], "suspend": spec.get("suspend", False), "template": pod},
+        }
+        set_job_defaults(job)
+        return self._objects.add("jobs", metadata["namespace"], job)
+
+    def _end(self, jobset: Object, kind: str, reason: str, message: str) -> None:
+        set_condition(jobset, kind, reason, message)
+        jobset["status"]["terminalState"] = kind
+        if (ttl_s := jobset["spec"].get("ttlSecondsAfterFinished")) is not None:
+            self._expires[jobset["metadata"]["uid"]] = time.monotonic() + ttl_s
+
+    @property
+    def due(self) -> list[float]:
+        """When (monotonic) ended JobSets are deleted."""
+        return list(self._expires.values())

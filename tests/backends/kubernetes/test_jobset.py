@@ -1,0 +1,148 @@
+"""kind: jobset: the manifest against the CRD's schema, a set read as a Job, and runs of sets on the simulated cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.jobset import as_job
+from cloudtrain.backends.kubernetes.overlay import merge_manifest
+from cloudtrain.backends.kubernetes.rules import check_jobset_name
+from cloudtrain.backends.kubernetes.status import status_of
+from cloudtrain.errors import BackendError
+from cloudtrain.events import State
+from tests.backends.kubernetes.clusters import Ground
+from tests.backends.kubernetes.test_backend import TestKubernetes as Contract
+from tests.backends.kubernetes.test_backend import shared  # noqa: F401
+from tests.backends.kubernetes.test_faults import ended, place, started  # noqa: F401
+from tests.backends.kubernetes.test_request import CASES, made, problems
+from tests.conftest import wait_for
+
+AT = "2026-11-23T12:00:00Z"
+
+
+def known_to_the_schema(jobset: dict) -> dict:
+    """What is left of a JobSet in models that were generated from its schema: they drop fields that they do not know."""
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+    found = JobsetV1alpha2JobSet.from_dict(json.loads(json.dumps(jobset)))
+    assert found is not None
+    return found.to_dict()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_schema_has_every_field(case: str):
+    changes, options, size = CASES[case]
+    request = made(changes, {**options, "kind": "jobset"}, size)
+    assert request.problems == [] and request.main["kind"] == "JobSet"
+    assert known_to_the_schema(request.main) == request.main
+
+
+def test_the_schema_is_not_blind():
+    jobset = made({}, {"kind": "jobset"}).main
+    assert known_to_the_schema(merge_manifest(jobset, {"spec": {"maxRestarts": 3}})) == jobset
+    with pytest.raises(ValueError, match="maxRestarts"):
+        known_to_the_schema(merge_manifest(jobset, {"spec": {"failurePolicy": {"maxRestarts": "three"}}}))
+
+
+def test_a_set_is_the_same_job():
+    job, jobset = made({"num_nodes": 2}, {}).job, made({"num_nodes": 2}, {"kind": "jobset"})
+    read = as_job(jobset.main)
+    env = read["spec"]["template"]["spec"]["containers"][0]["env"]
+    (master,) = (each for each in env if each["name"] == "MASTER_ADDR")
+    assert master["value"] == "golden-run-a1-n-0-0.golden-run-a1"
+    ttl = job["spec"].pop("ttlSecondsAfterFinished")
+    assert jobset.main["spec"]["ttlSecondsAfterFinished"] == ttl and "ttlSecondsAfterFinished" not in read["spec"]
+    master["value"] = "golden-run-a1-0.golden-run-a1"
+    assert (read["metadata"], read["spec"]) == (job["metadata"], job["spec"])
+    assert [other["kind"] for other in jobset.others] == ["ConfigMap"], "a set makes its Service itself"
+
+
+def test_a_name_that_makes_no_names_of_pods_is_refused():
+    assert problems({"name": "n", "num_nodes": 2}, {"kind": "jobset"}) == []
+    long = made({"num_nodes": 1000}, {"kind": "jobset"})
+    long.main["metadata"]["name"] = "n" * 50
+    assert "at most 63" in check_jobset_name(long.main).message
+    long.main["metadata"]["name"] = "n" * 49
+    assert check_jobset_name(long.main) is None
+
+
+def condition(kind: str, **more: str) -> dict:
+    return {"type": kind, "status": "True", "lastTransitionTime": AT, **more}
+
+
+def test_the_end_of_a_set_is_that_of_its_job():
+    jobset = {**made({}, {"kind": "jobset"}).main, "status": {}}
+    jobset["spec"] = {**jobset["spec"], "suspend": False}
+    jobset["metadata"] = {**jobset["metadata"], "uid": "set"}
+    child = {"metadata": {"uid": "job"}, "status": {}}
+    assert status_of(as_job(jobset), []).state is State.STARTING
+    assert status_of(as_job(jobset, child), []).state is State.STARTING
+    late = condition("Failed", reason="DeadlineExceeded", message="too long")
+    jobset["status"] = {"conditions": [condition("Failed", reason="FailedJobs", message="a job failed")]}
+    child["status"] = {"conditions": [late]}
+    assert status_of(as_job(jobset, child), []).state is State.TIMED_OUT
+    assert status_of(as_job(jobset), []).reason == "a job failed", "its Job was deleted"
+    jobset["status"] = {"conditions": [condition("Completed")]}
+    assert status_of(as_job(jobset), []).state is State.SUCCEEDED
+
+
+@pytest.fixture
+def sets(place: Ground) -> Callable[..., tuple[KubernetesBackend, str]]:  # noqa: F811
+    return lambda script, **options: started(place, script, {"kind": "jobset", **options}, num_nodes=2)
+
+
+def test_a_set_of_two_nodes_in_every_call(place: Ground, sets):  # noqa: F811
+    backend, handle = sets("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    status = ended(backend, handle)
+    (jobset,) = place.cluster.objects.all("jobsets")
+    name, other = jobset["metadata"]["name"], place.backend()
+    assert status.state is State.SUCCEEDED
+    assert backend.statuses([handle]) == {handle: status} == other.statuses([handle])
+    assert {line.text for line in backend.logs(handle) if line.rank >= 0} == {"0 of 2", "1 of 2"}
+    assert backend.find(name) == handle and other.find(name) is None
+    assert set(backend.images(handle)) == {0, 1}
+    wait_for(lambda: "terminalState" in jobset["status"], "the set's own end")
+    assert jobset["status"]["terminalState"] == "Completed"
+    assert backend.remains(handle) == {f"JobSet default/{name}": None}
+    backend.remove(handle)
+    own = ("jobsets", "jobs", "pods", "services", "configmaps")
+    wait_for(lambda: not any(map(place.cluster.objects.all, own)), "all that it owned is deleted")
+    assert backend.status(handle).state is State.LOST
+
+
+def test_a_waiting_set_says_why_and_is_cancelled(sets):
+    backend, handle = sets("print(1)", node_selector={"rack": "none"})
+    reason = wait_for(lambda: backend.status(handle).reason, "its reason")
+    assert reason.startswith("node 0, 1: Unschedulable: 0/1 nodes are available")
+    assert backend.statuses([handle])[handle].reason == reason
+    backend.cancel(handle)
+    wait_for(lambda: backend.status(handle).state is State.CANCELLED, "its end")
+    backend.delete_cancelled(handle)
+    assert backend.remains(handle) == {}
+
+
+def test_a_set_in_a_queue_is_deleted_when_it_is_cancelled(place: Ground, sets):  # noqa: F811
+    backend, handle = sets("print(1)", queue="research")
+    assert backend.status(handle).state is State.QUEUED and "research" in backend.status(handle).reason
+    backend.cancel(handle)
+    assert place.cluster.objects.all("jobsets") == []
+
+
+def test_a_handle_of_another_kind_is_refused(place: Ground):  # noqa: F811
+    with pytest.raises(BackendError, match="no Job's handle"):
+        place.backend().status("cluster/default/pod:name/uid")
+
+
+@pytest.mark.long
+class TestJobSets(Contract):
+    """The contract suite, whose attempts are JobSets."""
+
+    @pytest.fixture
+    def connect(self, shared: Ground, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", shared.store.url)
+        self.shared = shared
+        return lambda: shared.backend(kind="jobset")
