@@ -16,6 +16,7 @@ KEYS = {
     "entry_point": "entrypoint",
     "source_dir": "source",
     "hyperparameters": "hyperparameters",
+    "model_dir": "hyperparameters.model_dir",  # of TensorFlow's estimator
     "environment": "env",
     "image_uri": "image",
     "base_job_name": "name",
@@ -167,7 +168,7 @@ def _put(job: dict[str, Any], path: str, value: Any) -> None:
     *folders, name = path.split(".")
     for folder in folders:
         job = job.setdefault(folder, {})
-    job[name] = value
+    job[name] = {**job.get(name, {}), **value} if isinstance(value, dict) else value
 
 
 def _add_inputs(job: dict[str, Any], tree: ast.Module, names: Mapping[str, Any], notes: list[str]) -> None:

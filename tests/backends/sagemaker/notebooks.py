@@ -5,6 +5,9 @@ import sagemaker
 from sagemaker.huggingface import HuggingFace
 from sagemaker.pytorch import PyTorch
 from sagemaker.estimator import Estimator
+from sagemaker.sklearn import SKLearn
+from sagemaker.tensorflow import TensorFlow
+from sagemaker.xgboost import XGBoost
 
 role = sagemaker.get_execution_role()
 bucket = "training"
@@ -33,19 +36,20 @@ estimator = PyTorch(
 estimator.fit(inputs)
 """,
     "sklearn_iris": """
-sklearn = sagemaker.sklearn.SKLearn(entry_point="sklearn_iris.py", instance_type="ml.c4.xlarge", role=role,
+sklearn = SKLearn(entry_point="sklearn_iris.py", instance_type="ml.c4.xlarge", role=role,
     image_uri="any", instance_count=1, hyperparameters={"max_leaf_nodes": 30})
 sklearn.fit(inputs=inputs)
 """,
     "xgboost_abalone": """
 params = {"max_depth": 5, "eta": 0.2, "objective": "reg:squarederror"}
-xgb = sagemaker.xgboost.XGBoost(entry_point="xgboost_abalone.py", hyperparameters=params, role=role, image_uri="any",
+xgb = XGBoost(entry_point="xgboost_abalone.py", hyperparameters=params, role=role, image_uri="any",
+    framework_version="1.7-1",
     instance_count=1, instance_type="ml.m5.2xlarge", volume_size=50)
 xgb.fit(inputs, wait=True)
 """,
     "tensorflow_mnist": """
-est = sagemaker.tensorflow.TensorFlow(entry_point="tensorflow_mnist.py", role=role, image_uri="any",
-    instance_count=1, instance_type="ml.m5.xlarge", hyperparameters={"model_dir": "s3://bucket/model", "epochs": 1})
+est = TensorFlow(entry_point="tensorflow_mnist.py", role=role, image_uri="any",
+    instance_count=1, instance_type="ml.m5.xlarge", model_dir="s3://bucket/model", hyperparameters={"epochs": 1})
 est.fit(inputs)
 """,
     "hyperparameters_json": """

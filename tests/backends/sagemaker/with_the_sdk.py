@@ -4,11 +4,16 @@ with_the_sdk.py requests JOBS      {name: [request]} -> {name: the request that 
 with_the_sdk.py submit HOME PLAN   submits a plan with client: sdk and prints the handle and the estimator's model
 with_the_sdk.py outcome HOME PLAN  submits a plan with client: sdk and prints the handle, or the classes of the error
 with_the_sdk.py models PLAN IMAGE  the inference images of models that were trained in IMAGE ...
+with_the_sdk.py describe JOBS      {name: [request, code]} -> the hyperparameters that moto describes: of the request by
+                                   either client, and of the code itself, a notebook that calls an estimator
 with_the_sdk.py image REGION       the SDK's own address of the newest Hugging Face training image
 """
 
 import json
+import os
 import sys
+import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 
@@ -94,6 +99,44 @@ def outcome(home: str, plan_file: str) -> dict:
         return {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": error.message}
 
 
+def describe(given: dict) -> dict:
+    import sagemaker
+    from moto import mock_aws
+    from sagemaker.telemetry import telemetry_logging
+
+    from cloudtrain.backends.aws import Aws
+    from cloudtrain.backends.sagemaker import huggingface_estimator
+
+    telemetry_logging._requests_helper = lambda *_: None
+    sagemaker.get_execution_role = lambda: "arn:aws:iam::123456789012:role/training"
+    sagemaker.Session.logs_for_job = lambda *_, **__: None  # moto runs nothing
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        Path("heads").symlink_to(Path(__file__).with_name("heads"))
+        for name, (request, code) in given.items():
+
+            def by_boto3(aws: Aws, request: dict = request) -> None:
+                aws.call("sagemaker", "create_training_job", **request)
+
+            def by_sdk(aws: Aws, request: dict = request) -> None:
+                huggingface_estimator.submit(aws, request)
+
+            def by_notebook(_: Aws, code: str = code) -> None:
+                with chdir("." if "source_dir" in code else "heads"):
+                    exec(code, {})  # noqa: S102
+
+            found[name] = []
+            for send in (by_boto3, by_sdk, by_notebook):
+                with mock_aws():
+                    aws = Aws("sagemaker", "us-east-1", None, None)
+                    send(aws)
+                    (job,) = aws.call("sagemaker", "list_training_jobs")["TrainingJobSummaries"]
+                    job = aws.call("sagemaker", "describe_training_job", TrainingJobName=job["TrainingJobName"])
+                    found[name].append(job["HyperParameters"])
+    return found
+
+
 def image(region: str) -> str:
     from sagemaker import image_uris
 
@@ -105,6 +148,8 @@ if __name__ == "__main__":
     what, *words = sys.argv[1:]
     if what == "requests":
         print(json.dumps(requests(json.loads(Path(words[0]).read_text()))))
+    elif what == "describe":
+        print(json.dumps(describe(json.loads(Path(words[0]).read_text()))))
     elif what == "outcome":
         print(json.dumps(outcome(*words)))
     elif what == "models":
