@@ -128,6 +128,10 @@ class ReadsOutputs(Backend, Protocol):
         """Return a file of a run's outputs, None where it is gone; raises BackendError where it has more bytes."""
         ...
 
+    def source(self, uri: str, digest: str) -> bytes | None:
+        """Return the packed source of a run, None where it is not there."""
+        ...
+
 
 @runtime_checkable
 class HasCapacity(Protocol):

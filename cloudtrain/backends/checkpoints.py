@@ -14,6 +14,8 @@ from pathlib import Path
 SAGEMAKER = ("sagemaker", "sagemaker-local")
 CHECKPOINT_DIR = "checkpoint_dir/"
 OURS = ".cloudtrain/"
+# Where a run's checkpoints are below its output: everywhere else, and on SageMaker.
+FOLDERS = ("checkpoints", f"checkpoints/{CHECKPOINT_DIR}".rstrip("/"))
 # Where a run's history can lie below its output: this way, or, before there was OURS, among the checkpoints.
 HISTORIES = ("", f"checkpoints/{OURS}", "checkpoints/")
 

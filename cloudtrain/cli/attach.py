@@ -15,7 +15,7 @@ def command(uri: str, as_json: bool) -> int:
 
     URI is the run's folder in its job's output: a path, s3:// or gs://. `show`, `logs` and `metrics` then work on it as on
     a run of your own. `cloudtrain attach URI` a second time reads what is new since then. The run cannot be cancelled or
-    rerun from here.
+    rerun from here. `cloudtrain resume` starts its next attempt here, with the job and the source in its output.
 
     \b
     cloudtrain attach s3://bucket/runs/tiny-lm-261120-101500-ab3d
@@ -39,5 +39,7 @@ def command(uri: str, as_json: bool) -> int:
             ("backend", summary.describe_target(attempts[-1].plan)),
         ]
     )
-    summary.print_next_commands(run.run_id, "show", "logs", "metrics", "fetch")
+    summary.print_next_commands(
+        run.run_id, "show", "logs", "metrics", "fetch", *(["resume"] if record.status.failed else [])
+    )
     return 0

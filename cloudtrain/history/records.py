@@ -15,6 +15,7 @@ RUNS = (
     "SELECT run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, cancel_at, state, exit_code,"
     " reason, started_at, ended_at, url, billable_s FROM runs"
 )
+RESUMED = "resumed"  # `identity` of a run that was attached and has been resumed here
 ATTEMPTS = "SELECT attempts.* FROM attempts"
 _STATES = {state.value: state for state in State}
 

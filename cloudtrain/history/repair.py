@@ -16,11 +16,12 @@ from typing import Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Plan
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.journal import Entry, Journal, entries_of_folders
 from cloudtrain.history.migrations import migrate
-from cloudtrain.history.records import ATTEMPTS, RUNS, attempt_from_row, run_from_row
+from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row, run_from_row
 from cloudtrain.job.units import now
 
 # table -> the column by which its rows are read one after the other where not all can be read at once, and their order
@@ -160,8 +161,10 @@ def _insert(db: sqlite3.Connection, entry: Entry) -> None:
     plan = entry.plan
     state, event = (State.QUEUED, "") if entry.handle else (State.LOST, SEARCHED)
     db.execute(
-        "INSERT OR IGNORE INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, state)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO runs (run_id, name, backend, target, key, parent, identity, job, created_at, acked_at, state)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        f" ON CONFLICT (run_id) DO UPDATE SET identity = '{RESUMED}'"
+        f" WHERE excluded.identity = '{RESUMED}' AND runs.identity LIKE '{ATTACHED}%'",
         (plan.run_id, plan.job.get("name", ""), plan.backend, plan.target, entry.key, entry.parent, entry.identity,
          json.dumps(plan.job), entry.created_at, now(), state),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
-from cloudtrain.history.records import ATTEMPTS, AttemptRecord, attempt_from_row, delete_rows
+from cloudtrain.history.records import ATTEMPTS, RESUMED, AttemptRecord, attempt_from_row, delete_rows
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
 
@@ -99,9 +99,14 @@ class Store(Leases):
                 " target = ? WHERE run_id = ?",
                 (State.QUEUED.value, plan.backend, plan.target, plan.run_id),
             )
+            if resume:  # a run that was attached is one of this history from now on
+                db.execute(
+                    "UPDATE runs SET identity = ?, job = ? WHERE run_id = ? AND substr(identity, 1, ?) = ?",
+                    (RESUMED, json.dumps(plan.job), plan.run_id, len(ATTACHED), ATTACHED),
+                )
             stored = self._add_attempt(db, plan, owner)
         if stored:
-            self.database.record_attempt(plan)
+            self.database.record_attempt(plan, **({"identity": RESUMED} if resume else {}))
         return stored
 
     def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Backend
-from cloudtrain.backends.checkpoints import CHECKPOINT_DIR, SAGEMAKER
+from cloudtrain.backends.checkpoints import FOLDERS, SAGEMAKER
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.errors import BackendError
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cloudtrain.job.job import Job
     from cloudtrain.source.bundle import Bundle
 
-# Where a run's checkpoints are below its output: everywhere else, and on SageMaker.
-FOLDERS = ("checkpoints", f"checkpoints/{CHECKPOINT_DIR}".rstrip("/"))
 FIRST_POLL_S = 0.005  # a short job's end is noticed at once
 
 

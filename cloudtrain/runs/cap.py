@@ -75,8 +75,9 @@ def plan_attempt(
 
 
 def limit_of(backend: Backend, plan: Plan) -> TimeLimit:
-    """Return the longest time of an attempt as its request has it; of another backend's as its plan has it."""
-    if plan.backend != backend.name:
+    """Return the longest time of an attempt as its request has it; of another backend's, or an attached run's, as its
+    plan has it."""
+    if plan.backend != backend.name or not plan.request:
         return TimeLimit((plan.at_most or {}).get("attempt_s"), "")
     return backend.time_limit(plan) if isinstance(backend, HasTimeLimit) else _NO_LIMIT
 

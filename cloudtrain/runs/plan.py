@@ -170,6 +170,8 @@ class Planner:
         notes = [*plan.notes, *expected]
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")
+        if job.output and not job.allow_secrets:
+            notes.append(f"the source goes to {job.output} too: who can read there can attach to the run and resume it")
         if job.renamed:
             notes.append(f"the name {job.renamed} is written {job.name} on every platform")
         if layout.accelerate_config or layout.strategy not in ("none", "ddp"):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import registry
 from cloudtrain.backends.api import Feature, Plan
 from cloudtrain.backends.checkpoints import SAGEMAKER
+from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.job.targets import config_files, resolve
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, retry, send, watcher
+from cloudtrain.runs import attached_source, attempts, budgets, retry, send, watcher
 from cloudtrain.runs.exactly_once import ExactlyOnce, Submitted
 from cloudtrain.runs.plan import Planner
 
@@ -47,15 +48,20 @@ def send_next(
             spent (OverBudget), or its checkpoints cannot be reached from the other target.
         BackendError: the platform refuses the attempt; the run is FAILED.
     """
-    status = store.find(run_id).status
+    record = store.find(run_id)
+    status, uri = record.status, record.attached
     if not status.state.final:
-        raise BadRequest(f"{run_id} is still {status.state}", f"cloudtrain cancel {run_id} ends it")
+        hint = attached_source.LIVE if uri else f"cloudtrain cancel {run_id} ends it"
+        raise BadRequest(f"{run_id} is still {status.state}", hint)
     if status.state is State.SUCCEEDED:
         raise BadRequest(f"{run_id} has succeeded: there is nothing to resume", "cloudtrain rerun starts a new run")
     earlier = store.attempts(run_id)
-    plan, bundle, notes = plan_next(store, earlier, sets, target, force=force)
+    brought = attached_source.bring(store, earlier[-1], uri) if uri else None
+    plan, bundle, notes = plan_next(store, earlier, sets, target, force=force, brought=brought)
     backend = attempts.backend_of(plan, store.home)
     send.preflight(plan, backend)
+    if uri and confirm:
+        confirm(attached_source.describe(plan, uri))
     if files := config_files(Path.cwd()):
         notes += budgets.check(store, plan, files, confirm)
 
@@ -103,28 +109,30 @@ def plan_next(
     target: str | None = None,
     *,
     force: bool = False,
+    brought: attached_source.Brought | None = None,
 ) -> tuple[Plan, Bundle, list[str]]:
     """Return the plan of the attempt after `earlier`, its bundle, and notes on what it changes; raises BadRequest.
 
-    Where more than limits change it is checked as a first plan is: its strategy, what a node would refuse, its memory.
+    `brought` is what an attached run resumes with. Where more than limits change it is checked as a first plan is: its
+    strategy, what a node would refuse, its memory.
     """
     newest = earlier[-1].plan
     if other := [text for text in sets if text.partition("=")[0].partition(".")[0] not in CHANGES]:
         hint = f"cloudtrain rerun {newest.run_id} --set starts a new run"
         raise BadRequest(f"resume changes where a run is and for how long, not {', '.join(other)}", hint)
     number = earlier[-1].number + 1
-    if target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
+    if brought is None and target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
         backend = attempts.backend_of(newest, store.home)
         return *attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job), []
     planner = Planner(target or newest.target, home=store.home, force=force)
-    data, notes = _carried(earlier, planner.target or "")
+    data, notes = _carried(earlier, planner.target or "", dict(brought.job if brought else newest.job))
     resolved = planner.resolve(Job.from_dict(data), sets)
     saved = retry.saved(store, newest.run_id)
     given = resolved.job.checkpoint
     carried = attempts.carry_checkpoints(given.model_dump(), resolved.backend, newest, bool(saved))
     resolved.job = resolved.job.model_copy(update={"checkpoint": given.model_copy(update=carried)})
-    bundle = attempts.stored_bundle(newest, store.home)
+    bundle = brought.bundle if brought else attempts.stored_bundle(newest, store.home)
     plan = planner.plan_stored(resolved, bundle, earlier=earlier)
     notes += [note for note in plan.notes if note not in newest.notes]
     if not saved:
@@ -141,11 +149,14 @@ def plan_next(
     return plan, bundle, [*notes, *_layout(newest, plan)]
 
 
-def _carried(earlier: Sequence[AttemptRecord], target: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the newest attempt's job as it can be resolved for a target, and what of it does not go along."""
-    newest = earlier[-1].plan
-    data, notes = dict(newest.job), []
-    same = next((attempt.plan for attempt in reversed(earlier) if attempt.plan.target == target), None)
+def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the newest attempt's job as it can be resolved for a target, and what of it does not go along.
+
+    The options of an attempt that was submitted elsewhere are those of another machine's target.
+    """
+    newest, notes = earlier[-1].plan, []
+    own = [attempt.plan for attempt in earlier if not (attempt.handle or "").startswith(ATTACHED)]
+    same = next((plan for plan in reversed(own) if plan.target == target), None)
     data["options"] = dict(same.job.get("options") or {}) if same else {}
     if same is None:
         backend = resolve(Job.from_dict(data | {"options": {}}), target=target, backends=registry.Names()).backend

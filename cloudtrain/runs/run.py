@@ -247,7 +247,8 @@ class Run:
     ) -> Run:
         """Start the run's next attempt, from its newest complete checkpoint.
 
-        Blocking. Without an answer of the platform the attempt stays open. What changes is in `notes` afterwards.
+        Blocking. Without an answer of the platform the attempt stays open. What changes is in `notes` afterwards. An
+        attached run resumes with the job and the source in its output, and is one of this history from then on.
 
         Args:
             sets: other limits, resources, ranks or options: `limits.max_cost=80 USD`, `processes_per_node=4`.
@@ -262,7 +263,6 @@ class Run:
         """
         from cloudtrain.runs import resume
 
-        self._own_only("resumed")
         self.refresh()
         self.notes = resume.send_next(
             self.store, self.run_id, sets=sets, target=target, watch=self.watch, confirm=confirm, force=force
@@ -290,7 +290,7 @@ class Run:
         return run
 
     def _own_only(self, what: str) -> None:
-        """Raise BadRequest for an attached run: its job is somebody else's word, and is given to no platform from here."""
+        """Raise BadRequest for an attached run."""
         if uri := self.record.attached:
             raise BadRequest(
                 f"{self.run_id} was submitted elsewhere and can be {what} from there only (attached from {uri})",

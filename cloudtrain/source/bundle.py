@@ -53,7 +53,7 @@ class Bundle:
     @classmethod
     def make(
         cls,
-        source: Path,
+        source: Path | Source,
         into: Path,
         *,
         allow_secrets: Sequence[str] = (),
@@ -70,7 +70,7 @@ class Bundle:
         """
         cache = None
         for _ in range(3):
-            source_files = Source.of(source)
+            source_files = source if isinstance(source, Source) else Source.of(source)
             _require(source_files, must_have)
             if sum(file.size for file in source_files.files) > limits.MAX_FILE:
                 limits.check(source_files.files, allow_large)

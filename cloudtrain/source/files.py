@@ -67,6 +67,15 @@ class Source:
         dirty = head.dirty or (chosen.from_git and any(not chosen.tracked[file.path] for file in files))
         return cls(root, tuple(files), links, head.commit, dirty, stats)
 
+    @classmethod
+    def whole(cls, root: Path, commit: str | None, dirty: bool) -> Source:
+        """Return every file below a directory, which were a source before; raises BadSource."""
+        found = {
+            path.relative_to(root).as_posix(): False for path in root.rglob("*") if path.is_symlink() or path.is_file()
+        }
+        files, links, stats = _Choice(root, Rules(root, IGNORE_FILE), False, found).check()
+        return cls(root, tuple(files), links, commit, dirty, stats)
+
 
 def list_files(root: Path) -> tuple[File, ...]:
     """Return the files that a bundle of this directory holds; raises BadSource."""

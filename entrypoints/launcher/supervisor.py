@@ -100,7 +100,7 @@ class Supervisor:
         where = history.place(self._manifest, self._cluster, self._environ)
         if where is not None:
             self._history = history.History(where, self._manifest, self._cluster, self.log)
-            self._history.begin(self.status.fields)
+            self._history.begin(self.status.fields, self._source)
 
     def run(self) -> int:
         """Supervise until the end and return the launcher's exit code; blocking."""
@@ -201,9 +201,15 @@ class Supervisor:
 
     def _end_if_replaced(self) -> None:
         """End the ranks at once where a later start of the run has begun: what they still wrote would be mixed with its."""
-        if self._starts is not None and self._outcome is None and (reason := self._starts.replaced()):
+        if self._outcome is None and (reason := self._replaced()):
             self._kill_at = time.monotonic()
             self._peers.refuse(reason)
+
+    def _replaced(self) -> str:
+        """Return why this start is to end, "" where none has begun after it."""
+        if self._starts is not None:
+            return self._starts.replaced()
+        return self._prepared.sync.replaced if self._prepared is not None and self._prepared.sync is not None else ""
 
     def _attend(self) -> None:
         """Answer to signals, output, other nodes and the clock until the attempt and all of its ranks have ended."""
@@ -397,7 +403,7 @@ class Supervisor:
         self._ranks.reap(processes.end_descendants(self._ranks.groups))
         self._ranks.drain()
         self._report_new_checkpoints()
-        replaced = self._starts.replaced() if self._starts is not None else ""
+        replaced = self._replaced()
         if replaced and outcome.state == "SUCCEEDED":
             outcome = refused_outcome(replaced)
         outcome = outcome if replaced else self._finish_output(outcome)

@@ -150,7 +150,7 @@ def test_a_running_one_is_attached_and_what_is_new_comes_later(store, submitted,
     wait_for(lambda: len(attached.metrics("loss", rank=None)) == 6, "the metrics of both nodes")
     wait_for(lambda: attached.state is State.RUNNING, "its state, which travels in another file than the metrics")
     assert not attached.store.watched(run.run_id)
-    for forbidden in (attached.cancel, attached.resume, attached.rerun):
+    for forbidden in (attached.cancel, attached.rerun):
         with pytest.raises(BadRequest, match=f"was submitted elsewhere.*attached from {uri}"):
             forbidden()
     assert attached.attempts[0].number == 1 and len(attached.attempts) == 1

@@ -48,6 +48,10 @@ class AttachedBackend:
         """Return a file of a run's outputs, None where it is gone; raises BackendError where it has more bytes."""
         return self._run(uri).read_output(name, most)
 
+    def source(self, uri: str, digest: str) -> bytes | None:
+        """Return the packed source of a run, None where it is not there."""
+        return self._run(uri).source(digest)
+
     def find(self, attempt_id: str) -> str | None:
         return None  # an attempt id alone names no output
 

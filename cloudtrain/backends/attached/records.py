@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudtrain.backends.checkpoints import FOLDERS
 from cloudtrain.backends.plan import AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, CloudtrainError
 from cloudtrain.events import State, Status
@@ -44,7 +45,7 @@ def build_attempt(
     about = _mapping(record.get("about"))
     job = _job(about.get("job"), run_id)
     orders, bundle = _mapping(record.get("manifest")), _mapping(about.get("bundle"))
-    argv = orders.get("argv")
+    argv, checkpoint = orders.get("argv"), _mapping(orders.get("checkpoint"))
     plan = Plan(
         backend=_word(about.get("backend")) or _word(record.get("platform")) or "attached",
         run_id=run_id,
@@ -67,6 +68,8 @@ def build_attempt(
             "gpus_per_node": _count(orders.get("gpus_per_node"), 0),
             "max_runtime_s": _count(orders.get("max_runtime_s"), 0),
             "secrets": {},
+            "output": uri.removesuffix(f"/{run_id}") if uri.endswith(f"/{run_id}") else None,
+            "checkpoint": {"folder": folder if (folder := checkpoint.get("folder")) in FOLDERS else None},
         },
         job=job,
         target=_word(job.get("target")),

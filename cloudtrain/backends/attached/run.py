@@ -1,7 +1,7 @@
 """Read a run from its output folder: attempts, states, logs and provenance, as entrypoints/launcher/output/history.py wrote them.
 
 Whoever can write there can have written anything, so that nothing is believed: names and sizes are bounded here, and
-records.py checks what the files hold. Nothing of it is ever given to a platform.
+records.py checks what the files hold. `cloudtrain resume` gives its job and source to a platform, and nothing else does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cloudtrain.events import LogLine
 
 MOST_RECORD = 4 << 20  # bytes of a run.json
 MOST_PIECE = 20 << 20  # bytes of a piece of a log
+MOST_SOURCE = 512 << 20  # bytes of a packed source
 MOST_LOG = 4 << 30  # bytes of an attempt's logs together; what is behind is left out
 STARTS = 1_000_000_000  # numbers of the lines of one start of a node (backends/vertex/logs.py counts alike)
 _START = r"\d{8}T\d{6}\.\d{6}Z-[0-9A-Za-z-]{1,64}"
@@ -100,6 +101,12 @@ class AttachedRun:
     def read_output(self, name: str, most: int) -> bytes | None:
         """Return a file of the run's outputs, None where it is gone; raises BackendError where it has more bytes."""
         return self.files.read(f"outputs/{name}", most)
+
+    def source(self, digest: str) -> bytes | None:
+        """Return the packed source of that digest, None where there is none."""
+        name = f"source/{digest}.tar.gz"
+        found = (self.files.read(base + name, MOST_SOURCE) for base in HISTORIES)
+        return next((data for data in found if data is not None), None) if digest.isalnum() else None
 
     def bring(self, attempt_id: str, into: Path, what: tuple[str, ...]) -> None:
         """Copy the run's folders below a folder."""

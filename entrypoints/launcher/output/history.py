@@ -3,6 +3,7 @@
     <output>/<run>/run.json                                 the newest start, for people and other tools
     <output>/<run>/history/<attempt id>/<start>/run.json    one start of an attempt, written by its node 0
     <output>/<run>/logs/<attempt id>/node-<rank>/<start>/<number>    a node's log in pieces: lines as log.py writes them
+    <output>/<run>/source/<digest>.tar.gz                   the job's own files (source.py), with which the run can resume
 
 Written when a start begins, again while it runs, and when it has ended. No start writes where another one does, so that a
 replaced one that is still alive overwrites nothing. Events travel in the log as marked lines. On SageMaker, which copies
@@ -22,7 +23,7 @@ from ..log import CHUNK, MARK, Log
 from ..manifest import Manifest
 from ..status import FINAL, now
 from ..world.cluster import SAGEMAKER_OURS, Cluster, sagemaker_base
-from . import store
+from . import source, store
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Folder:
                 return file.read()
         except FileNotFoundError:
             return None
+
+    def list(self, below: str) -> list[str]:
+        path = os.path.join(self.uri, below)
+        return os.listdir(path) if os.path.isdir(path) else []
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, which appears or is replaced when it is whole."""
@@ -96,11 +101,22 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._offset = 0  # in the log's copy
         self._brought = self._pieces = 0
+        self._source_name, self._source = "", b""
         self._every_s = float(os.environ.get("CLOUDTRAIN_SYNC_EVERY_S") or 0)
 
-    def begin(self, fields: Mapping[str, object]) -> None:
-        """Bring what there is from now on; `fields` are status.py's, looked at again and again."""
+    def begin(self, fields: Mapping[str, object], folder: str = "") -> None:
+        """Bring what there is from now on; `fields` are status.py's, looked at again and again.
+
+        `folder` is the job's source, which no rank has changed yet. Raises OSError.
+        """
         self._fields = fields
+        self._source_name = (
+            source.name_of(self._manifest.about or {}) if self._cluster.node_rank == 0 and folder else ""
+        )
+        if self._source_name:
+            self._source = source.pack(folder)
+            if not self._source:
+                self._log.say(f"the source has more than {source.MOST >> 20} MiB: it does not go to the output")
         self._offset = self._log.copy[1] if self._log.copy else 0
         self._thread.start()
 
@@ -135,6 +151,7 @@ class History:
             while self._piece():
                 pass
             if self._cluster.node_rank == 0:
+                self._write_source()
                 self._write_record()
             return True
         except (store.Failed, Refused, OSError):
@@ -157,6 +174,12 @@ class History:
             self._log.say(f"the log is longer than {MOST >> 20} MiB: behind this line only events go to the output")
         self._brought += whole
         return True
+
+    def _write_source(self) -> None:
+        """Write the job's source, unless an earlier start has."""
+        if self._source and os.path.basename(self._source_name) not in self._place.list(source.FOLDER):
+            self._place.write(self._source_name, self._source)
+        self._source = b""
 
     def _write_record(self) -> None:
         """Write the state of this start, where it has changed or the last write is too old."""

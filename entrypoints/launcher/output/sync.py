@@ -53,6 +53,7 @@ class Sync:
         self._folders, self._log = folders, log
         self._stored: dict[str, State] = {}  # what is in the store as it is here
         self._attempt = manifest.attempt
+        self.replaced = ""  # why this start is to end, as the last pass found it
         self.epoch = 0  # this start's number, where this node has claimed the run
         self._doubtful: set[str] = set()  # marks here that name other files than are here
         self._failing = ""
@@ -169,12 +170,13 @@ class Sync:
             problem = self._turn(succeeded)
             if not problem:
                 self._log.say(f"output: {len(self._stored)} files are at {self._store.uri}")
-                return ""
+            if not problem or self.replaced:
+                break
         return problem
 
     def _upload(self, succeeded: bool) -> str:
         """Upload what has changed since the last time, and return "" or the first thing that went wrong."""
-        if reason := self._replaced():
+        if reason := self._look_for_later():
             return reason
         paths = list_files(self._folders)
         for name in filter(is_mark, paths):
@@ -208,7 +210,7 @@ class Sync:
         if problems:
             return problems[0]
         do(lambda name: self._put(name, paths[name]), names(UPLOAD))
-        if reason := self._replaced():  # while those were on their way
+        if reason := self._look_for_later():  # while those were on their way
             return reason
         for name in names(COMPLETE):
             if not self._is_doubtful(name, paths[name]) and self._is_whole(name, paths[name]):
@@ -216,7 +218,7 @@ class Sync:
                 if name in self._stored:
                     self.freshness.arrived(name)
         retired = names(RETIRE)
-        if retired and not problems and self._may_retire(succeeded) and not self._replaced():
+        if retired and not problems and self._may_retire(succeeded) and not self._look_for_later():
             do(self._delete, retired)
         standing = [mark for mark in retired if mark in self._stored]
         do(
@@ -239,15 +241,14 @@ class Sync:
         except Exception as error:
             problems.append(str(error))
 
-    def _replaced(self) -> str:
-        """Return "" or that a later start of the run has claimed the output: then nothing here is its business any
-        more."""
+    def _look_for_later(self) -> str:
+        """Return "" or that a later start of the run has claimed the output: nothing here is its business any more."""
         later = epochs.newest(self._store) if self.epoch else 0
         if self.epoch and (moved := epochs.newest_on_sagemaker(self._store)) > self._attempt:
-            return f"attempt {moved} of this run has begun on SageMaker, nothing of this one goes to {self._store.uri}"
-        if later <= self.epoch:
-            return ""
-        return f"start {later} of this run has claimed {self._store.uri}, nothing of this one ({self.epoch}) goes there"
+            self.replaced = f"attempt {moved} of this run has begun on SageMaker"
+        elif later > self.epoch:
+            self.replaced = f"start {later} of this run has claimed {self._store.uri}"
+        return self.replaced and f"{self.replaced}, nothing of this one ({self.epoch}) goes there"
 
     def _is_whole(self, mark: str, path: str) -> bool:
         """Return whether the store has all that lies below a mark here, and all that the mark names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 
 import cloudtrain
 from cloudtrain.events import State
+from cloudtrain.runs import attached_source, attempts
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
@@ -98,6 +100,9 @@ def test_a_failed_run_of_a_cloud_is_told_from_its_bucket(
     assert (attached.record.status.state, attached.record.backend) == (State.FAILED, cloud)
     attached.fetch(tmp_path / "got", ("model",))
     assert "weights-1" in {path.name for path in (tmp_path / "got" / "model").iterdir()}
+    brought = attached_source.bring(attached.store, attached.attempts[-1], str(attached.record.attached))
+    assert brought.bundle.source_sha256 == run.attempts[-1].plan.bundle["source_sha256"]
+    assert attempts.reaches(replace(run.attempts[-1].plan, job=brought.job), attached.attempts[-1].plan)
 
 
 def scrubbed(run: Run) -> dict[str, Any]:
