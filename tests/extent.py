@@ -36,6 +36,7 @@ SLOW = (
     "backends/slurm/test_statuses.py",
     "backends/ssh/test_backend.py",
     "backends/ssh/test_faults.py",
+    "backends/ssh/test_shared_gpus.py",
     "backends/ssh/test_statuses.py",
     "backends/ssh/test_training.py",
     "backends/test_download.py",

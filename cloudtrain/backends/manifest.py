@@ -189,9 +189,9 @@ class Manifest:
 
 
 def chosen_gpus(job: Job, first_node: int = 0) -> str:
-    """Return CLOUDTRAIN_GPUS of a node: numbers, "" for none, "all" for those that are there.
+    """Return CLOUDTRAIN_GPUS of a node on this machine: numbers, "" for none, "all" for those that are there.
 
-    `first_node` is how many nodes before this one are on the same machine.
+    `first_node` is how many nodes before this one are on it.
     """
     if job.resources.accelerators is None:
         return "all"
@@ -205,7 +205,7 @@ def gpu_notes(job: Job, where: str) -> list[str]:
         return ["accelerators: 0 hides the GPUs: the ranks see none (resources.accelerators)"]
     if job.resources.accelerators:
         return []
-    seen = f"the ranks see the GPUs of {where}, if it has one for each"
+    seen = f"the ranks see the GPUs of {where}, if there is one for each"
     return [f"no accelerators are named: {seen} (accelerators: 0 hides them)"]
 
 

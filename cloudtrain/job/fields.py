@@ -60,6 +60,13 @@ def _duration(value: Any) -> Any:
     return value
 
 
+NO_WAIT = "0s"
+
+
+def _wait(value: Any) -> Any:
+    return NO_WAIT if str(value) in ("0", NO_WAIT) else _duration(value)
+
+
 def _money(value: Any) -> Any:
     try:
         usd(str(value))
@@ -176,6 +183,7 @@ OneOrMore = Annotated[
 ]
 Name = Annotated[str, AfterValidator(_variable)]
 Duration = Annotated[str, BeforeValidator(_duration)]
+Wait = Annotated[str, BeforeValidator(_wait)]  # a duration that may be nothing
 Size = Annotated[str, BeforeValidator(_size)]
 Money = Annotated[str, BeforeValidator(_money)]
 Inside = Annotated[str, AfterValidator(inside)]

@@ -49,7 +49,7 @@ class LimitsKeys(TypedDict, total=False):
     grace: str
     """Time to checkpoint between SIGTERM and SIGKILL."""
     max_wait: str | None
-    """Longest wait for machines, where the platform limits it, and of nodes for each other (30m): 24h."""
+    """Longest wait for machines where the platform limits it, GPUs over SSH (0: none), nodes for each other: 24h."""
     stall: str | None
     """Longest time in which nothing is printed while a rank does nothing; then the attempt is lost: 30m."""
     idle: str | None

@@ -7,7 +7,20 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudtrain.job.fields import Count, Duration, Flag, Inside, Money, OneOrMore, Place, Size, Spec, Text
+from cloudtrain.job.fields import (
+    NO_WAIT,
+    Count,
+    Duration,
+    Flag,
+    Inside,
+    Money,
+    OneOrMore,
+    Place,
+    Size,
+    Spec,
+    Text,
+    Wait,
+)
 from cloudtrain.job.problems import quote, wrong
 from cloudtrain.job.units import PRICE_LIST, duration_s, size_bytes, usd
 
@@ -146,9 +159,9 @@ class Limits(Spec):
     max_runtime: Duration = Field(default="24h", description="Longest time an attempt may run: 90s, 15m, 24h, 7d.")
     grace: Duration = Field(default="30s", description="Time to checkpoint between SIGTERM and SIGKILL.")
 
-    max_wait: Duration | None = Field(
+    max_wait: Wait | None = Field(
         default=None,
-        description="Longest wait for machines, where the platform limits it, and of nodes for each other (30m): 24h.",
+        description="Longest wait for machines where the platform limits it, GPUs over SSH (0: none), nodes for each other: 24h.",
     )
     stall: Duration | None = Field(
         default=None,
@@ -182,7 +195,7 @@ class Limits(Spec):
 
     @property
     def max_wait_s(self) -> int | None:
-        return duration_s(self.max_wait) if self.max_wait else None
+        return None if self.max_wait is None else 0 if self.max_wait == NO_WAIT else duration_s(self.max_wait)
 
     @property
     def stall_s(self) -> int | None:

@@ -61,6 +61,9 @@ def merge_statuses(statuses: Sequence[tuple[Mapping[str, Any] | None, Status | N
     started = min((status.started_at for _, status in begun if status.started_at), default=None)
     live = [status for _, status in begun if not status.state.final]
     if live or len(begun) < len(statuses):
+        queued = next((status for status in live if status.state is State.QUEUED), None)
+        if queued is not None and len(live) == len(begun):  # one node waits for GPUs, so that none trains
+            return queued
         stages = {status.state for _, status in begun}
         ending = any(status.state.final and status.state is not State.SUCCEEDED for _, status in begun)
         running = State.RUNNING if State.RUNNING in stages and not ending else State.STARTING

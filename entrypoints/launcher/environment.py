@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from .manifest import Manifest
 from .world.channel import World
-from .world.cluster import LOOPBACK, Cluster
+from .world.cluster import LOOPBACK, SHARED_GPUS, Cluster
 
 # What only the launcher needs, or what another launcher left behind: ranks do not see it.
 HIDDEN = (
@@ -17,6 +17,7 @@ HIDDEN = (
     "CLOUDTRAIN_HOST",
     "CLOUDTRAIN_CONTROL",
     "CLOUDTRAIN_GPUS",
+    "CLOUDTRAIN_GPU_WAIT_S",
     "CLOUDTRAIN_STDIN",
     "CLOUDTRAIN_JOIN_TIMEOUT_S",
     "CLOUDTRAIN_LEASE_S",
@@ -86,6 +87,8 @@ def node_environment(
     env.update(prepared.accelerate)
     env.update({name: prepared.fill(value) for name, value in manifest.env.items()})
     env.update(prepared.secrets)
+    if base.get("CLOUDTRAIN_GPUS") == SHARED_GPUS:  # a job that chose for itself would use the GPUs of others
+        env.update(CUDA_VISIBLE_DEVICES=cluster.gpus, CUDA_DEVICE_ORDER="PCI_BUS_ID")  # nvidia-smi counts like that
     path = os.path.join(source, ".cloudtrain", "path")
     env["PYTHONPATH"] = path + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")
     env.update(

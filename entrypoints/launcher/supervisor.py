@@ -31,6 +31,7 @@ from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, st
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
 from .world.channel import FEWER_S, JOIN_S, Listener, World
+from .world.cluster import SHARED_GPUS, Cluster
 from .world.coordinator import Coordinator
 from .world.outcome import (
     EXIT_LOST,
@@ -48,6 +49,7 @@ from .world.worker import Worker
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from .output.history import History
+    from .shared_gpus import SharedGpus
 
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
@@ -86,6 +88,9 @@ class Supervisor:
         self._history: History | None = None
         self._starts: Starts | None = None
         self._preparation: Prepared | Refused | None = None  # the preparing thread's result
+        self._shared: SharedGpus | None = None
+        if environ.get("CLOUDTRAIN_GPUS") == SHARED_GPUS:
+            self.status.fields["started_at"] = None  # until it has them
 
     def _standard_output(self) -> Log:
         return KeptLog(1)
@@ -151,6 +156,10 @@ class Supervisor:
         check_world(manifest, cluster, self._environ)
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ)
+        if cluster.gpus == SHARED_GPUS:
+            from .shared_gpus import SharedGpus
+
+            self._shared = SharedGpus(manifest, self._environ, self.log)
         peers = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
         usual_s = JOIN_S if manifest.fewest_nodes == manifest.nodes else FEWER_S
         join_s = float(self._environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
@@ -159,7 +168,7 @@ class Supervisor:
             alone(manifest) if cluster.launched else manifest,
             cluster,
             stdin_data.get("token") or "",
-            Listener(self._start, self._stop, self._decided, self.log.say),
+            Listener(self._start, self._stop, self._decided, self.log.say, self._shared and self._shared.turn.set),
             join_s,
         )
         if self.status.cancelled:
@@ -170,6 +179,8 @@ class Supervisor:
         control = self._peers.open()
         if control:
             self.status.set(control={"host": control[0], "port": control[1]})
+        if self._shared is not None:
+            self._shared.queue(self._peers)
         self._work = threading.Thread(target=self._prepare, args=(stdin_data.get("secrets") or {},), daemon=True)
         self._work.start()
 
@@ -177,7 +188,14 @@ class Supervisor:
         """Runs in its own thread and ends by waking the loop."""
         try:
             prepared = prepare_node(
-                self._manifest, self._cluster, self._environ, secrets, self._source, self.log, self._start_history
+                self._manifest,
+                self._cluster,
+                self._environ,
+                secrets,
+                self._source,
+                self.log,
+                self._start_history,
+                self._take_gpus if self._shared is not None else None,
             )
             if self._history is not None and prepared.sync is not None:
                 self._history.epoch = prepared.sync.epoch
@@ -189,6 +207,12 @@ class Supervisor:
         except BaseException as error:
             self._preparation = Refused(f"the node cannot be prepared: {type(error).__name__}: {error}")
         os.kill(os.getpid(), signal.SIGCHLD)
+
+    def _take_gpus(self) -> Cluster:
+        """Runs in the preparing thread."""
+        assert self._shared is not None, "the host is shared"
+        self._cluster = self._shared.take(self._cluster)
+        return self._cluster
 
     def _claim(self) -> None:
         """Claim this start in the run's folder; raises Refused."""
@@ -222,6 +246,8 @@ class Supervisor:
                 return
             self._loop.wait(self._pause(now))
             now = time.monotonic()
+            if self._shared is not None and self._outcome is None:
+                self._shared.report(self.status, self._peers)
             if isinstance(self._preparation, Refused):
                 reason, self._preparation = self._preparation, None
                 self._peers.refuse(str(reason))
@@ -291,7 +317,6 @@ class Supervisor:
         count = manifest.processes_per_node
         if limit_s := min((each for each in (manifest.stall_s, manifest.idle_s) if each), default=None):
             manifest.env.setdefault("PYTHONFAULTHANDLER", "1")  # what writes the stacks of a rank that hangs
-        self._world = world
         if self._end_at is None and isinstance(self._peers, Coordinator):
             self._end_at = time.monotonic() + manifest.max_runtime_s
         environments = [
@@ -377,6 +402,8 @@ class Supervisor:
         """The attempt has ended: stop what still runs here."""
         self._outcome = outcome
         self._end_at = None
+        if self._shared is not None and self._new_checkpoints is None:
+            self.status.fields["started_at"] = None  # no rank has run: GPUs of other hosts were not free
         if self._ranks.running:
             self._ranks.signal(signal.SIGTERM)
             patience = LOST_GRACE_S if outcome.state == "LOST" else SHORT_GRACE_S

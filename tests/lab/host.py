@@ -203,6 +203,7 @@ class Host:
             (here, here, False),
             (shared, shared, True),
             (f"{here}/hosts", "/etc/hosts", False),
+            (f"{here}/passwd", "/etc/passwd", False),  # ann and bob are users of all hosts
             (f"{here}/resolv.conf", "/etc/resolv.conf", False),  # nobody answers there: asking must fail at once
             ("/sys/fs/cgroup", "/sys/fs/cgroup", True),  # slurmd looks for it
             (str(boot_id), "/proc/sys/kernel/random/boot_id", False),

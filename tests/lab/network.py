@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.lab.host import DISK_SIZE, Host, Namespace, command
 
 ROOT = Path("/tmp/cloudtrain-lab")
+USERS = "".join(f"{name}:*:{uid}:{uid}::/home/{name}:/bin/bash\n" for name, uid in (("ann", 61001), ("bob", 61002)))
 LABS = 200  # how many there may be at a time: one for each worker of each test run on this machine
 
 
@@ -23,7 +24,7 @@ class Lab:
 
     folder        this lab's files: keys, known_hosts; hosts see it at the same path, read-only
     shared        a folder that all hosts see and may write, at the same path as here: a shared file system
-    key           private key that root on every host accepts; known_hosts: the hosts' keys by address
+    key           private key that root, ann and bob on every host accept; known_hosts: the hosts' keys by address
     """
 
     def __init__(self, hosts: int = 3) -> None:
@@ -38,6 +39,7 @@ class Lab:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        (self.folder / "passwd").write_text(Path("/etc/passwd").read_text() + USERS)
         command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.key)])
         shutil.copy(self.key.with_suffix(".pub"), self.folder / "authorized_keys")
         self.hosts: list[Host] = []

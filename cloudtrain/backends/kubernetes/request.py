@@ -101,8 +101,9 @@ class Request:
         nodes = self.manifest.nodes
         # Not 75: a pod leaves with it at the end of its own deadline too, and no condition tells that from a request.
         restarts = [LOST] if self.starts > 1 and "lost" in self._job.retry.on_events else []
+        wait_s = self._job.limits.max_wait_s
         deadline_s = pod["activeDeadlineSeconds"] * self.starts + (
-            self._job.limits.max_wait_s or self._seconds("wait", "24h")
+            wait_s if wait_s is not None else self._seconds("wait", "24h")
         )
         return {
             "apiVersion": "batch/v1",

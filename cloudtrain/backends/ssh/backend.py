@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
-from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
+from cloudtrain.backends.manifest import Manifest, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
 from cloudtrain.backends.ssh.machines import (
@@ -61,6 +61,7 @@ class SshBackend:
             Feature.FILE_SECRETS,
             Feature.LOCAL_PATHS,
             Feature.OBJECT_STORES,
+            Feature.MAX_WAIT,
         }
     )
 
@@ -95,7 +96,9 @@ class SshBackend:
             problems.append(Problem(message, "num_nodes", "name more machines, or ask for fewer nodes"))
         if problems:
             raise BadJob(problems)
-        notes = gpu_notes(job, "each machine") + without_effect(job, self.name, "cpus", "memory", "disk_gb")
+        notes = gpu_notes(job, "each machine that no other run holds") + without_effect(
+            job, self.name, "cpus", "memory", "disk_gb"
+        )
         if len(self.machines) > manifest.nodes:
             notes.append(f"the first {manifest.nodes} of {len(self.machines)} machines that answer are taken")
         if manifest.nodes > 1 and job.output is None:
@@ -114,7 +117,8 @@ class SshBackend:
                     bundle.sha256,
                     output,
                     self.lease_s,
-                    chosen_gpus(job),
+                    "" if job.resources.accelerators == "0" else "shared",
+                    job.limits.max_wait_s if job.resources.gpus else None,
                     self.umask,
                 ),
             },

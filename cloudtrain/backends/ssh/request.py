@@ -16,6 +16,7 @@ def build_request(
     output: str | None,
     lease_s: float | None,
     gpus: str,
+    gpu_wait_s: int | None,
     umask: str,
 ) -> dict[str, Any]:
     """Return the request of an attempt, without the machines.
@@ -25,6 +26,7 @@ def build_request(
         sha256: digest of the bundle.
         output: folder of the run's results, where the job names one.
         gpus: the GPUs that a node may use, as CLOUDTRAIN_GPUS has them.
+        gpu_wait_s: longest wait for them; None for no limit.
         umask: of the node's processes, in octal.
         lease_s: seconds without the client after which the attempt ends; None where it needs no client.
     """
@@ -41,6 +43,8 @@ def build_request(
     }
     if manifest.nodes > 1:
         env["CLOUDTRAIN_CONTROL"] = "${node-0.control}"  # not for node 0 itself, which says it
+    if gpu_wait_s is not None:
+        env["CLOUDTRAIN_GPU_WAIT_S"] = str(gpu_wait_s)
     if lease_s is not None:
         env["CLOUDTRAIN_LEASE_S"] = f"{lease_s:g}"
     return {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 
 from ..errors import Refused
 from ..log import Log
+
+TABLE = ("--format=csv,noheader,nounits",)
+# A GPU with a desktop on it shows some hundred MiB.
+FILLED_MIB, FILLED_PERCENT = 1024, 10
 
 
 def check(asked: int, chosen: str | None, environ: Mapping[str, str]) -> None:
@@ -41,19 +44,37 @@ def take(processes: int, environ: Mapping[str, str], log: Log) -> int:
 
 def visible() -> list[str]:
     """Return the UUIDs of the GPUs that nvidia-smi lists; none where it is absent."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
+    return [line.rpartition("UUID: ")[2].rstrip(") ") for line in _ask("-L") if line.startswith("GPU ")]
+
+
+def filled() -> dict[str, str]:
+    """Return the GPUs that some program uses, by UUID, and how; blocking (nvidia-smi)."""
+    found = {}
+    for line in _ask("--query-gpu=uuid,memory.used,utilization.gpu", *TABLE):
+        uuid, memory, busy = [part.strip() for part in f"{line},,".split(",")[:3]]
+        if memory.isdigit() and int(memory) >= FILLED_MIB:
+            found[uuid] = f"{int(memory):,} MiB in use"
+        elif busy.isdigit() and int(busy) >= FILLED_PERCENT:
+            found[uuid] = f"{busy} % in use"
+    for line in _ask("--query-compute-apps=gpu_uuid,pid,process_name", *TABLE):
+        uuid, pid, name = [part.strip() for part in f"{line},,".split(",")[:3]]
+        if pid.isdigit() and not name.endswith("nvidia-cuda-mps-server"):  # that one only hands work on
+            found[uuid] = f"in use by process {pid}"
+    return found
+
+
+def _ask(*arguments: str) -> list[str]:
+    """Return the lines that nvidia-smi prints; none where it is absent or fails."""
     try:
         shown = subprocess.run(
-            [program, "-L"],
+            ["nvidia-smi", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
             timeout=60,
             text=True,
             check=False,
-        ).stdout
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.rpartition("UUID: ")[2].rstrip(") ") for line in shown.splitlines() if line.startswith("GPU ")]
+    return shown.stdout.splitlines() if shown.returncode == 0 else []

@@ -34,9 +34,11 @@ def prepare_node(
     source: str,
     log: Log,
     folders_ready: Callable[[], None] = lambda: None,
+    take_gpus: Callable[[], Cluster] | None = None,
 ) -> Prepared:
     """Do and check all that training needs on this node; blocking. Raises Refused.
 
+    `take_gpus` waits for GPUs of a host that several jobs share, and returns the node's place with them.
     `folders_ready` is called when the run's folders are there and secrets are known: the run's history can be uploaded.
     """
     try:
@@ -50,7 +52,9 @@ def prepare_node(
 
             secrets = store_of_secrets.resolve(manifest.secrets, given)
             log.masks.hide(*secrets.values())
-        if manifest.gpus_per_node:
+        if take_gpus is not None:
+            cluster = take_gpus()
+        elif manifest.gpus_per_node:
             from . import gpus
 
             gpus.check(manifest.gpus_per_node, cluster.gpus, environ)

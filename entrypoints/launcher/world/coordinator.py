@@ -38,6 +38,8 @@ class Coordinator:
         self._workers: dict[int, Channel] = {}
         self._informed: set[int] = set()
         self._finished: set[int] = set()
+        self._turns: list[tuple[str, int]] = []  # hosts and nodes that have no GPUs yet, in the order of all attempts
+        self._turn: tuple[str, int] | None = None  # whose turn was announced
         self._server: socket.socket | None = None
         self._outcome: Outcome | None = None
         self._inform_by = 0.0
@@ -63,6 +65,16 @@ class Coordinator:
         self._server = server
         self._loop.watch(server.fileno(), self._accept)
         return host, server.getsockname()[1]
+
+    def queue(self, host: str) -> None:
+        """This node is to take GPUs of a host."""
+        self._queue(0, host)
+        self._decide()
+
+    def taken(self) -> None:
+        """This node has its GPUs."""
+        self._turns.pop(0)
+        self._decide()
 
     def ready(self) -> None:
         self._state.ready(0)
@@ -202,6 +214,10 @@ class Coordinator:
             if "quiet_s" in message:
                 signs = (float(message[name]) for name in ("quiet_s", "idle_s", "gpus_idle_s"))
                 self._state.idle(node, *signs)
+        elif kind == "queue":
+            self._queue(node, str(message["host"]))
+        elif kind == "taken":
+            self._turns.pop(0)
         elif kind == "ready":
             self._state.ready(node)
         elif kind == "refuse":
@@ -235,6 +251,34 @@ class Coordinator:
             for channel in list(self._workers.values()):
                 channel.send(kind="verdict", **decision._asdict())
             self._listener.outcome(decision)
+        elif self._turns and self._outcome is None:
+            self._next_turn()
+
+    def _queue(self, node: int, host: str) -> None:
+        """Note where a node is to take GPUs; two nodes of one host could wait for each other's attempts for ever."""
+        twin = next((other for at, other in self._turns if at == host), None)
+        if twin is not None:
+            self._state.refuse(node, f"it is on the same machine as node {twin}, whose GPUs are taken once only")
+        self._turns.append((host, node))
+
+    def _next_turn(self) -> None:
+        """Let the next node take its GPUs: all attempts take those of their hosts in the same order, by the hosts' ids.
+
+        A node waits only while its attempt holds GPUs of hosts before its own, so attempts never wait in a circle.
+        """
+        if self._turn is None:
+            joined = len(self._workers) + 1
+            if len(self._turns) < joined or (self._state.missing and time.monotonic() < self._join_by):
+                return
+            self._state.closed = True  # a host that came now might be before those whose GPUs are held
+            self._turns.sort()
+        if self._turn != self._turns[0]:
+            self._turn = self._turns[0]
+            node = self._turn[1]
+            if node == 0:
+                self._listener.turn()
+            elif node in self._workers:
+                self._workers[node].send(kind="turn")
 
     def _start(self, start: Start) -> None:
         self._started = True

@@ -86,10 +86,11 @@ class ClusterState:
         ] = {}  # of life, by node: seconds of silence, idle CPU, idle GPUs
         self.stopping: str | None = None
         self._stopped_at = 0.0
+        self.closed = False  # no other node may join
 
     def join(self, node: int, hostname: str, processes: int) -> str | None:
         """Take a node in, or return why not."""
-        if self._started or self._decided:
+        if self._started or self._decided or self.closed:
             return "the attempt has begun without it"
         if not 0 <= node < self._manifest.nodes:
             return f"node rank {node} is not one of {self._manifest.nodes} nodes"
@@ -107,7 +108,7 @@ class ClusterState:
     @property
     def missing(self) -> list[int]:
         """The nodes that have not joined yet, while they may."""
-        if self._started or self._decided:
+        if self._started or self._decided or self.closed:
             return []
         return [node for node in range(self._manifest.nodes) if node not in self._nodes]
 
@@ -243,7 +244,9 @@ class ClusterState:
         reasons = {
             "PREEMPTED": "left on request",
             "CANCELLED": "cancelled",
-            "TIMED_OUT": f"max_runtime ({self._manifest.max_runtime_s:g} s) was over",
+            "TIMED_OUT": f"max_runtime ({self._manifest.max_runtime_s:g} s) was over"
+            if self._started
+            else "no GPUs were free within limits.max_wait",
         }
         before = "" if self._started else " before training began"
         return Outcome(self.stopping, EXIT_RESUMABLE, "launcher", None, reasons[self.stopping or ""] + before)

@@ -50,6 +50,14 @@ class Worker:
         """Begin to join; `tick` tries again until it works."""
         self.tick(False)
 
+    def queue(self, host: str) -> None:
+        """This node is to take GPUs of a host."""
+        self._report(kind="queue", host=host)
+
+    def taken(self) -> None:
+        """This node has its GPUs."""
+        self._report(kind="taken")
+
     def ready(self) -> None:
         self._report(kind="ready")
 
@@ -161,6 +169,8 @@ class Worker:
             self._channel.send(kind="beat", at=time.time())
             for earlier in self._held_back:
                 self._channel.send(**earlier)
+        elif kind == "turn" and self._welcome:
+            self._listener.turn()
         elif kind == "start" and self._welcome:
             self._listener.start(World(**message))
         elif kind == "stop" and self._welcome:
