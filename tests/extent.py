@@ -70,6 +70,7 @@ SLOW = (
     "entrypoints/trainer",
     "forecast/test_layout_losses.py",
     "forecast/test_oracle.py",
+    *(f"history/test_labelled.py::test_{name}" for name in ("sagemaker", "vertex", "kubernetes", "slurm", "ssh")),
     "history/test_old_home.py",
     "history/test_repair.py",
     "lab",

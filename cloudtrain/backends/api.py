@@ -7,11 +7,12 @@ touches the history, never prints, and never imports another backend. It must pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from cloudtrain.backends.plan import FoundAttempt as FoundAttempt
 from cloudtrain.backends.plan import Plan as Plan
 from cloudtrain.backends.plan import TimeLimit as TimeLimit
 from cloudtrain.errors import Problem
@@ -160,6 +161,18 @@ class HasLabels(Protocol):
 
     def labels(self, handle: str) -> dict[str, str]:
         """Return the labels of `plan.job["labels"]` that the platform stored; blocking. Raises BackendError."""
+        ...
+
+
+@runtime_checkable
+class ListsAttempts(Protocol):
+    """A backend that can list its platform's attempts by a label; called for runs that the history has lost."""
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        """Yield the attempts that have a label of `plan.job["labels"]`, but those whose ids are known.
+
+        Blocking. Raises BackendError.
+        """
         ...
 
 

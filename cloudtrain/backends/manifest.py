@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_PIECE = 2400  # characters; SageMaker allows 2,500 in a hyperparameter's value
 MAX_BYTES = 64 * 1024  # encoded
+VARIABLE = "CLOUDTRAIN_MANIFEST_"  # and the number of the piece
 VERSION = 1
 EXTENDED = 2  # of a job that launchers of version 0.1 would not run as it is meant: they refuse it
 MOVED = 3  # checkpoint.folder is set: a launcher that did not know it would begin anew
@@ -167,7 +168,7 @@ class Manifest:
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a launcher gets the manifest; raises BadRequest as `encode` does."""
-        pieces = {f"CLOUDTRAIN_MANIFEST_{number}": piece for number, piece in enumerate(self.encode())}
+        pieces = {f"{VARIABLE}{number}": piece for number, piece in enumerate(self.encode())}
         return {**pieces, "CLOUDTRAIN_ATTEMPT_ID": self.attempt_id}
 
     def notes(self) -> list[str]:
@@ -183,6 +184,18 @@ class Manifest:
         except (binascii.Error, zlib.error, ValueError) as error:
             raise BadRequest(f"the manifest is damaged: {error}") from None
         return cls.from_dict(data)
+
+
+def sent_record(values: Mapping[str, str], prefix: str = VARIABLE) -> dict[str, Any]:
+    """Return the `manifest` that an attempt was sent in such variables, and its `about`; {} where they hold none."""
+    pieces: list[str] = []
+    while (piece := values.get(f"{prefix}{len(pieces)}")) is not None:
+        pieces.append(piece)
+    try:
+        manifest = Manifest.decode(pieces)
+    except BadRequest:
+        return {}
+    return {"manifest": manifest.to_dict(), "about": dict(manifest.about)}
 
 
 # -- GPUs of machines that no scheduler shares out: this one, and those behind SSH ----------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from cloudtrain.errors import BadRequest
 from cloudtrain.events import Status
 
 PLAN_VERSION = 1
+ATTEMPT_ID = re.compile(r"[a-z][a-z0-9-]*-a[1-9][0-9]{0,3}")
 ATTACHED = "attached:"  # prefix of the identity and handles of a run that was submitted elsewhere; no backend uses it
 
 
@@ -77,6 +79,16 @@ class AttachedAttempt:
     @property
     def handle(self) -> str:
         return f"{ATTACHED}{self.plan.attempt_id}@{self.uri}"
+
+
+@dataclass(frozen=True)
+class FoundAttempt:
+    """An attempt in the list of a platform; `record` holds `manifest` and `about` of its request, as far as they are there."""
+
+    attempt_id: str
+    handle: str
+    record: Mapping[str, Any]
+    created_at: str | None = None
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,9 @@ def _check_package(package: str, extra: str) -> Finding:
 
 def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     from cloudtrain.backends.api import HasCapacity
+    from cloudtrain.job import targets
 
-    instance, kind = _create(name, options)
+    instance, kind, instance_options = _create(name, options)
     problems = instance.check()
     subject = f"{kind} {name}"
     for problem in problems:
@@ -174,17 +175,35 @@ def _check_target(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(subject, True, "ready" + (f", backend {instance.name}" if kind == "target" else ""))
         if isinstance(instance, HasCapacity):
             yield Finding("GPUs there", None, instance.capacity())
+    if (targets.home() / targets.HOME_FILE).exists() and not any(problem.path for problem in problems):
+        yield from _find_runs(instance, instance_options)
 
 
-def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str]:
-    """Return a backend and what its name is, target or backend; `options` override a target's own."""
+def _find_runs(instance: Backend, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Add the runs of this home that the history has lost and the target's platform lists by their label."""
+    from cloudtrain.history.store import Store
+    from cloudtrain.job import targets
+
+    try:
+        count = Store(targets.home()).find_labelled(instance, options)
+    except CloudtrainError as error:
+        yield Finding("runs there", None, f"they cannot be listed: {error.message}", error.hint)
+        return
+    if count:
+        runs = "1 run was" if count == 1 else f"{count} runs were"
+        yield Finding("runs there", True, f"{runs} missing in the history: `cloudtrain ls` shows them now")
+
+
+def _create(name: str, options: Mapping[str, Any]) -> tuple[Backend, str, Mapping[str, Any]]:
+    """Return a backend, what its name is (target or backend), and its options; `options` override a target's own."""
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
     target = targets.named_targets().get(name)
     if target is None:
-        return registry.create(name, options, targets.home()), "backend"
-    return registry.create(target.backend, {**target.options.value, **options}, targets.home()), "target"
+        return registry.create(name, options, targets.home()), "backend", options
+    options = {**target.options.value, **options}
+    return registry.create(target.backend, options, targets.home()), "target", options
 
 
 def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:

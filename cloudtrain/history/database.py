@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import StoreError
-from cloudtrain.history import migrations, repair
+from cloudtrain.history import labelled, migrations, repair
 from cloudtrain.history.file import Repaired, identity, locked, on_network
-from cloudtrain.history.journal import Journal
+from cloudtrain.history.journal import Entry, Journal
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -261,7 +261,28 @@ class Database:
         """Add the runs that the history has lost."""
         with self.write() as db:
             lost = repair.restore(db, self.home)
-        self.warnings.append(sentence + (f"; {self.search()}" if lost else ""))
+        parts = [sentence, self.search() if lost else "", self._find_labelled()]
+        self.warnings.append("; ".join(part for part in parts if part))
+
+    def _find_labelled(self) -> str:
+        """Add the runs that platforms list by this home's label, and return in words what they answered; blocking."""
+        with self.read() as db:
+            found, silent = labelled.all_entries(db, self.home)
+        count = self.add_found(found)
+        listed = f"{count} more runs were found by their labels" if count else ""
+        hint = ": `cloudtrain doctor TARGET` lists a target's runs again" if silent else ""
+        return "; ".join(
+            part for part in (listed, f"{', '.join(silent)} could not list runs{hint}" * bool(silent)) if part
+        )
+
+    def add_found(self, entries: Sequence[Entry]) -> int:
+        """Add attempts that their platforms have, and return of how many runs; raises StoreError."""
+        with self.write() as db:
+            for entry in entries:
+                repair.insert(db, entry)
+        for entry in entries:
+            self.record_attempt(entry.plan, created_at=entry.created_at, handle=entry.handle)
+        return len({entry.plan.run_id for entry in entries})
 
     def search(self) -> str:
         """Ask the platforms for the runs that were restored, and return in words what they answered; blocking."""

@@ -55,6 +55,10 @@ class Journal:
         """Append that a run was deleted, with the id of the newest attempt of all others; raises OSError."""
         self._append(json.dumps({"removed": run_id}), newest)
 
+    def removed(self) -> set[str]:
+        """Return the ids of the runs that were deleted."""
+        return {str(data["removed"]) for data in self._lines() if data.get("removed")}
+
     def newest(self) -> str:
         """Return the id of the attempt that was added last; "" where there is none."""
         try:
@@ -95,18 +99,16 @@ class Journal:
 
 def entries_of_folders(runs: Path) -> Iterator[Entry]:
     """Yield what the folders of local runs say of their attempts, for a home that is older than its journal."""
-    from cloudtrain.backends.manifest import Manifest
+    from cloudtrain.backends.manifest import sent_record
 
     for path in sorted(runs.glob("*/a*/request.json")):
         run_id, number = path.parent.parent.name, path.parent.name[1:]
         try:
             request = json.loads(path.read_bytes())
-            env = request["nodes"][0]["env"]
-            pieces = [env[name] for name in env if name.startswith("CLOUDTRAIN_MANIFEST_")]
-            manifest = Manifest.decode(pieces)
-            about = manifest.about
+            sent = sent_record(request["nodes"][0]["env"])
+            about = sent["about"]
             plan = Plan(
-                "local", run_id, int(number), request, dict(about.get("bundle") or {}), manifest.to_dict(),
+                "local", run_id, int(number), request, dict(about.get("bundle") or {}), sent["manifest"],
                 {"name": run_id.rsplit("-", 3)[0], **(about.get("job") or {})}, "local",
             )  # fmt: skip
             yield Entry(plan, format_time(path.stat().st_mtime))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
+from cloudtrain.history import labelled
 from cloudtrain.history.database import Database, placeholders
 from cloudtrain.history.file import repaired
 from cloudtrain.history.records import (
@@ -24,6 +25,7 @@ from cloudtrain.history.records import (
 )
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.api import Backend
     from cloudtrain.history.curves import Curves
 
 
@@ -54,6 +56,15 @@ class History:
             text := self.database.search()
         ):
             self.warnings.append(text)
+
+    def find_labelled(self, backend: Backend, options: Mapping[str, Any]) -> int:
+        """Add the runs of this home that a backend's platform lists and the history lacks, and return how many; blocking.
+
+        Raises BackendError.
+        """
+        with self.database.read() as db:
+            found = list(labelled.entries(db, self.home, backend, options))
+        return self.database.add_found(found)
 
     def find(self, text: str | None) -> RunRecord:
         """Return the run with an id or a unique prefix of one, the newest run for None; raises UnknownRun."""

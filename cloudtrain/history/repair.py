@@ -125,7 +125,7 @@ def restore(db: sqlite3.Connection, home: Path) -> int:
     entries = [*entries_of_folders(home / "runs"), *Journal(home).entries()]
     lost = {entry.plan.attempt_id: entry for entry in entries if entry.plan.attempt_id not in known}
     for entry in lost.values():
-        _insert(db, entry)
+        insert(db, entry)
     return len({entry.plan.run_id for entry in lost.values()})
 
 
@@ -156,7 +156,7 @@ def search(db: sqlite3.Connection, home: Path) -> str:
     return f"{found} of {len(rows)} lost attempts were found on their platforms{hint}" if rows else ""
 
 
-def _insert(db: sqlite3.Connection, entry: Entry) -> None:
+def insert(db: sqlite3.Connection, entry: Entry) -> None:
     """Insert an attempt, and its run where that is missing."""
     plan = entry.plan
     state, event = (State.QUEUED, "") if entry.handle else (State.LOST, SEARCHED)
@@ -215,7 +215,7 @@ class _Copy:
         self._target.execute("UPDATE attempts SET cursor = NULL WHERE ended_at IS NULL")
         query = "SELECT plan, created_at, handle FROM attempts WHERE run_id NOT IN (SELECT run_id FROM runs)"
         for plan, created_at, handle in self._target.execute(query).fetchall():
-            _insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
+            insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
         self._target.execute("COMMIT")
 
     def _copy(self, table: str, key: str, order: str) -> None:

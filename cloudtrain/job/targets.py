@@ -9,20 +9,25 @@ user's file, the project's file, the job file, `--set`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.errors import BadJob, Problem, UnknownBackend
+from cloudtrain.errors import BadJob, Problem, StoreError, UnknownBackend
 from cloudtrain.job.document import Document
+from cloudtrain.source.atomic import temporary
 
 if TYPE_CHECKING:
     from cloudtrain.job.configfile import Target
     from cloudtrain.job.job import Job
 
 CONFIG_FILE = "cloudtrain.toml"
+HOME_FILE, HOME_ID = "home.id", "[0-9a-f]{12}"
+HOME_LABEL = "cloudtrain_home"  # Vertex AI's filters take no dash in a label's name
 _CHOSEN = (("target",), ("resources", "accelerators"))  # the keys that take several candidates, as in Choice
 
 
@@ -56,6 +61,24 @@ def home() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("cloudtrain")
+
+
+def home_id(folder: Path) -> str:
+    """Return the id of a home, which labels its runs on their platforms; made on first use, "" where it cannot be written.
+
+    It has a file of its own, beside the history: with it a history that was lost is made again.
+    """
+    path = folder / HOME_FILE
+    for _ in range(2):
+        with suppress(OSError):
+            if re.fullmatch(HOME_ID, text := path.read_text("ascii", "replace")):
+                return text
+            path.unlink()  # a power cut has emptied it
+        with suppress(OSError, StoreError), temporary(folder, HOME_FILE) as (stream, name):
+            stream.write(os.urandom(6).hex().encode())
+            stream.flush()
+            os.link(name, path)  # of two processes one makes it
+    return ""
 
 
 def config_files(start: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.__about__ import __version__
 from cloudtrain.errors import BadSource
+from cloudtrain.job.targets import HOME_LABEL
 from cloudtrain.source import git
 from cloudtrain.source import secrets as secret_guard
 from cloudtrain.source.atomic import new_file
@@ -89,7 +90,8 @@ def about(backend: str, job: Job, bundle: Bundle) -> dict[str, Any]:
     left_out = [*patch.left_out, *([] if travels else [f"the patch: it is longer than {MAX_TRAVELLING >> 10} KiB"])]
     return {
         "backend": backend,
-        "job": job.to_dict(),
+        # The label of a home is no part of it: two machines send the same request for the same key.
+        "job": {**job.to_dict(), "labels": {name: text for name, text in job.labels.items() if name != HOME_LABEL}},
         "bundle": bundle.to_dict(),
         **({"patch": patch.text} if patch.text and travels else {}),
         **({"left_out": left_out} if left_out else {}),

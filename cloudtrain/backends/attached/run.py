@@ -14,9 +14,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from cloudtrain.backends.attached.files import OutputFiles, opened
-from cloudtrain.backends.attached.records import MOST_TEXT, build_attempt, parse_record
 from cloudtrain.backends.checkpoints import HISTORIES, name_here
 from cloudtrain.backends.plan import AttachedAttempt
+from cloudtrain.backends.records import MOST_TEXT, build_attempt, parse_record
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import LogLine
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
 from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
@@ -141,6 +141,9 @@ class KubernetesBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         return self._jobs.labels(handle)
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        return self._list.labelled(str(self._options["namespace"]), name, value, known)
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         return self._logs.follow(handle, follow=follow, after=after)

@@ -61,7 +61,7 @@ class KubeJobs:
     """The Jobs of one kubeconfig context. Every call blocks; raises BackendError."""
 
     def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job") -> None:
-        self._api, self._fresh_s, self._kind = api, 2.5 * poll_s, KINDS[kind]
+        self._api, self._fresh_s, self.kind = api, 2.5 * poll_s, KINDS[kind]
         # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
         self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 
@@ -89,7 +89,7 @@ class KubeJobs:
             except BackendError:
                 self._delete_refused_job(job)
                 raise
-        return self._handle(job)
+        return self.handle(job)
 
     def _create_owned(
         self, namespace: str, uid: str, manifests: Sequence[Mapping[str, Any]], bundle_base64: str
@@ -110,7 +110,7 @@ class KubeJobs:
         """
         metadata = job["metadata"]
         try:
-            self.delete(self._handle(job))
+            self.delete(self.handle(job))
         except BackendError as error:
             if QUEUE in (metadata.get("labels") or {}):
                 message = f"the submission was refused, and its Job is still in the queue: {error.message}"
@@ -129,7 +129,7 @@ class KubeJobs:
         return existing
 
     def _path(self, namespace: str, attempt_id: str) -> str:
-        return f"{PATHS[self._kind].format(namespace)}/{attempt_id}"
+        return f"{PATHS[self.kind].format(namespace)}/{attempt_id}"
 
     def _patch(self, path: str, change: Mapping[str, Any], failure: str, accept: tuple[int, ...] = ()) -> None:
         self._api.call("PATCH", path, failure, body=change, accept=accept)
@@ -137,13 +137,13 @@ class KubeJobs:
     def find(self, namespace: str, attempt_id: str) -> str | None:
         """Return the handle of an attempt's Job; None if there is none, or if it was not started yet (submit does that)."""
         job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
-        return self._handle(job) if job is not None and STARTED in get_annotations(job) else None
+        return self.handle(job) if job is not None and STARTED in get_annotations(job) else None
 
     def discard(self, namespace: str, attempt_id: str) -> None:
         """Cancel the Job of an interrupted submission, even if we never started it: a queue may start it."""
         job = self._api.get(self._path(namespace, attempt_id), "the Job cannot be looked up")
         if job is not None:
-            self.cancel(self._handle(job))
+            self.cancel(self.handle(job))
 
     def labels(self, handle: str) -> dict[str, str]:
         """Return the user's labels of an attempt's Job, without our own."""
@@ -153,7 +153,8 @@ class KubeJobs:
             name: str(value) for name, value in (job["metadata"].get("labels") or {}).items() if name not in own_labels
         }
 
-    def _handle(self, job: Object) -> str:
+    def handle(self, job: Object) -> str:
+        """Return the handle of an attempt's Job."""
         metadata = job["metadata"]
         prefix = "jobset:" if job["kind"] == "JobSet" else ""
         return f"{self._api.access.identity}/{metadata['namespace']}/{prefix}{metadata['name']}/{metadata['uid']}"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import PATHS, KubeJobs, is_owned_by, parse_handle, pods_of
 from cloudtrain.backends.kubernetes.jobset import as_job
-from cloudtrain.backends.kubernetes.names import ATTEMPT
+from cloudtrain.backends.kubernetes.names import ATTEMPT, STARTED
 from cloudtrain.backends.kubernetes.status import (
     PULLING,
     Object,
+    get_annotations,
     newest_note,
     silent_objects,
     status_of,
     waiting_reason,
 )
+from cloudtrain.backends.manifest import sent_record
+from cloudtrain.backends.plan import FoundAttempt
 from cloudtrain.events import State, Status
 
 # Without its own limits a client of client-go makes 5 requests a second (DefaultQPS,
@@ -47,6 +50,18 @@ class KubeList:
                 if error.status != 403:
                     raise
         return found
+
+    def labelled(self, namespace: str, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        """Yield the started Jobs of a namespace that have a label, or its JobSets."""
+        kind = self._jobs.kind
+        query = {"labelSelector": f"{ATTEMPT},{name}={value}"}
+        for each in self._list(PATHS[kind].format(namespace), f"the {kind}s cannot be listed", query):
+            job, metadata = {**each, "kind": kind}, each["metadata"]  # the items of a list have no kind
+            if metadata["name"] not in known and STARTED in get_annotations(job):
+                container = as_job(job)["spec"]["template"]["spec"]["containers"][0]
+                sent = {variable["name"]: variable.get("value", "") for variable in container.get("env") or ()}
+                record, created_at = sent_record(sent), metadata.get("creationTimestamp")
+                yield FoundAttempt(metadata["name"], self._jobs.handle(job), record, created_at)
 
     def _statuses(self, namespace: str, handles: Sequence[str]) -> dict[str, Status]:
         parsed = {parse_handle(handle): handle for handle in handles}

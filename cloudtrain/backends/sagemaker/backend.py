@@ -10,14 +10,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, types, upload
 from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
@@ -201,6 +201,9 @@ class SagemakerBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         return listing.read_labels(self.aws, handle)
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        return listing.labelled(self.aws, self._list, name, value, known)
 
     def remains(self, handle: str) -> dict[str, int | None]:
         return {handle: None} if self._job(handle) else {}

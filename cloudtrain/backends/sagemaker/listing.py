@@ -12,14 +12,18 @@ pages one after the other (https://github.com/aws/aws-sdk/issues/486, 2023-01-18
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from cloudtrain.backends.aws import DENIED, Aws, AwsError
+from cloudtrain.backends.manifest import sent_record
+from cloudtrain.backends.plan import ATTEMPT_ID, FoundAttempt
+from cloudtrain.backends.sagemaker.hyperparameters import PIECE
 from cloudtrain.backends.sagemaker.status import parse_status
 from cloudtrain.events import State, Status
+from cloudtrain.job.units import format_time
 
 CALLS_PER_S = 1.0  # half of what ListTrainingJobs allows
 PAGE = 100  # jobs; the API's maximum (MaxResults in botocore 1.44.5)
@@ -96,13 +100,13 @@ class JobList:
         created = (
             [seen.created for arn, seen in self._seen.items() if arn in arns] if wanted <= self._seen.keys() else []
         )
-        for page in self._pages(created, max(PAGES, 2 * len(wanted) // PAGE)):
+        for page in self.pages(created, max(PAGES, 2 * len(wanted) // PAGE)):
             found |= {job["TrainingJobArn"]: job for job in page if job["TrainingJobArn"] in arns}
             if wanted <= found.keys():
                 break
         return found
 
-    def _pages(self, created: Collection[datetime], most: int) -> Iterator[list[Mapping[str, Any]]]:
+    def pages(self, created: Collection[datetime] = (), most: int = PAGES) -> Iterator[list[Mapping[str, Any]]]:
         """Yield pages of the list, the newest jobs first, back to the oldest of these times."""
         query: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": PAGE}
         if created:
@@ -139,6 +143,19 @@ class JobList:
 
 def _summary(job: Mapping[str, Any]) -> tuple[Any, ...]:
     return job["TrainingJobStatus"], job.get("SecondaryStatus"), job.get("LastModifiedTime")
+
+
+def labelled(aws: Aws, jobs: JobList, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+    """Yield our jobs with a tag, among the account's newest; blocking. Raises BackendError.
+
+    Search would find them in one call, but needs a permission that shows all jobs of the account.
+    """
+    for summary in (summary for page in jobs.pages() for summary in page):
+        job_name, arn = str(summary["TrainingJobName"]), str(summary["TrainingJobArn"])
+        if ATTEMPT_ID.fullmatch(job_name) and job_name not in known and read_labels(aws, arn).get(name) == value:
+            sent = aws.call("sagemaker", "describe_training_job", TrainingJobName=job_name)["HyperParameters"]
+            record = sent_record({key: text.strip('"') for key, text in sent.items()}, PIECE)
+            yield FoundAttempt(job_name, arn, record, format_time(summary["CreationTime"].timestamp()))
 
 
 def read_labels(aws: Aws, handle: str) -> dict[str, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends import folders
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
 from cloudtrain.backends.slurm import client, partitions, request, status
 from cloudtrain.backends.slurm.client import QueueEntry
@@ -117,6 +118,7 @@ class SlurmBackend:
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
         self._agent.ask("write", given=labels, path=f"{folder}/labels.json")
+        self._agent.ask("write", given=plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
         completed = self._run(list(plan.request["sbatch"]))
         if completed["code"] != 0:
             raise client.error_for_command(completed)
@@ -167,6 +169,9 @@ class SlurmBackend:
     def labels(self, handle: str) -> dict[str, str]:
         text = self._agent.ask("read", path=f"{handle}/labels.json").data
         return dict(json.loads(text)) if text else {}
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        return folders.labelled(self._agent, self.folder, "labels.json", (name, value), known, self.find)
 
     def status(self, handle: str) -> Status:
         queue_entry: QueueEntry | None = None

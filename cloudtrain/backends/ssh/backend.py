@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends import folders
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
@@ -148,6 +149,7 @@ class SshBackend:
             arguments: dict[str, Any] = {"root": self.root, "sha256": bundle.sha256, "mode": mode}
             into = f"{folder}/node-{rank}/source"
             machine.agent.ask("extract", into=into, timeout_s=transfer.SEND_S, **arguments)
+            machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
             machine.agent.ask("write", request_json, path=f"{folder}/request.json")
             if rank == 0:
                 machine.agent.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
@@ -229,6 +231,15 @@ class SshBackend:
         if request is None:
             raise_first(answers)
         return dict((request or {}).get("labels") or {})
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        def ask(machine: Machine) -> list[FoundAttempt]:
+            wanted = (name, value)
+            return list(folders.labelled(machine.agent, self.root, "request.json", wanted, known, self.find))
+
+        answers = call_all(ask, self.machines)
+        yield from {each.attempt_id: each for found in answers if isinstance(found, list) for each in found}.values()
+        raise_first(answers)
 
     def status(self, handle: str) -> Status:
         attempt = self._attempt_nodes(handle)

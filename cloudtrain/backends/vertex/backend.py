@@ -6,12 +6,12 @@ The handle is the job's resource name. request.py builds the job, jobs.py calls 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import FETCHABLE, Feature, Plan, TimeLimit
+from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.manifest import Manifest
@@ -101,6 +101,9 @@ class CustomJobsBackend:
 
     def labels(self, handle: str) -> dict[str, str]:
         return self._jobs.labels(handle)
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        return self._jobs.labelled(name, value, known)
 
     def cancel(self, handle: str) -> None:
         self._jobs.cancel(handle)

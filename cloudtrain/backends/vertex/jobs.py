@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,8 @@ from cloudtrain.backends import images
 from cloudtrain.backends.gcs import Bucket
 from cloudtrain.backends.google import GoogleApi, api_error
 from cloudtrain.backends.http import Answer
+from cloudtrain.backends.manifest import sent_record
+from cloudtrain.backends.plan import FoundAttempt
 from cloudtrain.backends.vertex import images as google_images
 from cloudtrain.backends.vertex.logs import JobLogs, node_of
 from cloudtrain.backends.vertex.request import ATTEMPT, RUN
@@ -241,6 +243,15 @@ class CustomJobs:
         if job is None:
             raise BackendError(f"{handle} is gone")
         return {name: str(value) for name, value in job.get("labels", {}).items() if name not in (ATTEMPT, RUN)}
+
+    def labelled(self, name: str, value: str, known: Container[str]) -> Iterator[FoundAttempt]:
+        """Yield our jobs that have a label."""
+        for job in self._list({"filter": f"labels.{name}={value}", "pageSize": str(PAGE)}):
+            attempt_id = str(job["labels"].get(ATTEMPT, ""))
+            if attempt_id not in known:
+                container = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+                sent = {variable["name"]: variable.get("value", "") for variable in container.get("env", ())}
+                yield FoundAttempt(attempt_id, job["name"], sent_record(sent), job["createTime"])
 
     def cancel(self, handle: str) -> None:
         """Cancel the job; does nothing for one that has ended or does not exist."""
