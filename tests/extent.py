@@ -85,6 +85,7 @@ SLOW = (
     "nodes/test_ssh.py",
     "nodes/test_ssh_config.py",
     "runs/test_accounts.py",
+    "runs/test_attach_resume.py",
     "runs/test_cap_histories.py",
     "runs/test_distributed_env.py",
     "runs/test_exactly_once.py",

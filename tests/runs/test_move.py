@@ -197,3 +197,29 @@ def test_trained_on_several_platforms(which, request, tmp_path, home, monkeypatc
     assert begins == {number: EACH * (number - 1) + 1 for number in begins}
     assert {row.step for row in rows} == set(expected)
     assert [(row.step, row.value) for row in rows if row.value != expected[row.step]] == [], "bit-equal"
+
+
+@pytest.fixture
+def folder(home: Path, tmp_path: Path) -> Iterator[Route]:
+    yield Route({}, ("vertex-local", "local", "vertex-local"), str(tmp_path / "out"), tmp_path)
+    end_simulator(home)
+
+
+@pytest.mark.parametrize("which", ["machines", "clouds", "folder"])
+def test_a_script_moves_over_a_shared_output(which, request, tmp_path, home, monkeypatch):
+    """SSH to local to Slurm, Kubernetes to vertex-local and back, and a folder that vertex-local writes to."""
+    route: Route = request.getfixturevalue(which)
+    configure(tmp_path / "config", route.targets, monkeypatch)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(SCRIPT)
+    job = {"name": "moves", "source": str(tmp_path / "source"), "entrypoint": "train.py", "output": route.output}
+    run = Submitter(route.places[0], home=home, watch=False).submit({**job, "args": ["{checkpoint_dir}"]})
+    for place in route.places[1:3]:
+        assert run.wait(WAIT_S).exit_code == 3, run.record.status
+        run.resume(target=place)
+    assert run.wait(WAIT_S).state is State.SUCCEEDED, run.record.status
+    assert [attempt.plan.target for attempt in run.attempts] == list(route.places[:3])
+    found = [line.text for line in run.logs() if line.text.startswith("FOUND")]
+    assert found == ["FOUND", "FOUND 1.txt", "FOUND 1.txt 2.txt"]
+    fetched = run.fetch(tmp_path / "fetched", ("checkpoints",)) / "checkpoints"
+    assert {path.name for path in fetched.iterdir()} == {"1.txt", "2.txt", "3.txt"}

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.api import Plan
+from cloudtrain.backends.api import FETCHABLE, Feature, Plan
+from cloudtrain.backends.download import copy_tree
 from cloudtrain.backends.google import GoogleApi
 from cloudtrain.backends.vertex.backend import CustomJobsBackend
 from cloudtrain.backends.vertex.jobs import CustomJobs
@@ -32,6 +33,7 @@ class VertexLocalBackend(CustomJobsBackend):
     """Runs custom jobs as processes of this machine, through the simulator's HTTP API."""
 
     name = "vertex-local"
+    features = CustomJobsBackend.features | {Feature.LOCAL_PATHS}
     poll_s = POLL_S
     calls_per_s = logs_per_s = 100.0
 
@@ -55,6 +57,17 @@ class VertexLocalBackend(CustomJobsBackend):
         plan = super().plan(job, bundle, run_id, attempt)
         note = f"{plan.manifest['nodes']} replicas are processes of this machine; no image is pulled"
         return replace(plan, price=None, notes=(*plan.notes, note))
+
+    def fetch(self, handle: str, into: Path, what: tuple[str, ...] = FETCHABLE) -> Path:
+        job = self._jobs.get(handle)
+        container = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] if job else {}
+        run = next((item["value"] for item in container.get("env", ()) if item["name"] == "CLOUDTRAIN_RUN_DIR"), "")
+        if not run:
+            return super().fetch(handle, into, what)
+        for name in what:
+            if Path(run, name).is_dir():
+                copy_tree(Path(run, name), into / name)
+        return into
 
     def check(self) -> list[Problem]:
         parent = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())

@@ -63,7 +63,10 @@ class Request:
         bucket = str(options["bucket"]).removeprefix("gs://").strip("/")
         prefix = str(options.get("prefix") or "cloudtrain").strip("/")
         output = (job.output or f"gs://{bucket}/{prefix}").rstrip("/")
-        if not re.match(r"gs://[^/]+", output):
+        # Replicas of vertex-local are processes of this machine.
+        folder = paths.output_path(output)[0] if backend == "vertex-local" else None
+        self._run_folder = f"{folder.rstrip('/')}/{run_id}" if folder else ""
+        if not folder and not re.match(r"gs://[^/]+", output):
             self._add_problem(
                 "output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix"
             )
@@ -77,7 +80,7 @@ class Request:
         self.parent = f"projects/{options['project']}/locations/{options['region']}"
         self.source = {"bucket": bucket, "object": f"{prefix}/src/{bundle.sha256}.tar.gz"}
         self.machine = self._choose_machine()
-        base = f"{output}/{run_id}/"
+        base = f"gs://{bucket}/{prefix}/{run_id}/" if folder else f"{output}/{run_id}/"
         self.custom_job = _merge_json(self._custom_job(base, bundle), options.get("raw") or {})
 
     @property
@@ -161,6 +164,8 @@ class Request:
             bootstrap.SOURCE: f"gs://{self.source['bucket']}/{self.source['object']}",
             bootstrap.DIGEST: bundle.sha256,
         }
+        if self._run_folder:
+            env |= {"CLOUDTRAIN_RUN_DIR": self._run_folder, "CLOUDTRAIN_RUN_DIR_SHARED": "1"}
         assert len(env) <= MAX_ENV, "64 KiB of manifest are at most 28 pieces"
         return env
 

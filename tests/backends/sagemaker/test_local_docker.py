@@ -17,13 +17,15 @@ from cloudtrain.backends.sagemaker.local_request import IMAGE
 from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.submit import Submitter
 from cloudtrain.simulators.sagemaker.server import Simulator
 from cloudtrain.testing.contract import BackendContract
 from tests.backends.sagemaker.test_backend import BUCKET, simulator  # noqa: F401 - a fixture
 from tests.backends.sagemaker.test_local import S3_JOB, Bench, bench, stored  # noqa: F401 - fixtures
 from tests.backends.sagemaker.test_quickstart import cloudtrain
 from tests.backends.slurm.test_quickstart import SETS, STEPS
-from tests.conftest import wait_for
+from tests.backends.vertex.test_local import end_simulator
+from tests.conftest import WAIT_S, wait_for
 
 
 @pytest.fixture
@@ -222,3 +224,51 @@ def test_an_interpreter_that_is_not_in_the_image_is_said(bench: Bench) -> None: 
     handle = bench.backend.submit(*bench.plan())
     status = bench.final(handle)
     assert status.state is State.FAILED and "no-such-python" in status.reason, status
+
+
+# A model of torch: five steps an attempt, and the third one ends well. It prints each step's loss.
+TRAINS = """
+import os, pathlib, sys, torch
+saved, attempt = pathlib.Path(sys.argv[1]) / "state.pt", int(os.environ["CLOUDTRAIN_ATTEMPT"])
+torch.manual_seed(7)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer, begin = torch.optim.AdamW(model.parameters(), lr=0.01), 0
+if saved.exists():
+    state = torch.load(saved)
+    model.load_state_dict(state["model"]), optimizer.load_state_dict(state["optimizer"])
+    begin = state["step"]
+for step in range(begin, begin + int(sys.argv[2])):
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
+    loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad(), loss.backward(), optimizer.step()
+    print(f"loss={loss.item():.8f} step={step}", flush=True)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, saved)
+sys.exit(0 if step == 14 else 3)
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("docker")
+def test_it_moves_from_vertex_local_and_back_over_a_folder(home: Path, tmp_path: Path) -> None:
+    """Both use a folder of this machine as output: the losses are those of a run that nothing interrupts."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(TRAINS)
+    job = {"name": "moves", "source": str(tmp_path / "source"), "entrypoint": "train.py",
+           "environment": {"requirements": "none"}}  # fmt: skip
+    unbroken = Submitter("local", home=home, watch=False).submit({**job, "args": ["{checkpoint_dir}", "15"]})
+    assert unbroken.wait(WAIT_S).state is State.SUCCEEDED, unbroken.record.status
+    try:
+        moving = {**job, "args": ["{checkpoint_dir}", "5"], "output": str(tmp_path / "out")}
+        run = Submitter("vertex-local", home=home, watch=False).submit(moving)
+        for place in ("sagemaker-local", "vertex-local"):
+            assert run.wait(WAIT_S).exit_code == 3, run.record.status
+            run.resume(target=place)
+        assert run.wait(WAIT_S).state is State.SUCCEEDED, run.record.status
+    finally:
+        end_simulator(home)
+    assert [attempt.plan.target for attempt in run.attempts] == ["vertex-local", "sagemaker-local", "vertex-local"]
+    expected = {row.step: row.value for row in unbroken.metrics("loss")}
+    losses = {row.step: row.value for row in run.metrics("loss")}
+    assert len(expected) == 15 and losses == pytest.approx(expected, abs=1e-5)
