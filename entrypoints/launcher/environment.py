@@ -149,7 +149,8 @@ def rank_environment(
         MASTER_PORT=str(world.master_port),
     )
     if cluster.launched:  # another launcher made the world; only it knows the names in it
-        env.update({name: base[name] for name in WORLD if name in base})
+        env.update({name: base[name] for name in base if name in WORLD or name.startswith("TORCHELASTIC_")})
+        env["CLOUDTRAIN_NUM_NODES"] = str(cluster.nodes or world.nodes)
     return env
 
 

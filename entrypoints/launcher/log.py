@@ -116,6 +116,15 @@ class KeptLog(Log):
             self._copy = None
 
 
+class PlainLog(Log):
+    """Appends what a rank prints, without numbers: beside launchers of other ranks, the first of which numbers its lines."""
+
+    def lines(self, rank: int, lines: list[bytes]) -> None:
+        shown = [line + b"\n" for line in lines if rank != LAUNCHER or not line.startswith(MARK.encode())]
+        with self._lock:
+            self._sinks[0].put(0, now(), b"".join(shown), rank == LAUNCHER)
+
+
 def _unnamed_file(folder: str) -> int | None:
     """Return a new file in a folder that has no name there, None where there can be none."""
     path = os.path.join(folder, f".log-{os.getpid()}-{time.monotonic_ns()}")

@@ -42,6 +42,11 @@ def alone(manifest: Manifest) -> Manifest:
     return manifest
 
 
+def later_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether the torchrun of SageMaker's toolkit has started this launcher for another than the node's first rank."""
+    return "SM_HOSTS" in environ and environ.get("LOCAL_RANK", "0") != "0" and "RANK" in environ
+
+
 def sagemaker_file(name: str) -> str:
     """Return the text of one of SageMaker's configuration files, "" elsewhere."""
     try:

@@ -18,7 +18,7 @@ from . import manifest as manifests
 from . import processes, resume
 from .environment import Prepared, command, command_environment, rank_environment
 from .errors import Refused
-from .log import KeptLog, Log
+from .log import KeptLog, Log, PlainLog
 from .loop import Loop
 from .output.starts import Starts
 from .output.written import NewCheckpoints
@@ -27,7 +27,7 @@ from .ranks import Ranks
 from .sink import incomplete
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
-from .stdin import Lease, alone, check_world, sagemaker_file, standard_input, starter_died
+from .stdin import Lease, alone, check_world, later_rank, sagemaker_file, standard_input, starter_died
 from .usage import EVERY_S, Usage
 from .world import cluster as clusters
 from .world.channel import FEWER_S, JOIN_S, Listener, World
@@ -93,11 +93,12 @@ class Supervisor:
             self.status.fields["started_at"] = None  # until it has them
 
     def _standard_output(self) -> Log:
-        return KeptLog(1)
+        return PlainLog(1) if later_rank(self._environ) else KeptLog(1)
 
     def _start_history(self) -> None:
         """Start uploading the run's history, where there is an output; raises Refused."""
-        if not self._manifest.output and self._cluster.platform != "sagemaker":
+        nowhere = not self._manifest.output and self._cluster.platform != "sagemaker"
+        if nowhere or isinstance(self.log, PlainLog):
             self.log.forget()
             return
         from .output import history

@@ -349,6 +349,28 @@ def test_another_launchers_rank_is_not_launched_again(tmp_path: Path):
         assert attempt.status()["reason"] == "3 processes were asked for, another launcher started 2"
 
 
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_of_the_ranks_of_sagemakers_torchrun_the_first_of_a_node_numbers_its_lines(tmp_path: Path, local_rank: str):
+    """They share a standard output: a reader drops lines with a number that it has read."""
+    outer = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    outer |= {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
+    script = "import os; print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['MASTER_PORT'], os.environ['RANK'])"
+    with Attempt(tmp_path, script, processes=2) as attempt:
+        env = attempt.environment(0) | outer | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "CLOUDTRAIN_NODE_DIR": ""}
+        for name in ("CLOUDTRAIN_NODE_RANK", "CLOUDTRAIN_RUN_DIR"):
+            del env[name]
+        attempt.environment = lambda _: env
+        assert attempt.run() == [0]
+        lines = (attempt.folders[0] / "launcher.out").read_text().splitlines()
+        if local_rank == "1":
+            assert lines == ["x 7777 1"]
+        else:
+            assert [line.split()[0] for line in lines] == [str(number) for number in range(len(lines))]
+            assert [line.split(" ", 3)[3] for line in lines if line.split()[1] == "0"] == ["x 7777 0"]
+        assert (tmp_path / "ml" / "checkpoints" / "checkpoint_dir").is_dir()
+        assert (tmp_path / "ml" / "checkpoints" / ".cloudtrain").exists() == (local_rank == "0")
+
+
 @pytest.mark.skipif(
     OLDEST is None and "python3.9" not in os.environ.get("CLOUDTRAIN_REQUIRE", ""), reason="Python 3.9 is not installed"
 )

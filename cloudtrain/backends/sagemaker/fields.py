@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import limits
+from cloudtrain.backends.sagemaker import limits, toolkit
 from cloudtrain.errors import Problem
 from cloudtrain.job import units
 
@@ -92,7 +92,7 @@ def _named_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(job: Job, options: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of the options: missing ones, and combinations that exclude each other."""
-    problems = []
+    problems = toolkit.distribution_problems(job, options, "sagemaker")
     for name, what in (("role", "the ARN of a role that SageMaker may take"), ("bucket", "a bucket for the source")):
         if not options.get(name):
             hint = "cloudtrain init -t sagemaker looks for one; docs/sagemaker.md"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker.client import require_sdk
 from cloudtrain.backends.sagemaker.hyperparameters import script_mode
+from cloudtrain.backends.sagemaker.toolkit import ENABLED, INSTANCE_TYPE, TORCHRUN
 from cloudtrain.errors import BackendError
 from cloudtrain.importing import Quickly
 
@@ -45,6 +46,7 @@ def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
                 "entry_point": hyperparameters["sagemaker_program"]}  # fmt: skip
         for name in script_mode("", "", ""):  # added by the estimator
             del hyperparameters[name]
+    hyperparameters.pop(INSTANCE_TYPE, None)
     built = HuggingFace(
         **{"entry_point": None, **code},
         image_uri=specification["TrainingImage"],
@@ -84,6 +86,7 @@ def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
         max_retry_attempts=(request.get("RetryStrategy") or {}).get("MaximumRetryAttempts"),
         environment=request.get("Environment"),
         tags=request["Tags"],
+        distribution=TORCHRUN if hyperparameters.pop(ENABLED, None) else None,
         hyperparameters=hyperparameters,
         enable_sagemaker_metrics=specification["EnableSageMakerMetricsTimeSeries"],
         debugger_hook_config=False,

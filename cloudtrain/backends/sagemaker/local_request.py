@@ -72,7 +72,10 @@ def build_request(
         elif not re.fullmatch(limits.BUCKET, bucket):
             problems.append(Problem(f"is no name of a bucket: {bucket!r}", "options.sagemaker-local.bucket"))
     image = str(job.image or options.get("image") or IMAGE)
-    hyperparameters, notes = build_hyperparameters(manifest, manifest.encode(), toolkit_hyperparameters(options))
+    instance_type = "local_gpu" if gpus else "local"
+    problems += toolkit.distribution_problems(job, options, "sagemaker-local")
+    added = toolkit_hyperparameters(options) | toolkit.distribution_hyperparameters(options, instance_type)
+    hyperparameters, notes = build_hyperparameters(manifest, manifest.encode(), added)
     request: dict[str, Any] = {
         "TrainingJobName": manifest.attempt_id,
         "HyperParameters": hyperparameters,
@@ -86,7 +89,7 @@ def build_request(
             "S3OutputPath": f"{str(job.output).rstrip('/')}/{run_id}" if output_is_s3 else f"file://{run}",
         },
         "CheckpointConfig": {"S3Uri": f"file://{run}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
-        "ResourceConfig": {"InstanceCount": job.num_nodes, "InstanceType": "local_gpu" if gpus else "local"},
+        "ResourceConfig": {"InstanceCount": job.num_nodes, "InstanceType": instance_type},
         "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},
     }
     if gpus:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from cloudtrain.job import units
 
 ENTRY = "first process of the container: our launcher, or the image's own sagemaker-training toolkit that starts it"
+DISTRIBUTION = "with entry: toolkit, the image's own torchrun starts the ranks: {torch_distributed: {enabled: true}}"
 
 
 def _folder(value: str) -> str:
@@ -38,6 +39,7 @@ class SagemakerLocalOptions(BaseModel):
     )
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
+    distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
     s3: bool = Field(False, description="inputs and output may be s3://: this machine brings them and takes them there")
     bucket: str | None = Field(None, description="with s3: the source goes through this bucket too, as on SageMaker")
     prefix: Folder = Field("cloudtrain", description="folder in that bucket")
@@ -70,6 +72,7 @@ class SagemakerOptions(BaseModel):
     image: str | None = Field(None, description="container image where the job names none")
     python: str = Field("python3", max_length=256, description="interpreter in the image, 3.9 or newer")
     entry: Literal["launcher", "toolkit"] = Field("launcher", description=ENTRY)
+    distribution: dict[str, Any] = Field({}, description=DISTRIBUTION)
     subnets: list[str] = Field([], description="subnets of the VPC, together with security_groups")
     security_groups: list[str] = Field([], description="security groups in the VPC")
     kms_key: str | None = Field(None, description="KMS key of sources and results")

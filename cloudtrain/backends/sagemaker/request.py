@@ -118,6 +118,8 @@ def build_request(
     added = toolkit_hyperparameters(options)
     if not options.get("isolate"):
         added = script_mode(code_uri + OBJECT, manifest.attempt_id, options.get("region") or "")
+    instance_type = machine.name if machine else job.resources.instance_type or ""
+    added |= toolkit.distribution_hyperparameters(options, instance_type)
     hyperparameters, found_notes = build_hyperparameters(manifest, pieces, added)
     notes += found_notes
     metrics, metric_notes = _metric_definitions(job)
@@ -137,7 +139,7 @@ def build_request(
         "OutputDataConfig": {"S3OutputPath": run},
         "ResourceConfig": {
             "InstanceCount": job.num_nodes,
-            "InstanceType": machine.name if machine else job.resources.instance_type or "",
+            "InstanceType": instance_type,
             "VolumeSizeInGB": job.resources.disk_gb or DISK_GB,
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": job.limits.max_runtime_s + MARGIN_S},

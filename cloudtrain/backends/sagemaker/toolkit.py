@@ -9,9 +9,13 @@ The toolkit treats some files in a source specially; such a source is refused. C
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import Problem
+
+if TYPE_CHECKING:
+    from cloudtrain.job.job import Job
 
 PROGRAM = ".cloudtrain/launch.py"
 NOTES = (
@@ -26,6 +30,40 @@ REFUSED = {
 def hyperparameters(archive: str) -> dict[str, str]:
     """Return what the toolkit needs where no estimator adds it: its program, and the archive's path in the container."""
     return {"sagemaker_program": json.dumps(PROGRAM), "sagemaker_submit_directory": json.dumps(archive)}
+
+
+# What sagemaker 2.257.7's HuggingFace._huggingface_distribution_configuration sends for it (2026-11-23).
+TORCHRUN = {"torch_distributed": {"enabled": True}}
+ENABLED, INSTANCE_TYPE = "sagemaker_torch_distributed_enabled", "sagemaker_instance_type"
+
+
+def distribution_hyperparameters(options: Mapping[str, Any], instance_type: str) -> dict[str, str]:
+    """Return what tells the image's toolkit to start the ranks with torchrun, {} without `distribution`."""
+    return {ENABLED: "true", INSTANCE_TYPE: json.dumps(instance_type)} if options.get("distribution") else {}
+
+
+def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) -> list[Problem]:
+    """Return what does not go with `distribution`: the toolkit's torchrun starts a launcher for each rank."""
+    path = f"options.{backend}.distribution"
+    distribution = options.get("distribution")
+    if not distribution:
+        return []
+    if options.get("entry") != "toolkit":
+        hint = "leave it out: our launcher starts a rank for each GPU; or entry: toolkit"
+        return [Problem("is for entry: toolkit only", path, hint)]
+    if distribution != TORCHRUN:
+        message = f"{', '.join(distribution)}: the launcher cannot be started by it, only by torch_distributed: {{enabled: true}}"
+        return [Problem(message, path, "leave it out: our launcher starts a rank for each GPU")]
+    once = {
+        "entrypoint": job.form != "script",
+        "setup": job.setup,
+        "keep": job.keep,
+        "min_nodes": job.min_nodes,
+        "processes_per_node": job.processes != (job.resources.gpus or 1),
+        f"options.{backend}.instance_groups": options.get("instance_groups"),
+    }
+    message = f"does not go with {path}: torchrun starts one process for each GPU, of scripts on machines of one type"
+    return [Problem(message, key, "leave one of them out") for key, given in once.items() if given]
 
 
 def find_problems(files: Iterable[str], path: str) -> list[Problem]:

@@ -74,15 +74,15 @@ def _cloudtrain(environ: Mapping[str, str], _: str) -> Cluster | None:
     return Cluster("local", int(nodes) if nodes else None, rank, (), host, control_host, int(port or 0), control_host)
 
 
-def _launched(environ: Mapping[str, str], _: str) -> Cluster | None:
-    """Under torchrun, srun or mpirun with one task for a rank: do not launch again."""
+def _launched(environ: Mapping[str, str], resourceconfig: str) -> Cluster | None:
+    """Under torchrun, srun or mpirun with one task for a rank: do not launch again. SageMaker's toolkit has a torchrun."""
     if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
         return None
     node_rank = int(environ.get("GROUP_RANK") or environ.get("NODE_RANK") or 0)
     master = environ.get("MASTER_ADDR") or LOOPBACK
-    return Cluster(
-        "launched", None, node_rank, (), LOOPBACK, "", 0, master, int(environ.get("MASTER_PORT") or 0), launched=True
-    )
+    port = int(environ.get("MASTER_PORT") or 0)
+    cluster = _sagemaker(environ, resourceconfig) or Cluster("launched", None, node_rank)
+    return cluster._replace(master_host=master, master_port=port, launched=True)
 
 
 def _sagemaker(environ: Mapping[str, str], resourceconfig: str) -> Cluster | None:

@@ -96,6 +96,55 @@ def test_under_the_images_toolkit_arguments_arrive_as_written_and_exit_codes_are
     assert (status.state, status.exit_code) == (State.FAILED, 3), status
 
 
+# What sagemaker_pytorch_container.training does in AWS' images (2.8.1, training.py).
+TORCH_MAIN = """
+from sagemaker_training import entry_point, environment, runner
+
+def main():
+    env = environment.Environment()
+    assert env.additional_framework_parameters["sagemaker_torch_distributed_enabled"] is True
+    kind = runner.RunnerType.TorchDistributed
+    entry_point.run(env.module_dir, env.user_entry_point, env.to_cmd_args(), env.to_env_vars(), runner_type=kind)
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_the_toolkits_torchrun_starts_the_ranks_with_distribution(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    base, image = f"{IMAGE}-toolkit", "cloudtrain-test:torchrun"
+    if why := docker_engine.why_unavailable(base):
+        assert "toolkit" not in os.environ.get("CLOUDTRAIN_REQUIRE", "").split(","), why
+        pytest.skip(f"{why}: make image-toolkit")
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "torch_main.py").write_text(TORCH_MAIN)
+    packages = "/opt/train/lib/python3.11/site-packages/"
+    lines = [f"FROM {base}", f"COPY torch_main.py {packages}", "ENV SAGEMAKER_TRAINING_MODULE=torch_main:main"]
+    (tmp_path / "image" / "Dockerfile").write_text("\n".join(lines) + "\n")
+    env = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    build = ["docker", "build", "--quiet", "--network", "none", "--tag", image, str(tmp_path / "image")]
+    subprocess.run(build, check=True, capture_output=True, env=env)
+    options = {"entry": "toolkit", "image": image, "distribution": {"torch_distributed": {"enabled": True}}}
+    bench.backend = SagemakerLocalBackend(options, bench.home / "runs")
+    script = (
+        "import json, os, pathlib, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([dist.get_rank() + 1])\n"
+        "dist.all_reduce(total)\n"
+        "print('sum', int(total), os.environ['WORLD_SIZE'], os.environ['CLOUDTRAIN_NUM_NODES'], flush=True)\n"
+        "print('argv', json.dumps(sys.argv[1:]), 'TORCHELASTIC_RUN_ID' in os.environ, flush=True)\n"
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], f'rank-{dist.get_rank()}').touch()\n"
+        "dist.destroy_process_group()\n"
+    )
+    handle = bench.backend.submit(*bench.plan(script, num_nodes=2, args=TOLD))
+    assert bench.final(handle).state is State.SUCCEEDED, (bench.final(handle), bench.log_texts(handle))
+    texts = bench.log_texts(handle)
+    assert [text for text in texts if text.startswith("sum ")] == ["sum 3 2 2"] * 2, texts
+    assert [text for text in texts if text.startswith("argv ")] == [f"argv {json.dumps(TOLD)} True"] * 2, texts
+    model = bench.backend.fetch(handle, tmp_path / "out", what=("model",)) / "model"
+    assert sorted(path.name for path in model.iterdir()) == ["rank-0", "rank-1"]
+    docker_engine.call("rmi", "--force", image)
+
+
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker")
 def test_two_hosts_are_two_containers(bench: Bench) -> None:  # noqa: F811

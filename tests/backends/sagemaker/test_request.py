@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.backends.sagemaker import client, fields, images, limits, raw, request
+from cloudtrain.backends.sagemaker.toolkit import TORCHRUN
 from cloudtrain.job.job import Job
 from tests.backends.sagemaker.oracle import violations
 
@@ -66,6 +67,10 @@ CASES = {
         {"shard": ["train"]},
     ),
     "toolkit": ({"resources": {"accelerators": "L4"}, "image": "my/image:1"}, {"entry": "toolkit"}),
+    "distribution": (
+        {"num_nodes": 2, "resources": {"accelerators": "L4"}, "image": "my/image:1"},
+        {"entry": "toolkit", "distribution": {"torch_distributed": {"enabled": True}}},
+    ),
     "instance_groups": (
         {"num_nodes": 3, "metrics": {"loss": "loss=([0-9.]+)"}},
         {
@@ -289,6 +294,23 @@ LIMITS = {
         {"resources": {}, "num_nodes": 3},
         {"instance_groups": [FOUR, {"name": "b", "instance_type": "ml.g5.xlarge", "count": 1}]},
         "options.sagemaker.instance_groups",
+    ),
+    "distribution of ours": ({}, {"distribution": TORCHRUN}, "options.sagemaker.distribution"),
+    "distribution by mpi": (
+        {},
+        {"entry": "toolkit", "distribution": {"mpi": {"enabled": True}}},
+        "options.sagemaker.distribution",
+    ),
+    "distribution off": (
+        {},
+        {"entry": "toolkit", "distribution": {"torch_distributed": {"enabled": False}}},
+        "options.sagemaker.distribution",
+    ),
+    "distribution and setup": ({"setup": "true"}, {"entry": "toolkit", "distribution": TORCHRUN}, "setup"),
+    "distribution of a command": (
+        {"entrypoint": ["bash", "run.sh"]},
+        {"entry": "toolkit", "distribution": TORCHRUN},
+        "entrypoint",
     ),
     "raw name": ({}, {"raw": {"TrainingJobName": "x"}}, "options.sagemaker.raw"),
     "raw nested": ({}, {"raw": {"ResourceConfig": {"InstanceCount": 2}}}, "options.sagemaker.raw"),

@@ -104,6 +104,10 @@ PLACES = {
         },
         ("launched", None, 1, "", 0, "h", 29500),
     ),
+    "launched by the torchrun of SageMaker's toolkit": (
+        SAGEMAKER | {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"},
+        ("sagemaker", 3, 2, "algo-1", CONTROL_PORT, "algo-1", 7777),
+    ),
     "sagemaker by the toolkit": (SAGEMAKER, ("sagemaker", 3, 2, "algo-1", CONTROL_PORT, "algo-1", 0)),
     "vertex alone": (vertex("workerpool0", 0, {"workerpool0": ["h:2222"]}), ("vertex", 1, 0, "h", 2222, "h", 3333)),
     "vertex primary": (
