@@ -6,6 +6,7 @@ planned one before it is sent: a configuration file of the SDK cannot change a j
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -25,16 +26,21 @@ if TYPE_CHECKING:
 
 # Of Hugging Face's training images: 2.6.0-transformers4.51.3-gpu-py312-cu124-ubuntu22.04
 TAG = re.compile(r":(?P<torch>[\d.]+)-transformers(?P<transformers>[\d.]+)-(?:gpu|cpu)-(?P<python>py\d+)")
+# What a Session makes of its own where it is not given; `fit` uses none of them.
+CLIENTS = ("sagemaker_runtime_client", "sagemaker_featurestore_runtime_client", "sagemaker_metrics_client")
 
 
-def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
+def build_estimator(aws: Aws, request: Mapping[str, Any], *, deploys: bool = True) -> Any:
     """Return the estimator of a request, attached to its job: `.deploy()` finds the job's model.
 
-    Blocking (imports take seconds).
+    Without `deploys` it can only submit: it lacks the clients of endpoints, which take long to make. Blocking (imports take
+    seconds).
     """
     HuggingFace, TrainingJob, Session = _import_sdk()
-    session = Session(boto_session=aws.session, sagemaker_client=aws.client("sagemaker"))
-    session.planned = request
+    client = aws.client("sagemaker")
+    others = {} if deploys else dict.fromkeys(CLIENTS, client)
+    session = Session(boto_session=aws.session, sagemaker_client=client, **others)
+    session.planned, session.defaults = request, dict(session.sagemaker_config)
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
     specification, output = request["AlgorithmSpecification"], request["OutputDataConfig"]
     network, checkpoints = request.get("VpcConfig") or {}, request.get("CheckpointConfig") or {}
@@ -94,7 +100,8 @@ def build_estimator(aws: Aws, request: Mapping[str, Any]) -> Any:
         py_version="py3",  # required by the SDK, although the image decides
         sagemaker_session=session,
     )
-    session.opt_out_of_telemetry()
+    if deploys:
+        session.opt_out_of_telemetry()
     built._current_job_name = request["TrainingJobName"]
     built.latest_training_job = TrainingJob(session, request["TrainingJobName"])
     return built
@@ -115,7 +122,9 @@ def submit(aws: Aws, request: Mapping[str, Any]) -> str:
     events, event = aws.client("sagemaker").meta.events, "after-call.sagemaker.CreateTrainingJob"
     events.register(event, note_arn)
     try:
-        fit = partial(build_estimator(aws, request).fit, fit_inputs(request), wait=False, job_name=name)
+        built = build_estimator(aws, request, deploys=False)
+        # Without the decorators of `fit`, which send telemetry. To opt out takes longer than to build the request.
+        fit = partial(inspect.unwrap(type(built).fit), built, fit_inputs(request), wait=False, job_name=name)
         aws.explained(partial(fit, experiment_config=request.get("ExperimentConfig")), "sagemaker:CreateTrainingJob")
     except (ValueError, TypeError, RuntimeError) as error:  # of the SDK, which checks its arguments and defaults
         message = f"the SageMaker SDK refuses the job: {error}".partition("\n")[0]
@@ -221,7 +230,6 @@ def _import_sdk() -> tuple[Any, Any, Any]:
             The SDK validates its defaults with each value that it looks up, where it has any. The option therefore is
             set after the constructor of an estimator, and not while a request is built: both look up hundreds.
             """
-            self.defaults = dict(self.sagemaker_config)
             self.sagemaker_config = json.loads(json.dumps({"SchemaVersion": "1.0", **self.defaults}))
             modules = self.sagemaker_config.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
             modules.setdefault("Modules", {})["TelemetryOptOut"] = True
