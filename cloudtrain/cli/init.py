@@ -30,7 +30,7 @@ USUAL_SCRIPTS = ("train.py", "main.py", "run.py")
     "call",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="Convert the SageMaker estimator call in this script or notebook.",
+    help="Convert the SageMaker estimator or ModelTrainer call in this script or notebook.",
 )
 @click.option("--trainer", is_flag=True, help="Use the shared trainer even when there is a script.")
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")

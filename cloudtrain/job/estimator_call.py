@@ -1,4 +1,7 @@
-"""Convert an estimator call of the SageMaker SDK, in a script or notebook, into a job. The code is read, never run."""
+"""Convert a call of the SageMaker SDK, in a script or notebook, into a job. The code is read, never run.
+
+The call is one of an estimator (SDK 2) or of ModelTrainer (SDK 3), whose arguments are objects such as Compute(...).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,18 @@ from typing import Any
 
 from cloudtrain.errors import BadRequest
 
-CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator")
+CLASSES = ("HuggingFace", "PyTorch", "TensorFlow", "SKLearn", "XGBoost", "Estimator", "ModelTrainer")
+# Arguments of ModelTrainer that are objects: sagemaker-train 1.27.0, model_trainer.py and configs.py (2026-11-23).
+OBJECTS = {
+    "source_code": "SourceCode",
+    "compute": "Compute",
+    "networking": "Networking",
+    "stopping_condition": "StoppingCondition",
+    "output_data_config": "OutputDataConfig",
+    "checkpoint_config": "CheckpointConfig",
+}
+INPUTS = {"fit": "inputs", "train": "input_data_config"}  # method -> its argument
+READ = {*OBJECTS.values(), "InputData", "S3DataSource"}
 # Arguments of sagemaker 2.257.7's estimators -> key of a job; a value is taken as it is.
 KEYS = {
     "entry_point": "entrypoint",
@@ -38,10 +52,39 @@ KEYS = {
     "enable_remote_debug": "options.sagemaker.remote_debug",
     "enable_session_tag_chaining": "options.sagemaker.session_chaining",
     "training_repository_credentials_provider_arn": "options.sagemaker.registry_credentials",
+    "training_image": "image",
+    "source_code.entry_script": "entrypoint",
+    "source_code.source_dir": "source",
+    "source_code.requirements": "environment.requirements",
+    "source_code.command": "run",
+    "compute.instance_type": "resources.instance_type",
+    "compute.instance_count": "num_nodes",
+    "compute.volume_size_in_gb": "resources.disk_gb",
+    "compute.enable_managed_spot_training": "resources.use_spot",
+    "compute.volume_kms_key_id": "options.sagemaker.volume_kms_key",
+    "compute.keep_alive_period_in_seconds": "options.sagemaker.keep_alive_s",
+    "compute.training_plan_arn": "options.sagemaker.training_plan",
+    "networking.subnets": "options.sagemaker.subnets",
+    "networking.security_group_ids": "options.sagemaker.security_groups",
+    "networking.enable_network_isolation": "options.sagemaker.isolate",
+    "networking.enable_inter_container_traffic_encryption": "options.sagemaker.encrypt_traffic",
+    "output_data_config.s3_output_path": "output",
+    "output_data_config.kms_key_id": "options.sagemaker.kms_key",
 }
+
+
+def _seconds(value: int) -> str:
+    return f"{value}s"
+
+
 CHANGED: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "max_run": ("limits.max_runtime", lambda value: f"{value}s"),
-    "max_wait": ("options.sagemaker.max_wait", lambda value: f"{value}s"),
+    "max_run": ("limits.max_runtime", _seconds),
+    "max_wait": ("options.sagemaker.max_wait", _seconds),
+    "stopping_condition.max_runtime_in_seconds": ("limits.max_runtime", _seconds),
+    "stopping_condition.max_wait_time_in_seconds": ("options.sagemaker.max_wait", _seconds),
+    "stopping_condition.max_pending_time_in_seconds": ("options.sagemaker.max_pending", _seconds),
+    "source_code.args": ("args", lambda value: list(map(str, value))),
+    "output_data_config.compression_type": ("options.sagemaker.compress", lambda value: value != "NONE"),
     "max_retry_attempts": ("retry.max_attempts", lambda value: value + 1),
     "disable_output_compression": ("options.sagemaker.compress", lambda value: not value),
     "training_repository_access_mode": ("options.sagemaker.private_registry", lambda value: value == "Vpc"),
@@ -57,8 +100,26 @@ WITHOUT = {  # what needs no key, and why
     "checkpoint_local_path": "/opt/ml/checkpoints is always copied",
     "sagemaker_session": "options.sagemaker has profile, region and bucket",
     "code_location": "options.sagemaker.bucket and prefix",
+    "distributed": "our launcher starts a rank for each GPU",
+    "checkpoint_config.s3_uri": "checkpoints are below output, and each run finds its own again",
+    "checkpoint_config.local_path": "/opt/ml/checkpoints is always copied",
+    "training_mode": "-t sagemaker-local runs the job in containers here",
+    "training_input_mode": "inputs.NAME.mode: mount is FastFile, options.sagemaker.pipe names inputs in Pipe mode",
 }
-NOTHING = ("py_version", "debugger_hook_config", "disable_profiler", "enable_sagemaker_metrics")  # neither key nor note
+METHODS = {  # of ModelTrainer, which add to a trainer; what they are given is written by hand
+    "with_retry_strategy": "retry.max_attempts",
+    "with_metric_definitions": "metrics",
+    "with_infra_check_config": "options.sagemaker.infra_check",
+    "with_remote_debug_config": "options.sagemaker.remote_debug",
+    "with_session_chaining_config": "options.sagemaker.session_chaining",
+}
+NOTHING = (
+    "input_data_config",
+    "py_version",
+    "debugger_hook_config",
+    "disable_profiler",
+    "enable_sagemaker_metrics",
+)  # neither key nor note
 VERSIONS = ("transformers_version", "pytorch_version", "tensorflow_version", "framework_version")
 CHECKPOINTS = "/opt/ml/checkpoints"  # on SageMaker only
 COMPUTED_NOTE = "{}: write it yourself, the code computes it: {}"
@@ -78,7 +139,7 @@ def read_code(path: Path) -> str:
 
 
 def convert(code: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the job of the last estimator call in a code, and notes on what it lacks; raises BadRequest without one.
+    """Return the job of the last call of CLASSES in a code, and notes on what it lacks; raises BadRequest without one.
 
     Values are literals, or names that the code gives literals. What is computed becomes a note.
     """
@@ -88,28 +149,31 @@ def convert(code: str) -> tuple[dict[str, Any], list[str]]:
         raise BadRequest(
             f"line {error.lineno} is no Python: {error.msg}", "name a Python script or a notebook"
         ) from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in CLASSES]
+    every_call = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [call for call in every_call if _called(call) in CLASSES]
     if not calls:
         raise BadRequest(f"there is no call of {', '.join(CLASSES)}", "name the script or notebook that has it")
     names = dict(_literals(tree))
     job: dict[str, Any] = {}
     notes: list[str] = []
     versions = []
-    for keyword in max(calls, key=lambda call: call.lineno).keywords:
-        name = str(keyword.arg)
-        value = _value(keyword.value, names)
+    call = max(calls, key=lambda call: call.lineno)
+    for name, value, node in _arguments(call, names):
         key, change = (KEYS[name], None) if name in KEYS else CHANGED.get(name, ("", None))
         if name in VERSIONS:
             versions.append(f"{name} {value}")
         elif not key and name not in NOTHING:
             notes.append(f"{name}: {WITHOUT.get(name, 'no key of a job; look in docs/sagemaker-options.md')}")
         elif key and value is _COMPUTED:
-            notes.append(COMPUTED_NOTE.format(key, ast.unparse(keyword.value)))
+            notes.append(COMPUTED_NOTE.format(key, ast.unparse(node)))
         elif key and value is not None:
             _put(job, key, change(value) if change else value)
     if versions and "image" not in job:
         notes.append(f"image: left out, it is Hugging Face's newest; for {', '.join(versions)} write its URI")
-    _add_inputs(job, tree, names, notes)
+    for method in every_call:
+        if set_by := METHODS.get(_called(method)):
+            notes.append(COMPUTED_NOTE.format(set_by, ast.unparse(method.args[0] if method.args else method)))
+    _add_inputs(job, [call, *(each for each in every_call if _called(each) in INPUTS)], names, notes)
     for name, value in job.get("hyperparameters", {}).items():
         if value == CHECKPOINTS:
             job["hyperparameters"][name] = "{checkpoint_dir}"
@@ -126,6 +190,16 @@ def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def _arguments(call: ast.Call, names: Mapping[str, Any]) -> Iterator[tuple[str, Any, ast.expr]]:
+    """Yield name, value and expression of a call's arguments; those of an object in it as compute.instance_type."""
+    for keyword in call.keywords:
+        value = _value(keyword.value, names)
+        if keyword.arg in OBJECTS and isinstance(value, dict):
+            yield from ((f"{keyword.arg}.{field}", each, keyword.value) for field, each in value.items())
+        else:
+            yield str(keyword.arg), value, keyword.value
+
+
 def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Yield the names that a code gives a literal, in order."""
     known: dict[str, Any] = {}
@@ -136,7 +210,9 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression of literals and known names, else _COMPUTED."""
+    """Return the value of an expression of literals and known names, else _COMPUTED; of an object in READ its arguments."""
+    if isinstance(node, ast.Call) and _called(node) in READ:
+        return {str(keyword.arg): _value(keyword.value, names) for keyword in node.keywords}
     if isinstance(node, ast.Name):
         return names.get(node.id, _COMPUTED)
     if isinstance(node, ast.JoinedStr):
@@ -171,15 +247,32 @@ def _put(job: dict[str, Any], path: str, value: Any) -> None:
     job[name] = {**job.get(name, {}), **value} if isinstance(value, dict) else value
 
 
-def _add_inputs(job: dict[str, Any], tree: ast.Module, names: Mapping[str, Any], notes: list[str]) -> None:
-    """Add the inputs of the last `fit` in a code."""
-    fits = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "fit"]
-    given = [[*fit.args[:1], *(word.value for word in fit.keywords if word.arg == "inputs")] for fit in fits]
-    for expression in [found[0] for found in given if found][-1:]:
+def _add_inputs(job: dict[str, Any], calls: list[ast.Call], names: Mapping[str, Any], notes: list[str]) -> None:
+    """Add the inputs that the last of some calls gives: a `fit`, a `train`, or the constructor of a ModelTrainer."""
+    given = []
+    for call in calls:
+        first = call.args[:1] if _called(call) == "fit" else []
+        wanted = INPUTS.get(_called(call), "input_data_config")
+        given += [*first, *(word.value for word in call.keywords if word.arg == wanted)]
+    for expression in given[-1:]:
         value = _value(expression, names)
         if isinstance(value, str):
             value = {"training": value}  # the channel's name where `fit` gets one URI
+        if isinstance(value, list):
+            value = _channels(value)
         if isinstance(value, dict):
             job["inputs"] = value
         elif value is not None:
             notes.append(COMPUTED_NOTE.format("inputs", ast.unparse(expression)))
+
+
+def _channels(items: list[Any]) -> Any:
+    """Return the URIs of InputData objects by their channels, else _COMPUTED."""
+    found = {}
+    for item in items:
+        source = item.get("data_source") if isinstance(item, dict) else None
+        uri = source.get("s3_uri") if isinstance(source, dict) else source
+        if not isinstance(uri, str) or not isinstance(item.get("channel_name"), str):
+            return _COMPUTED
+        found[item["channel_name"]] = uri
+    return found

@@ -68,6 +68,63 @@ def test_every_argument_has_its_key_or_a_note() -> None:
     assert "transformers_version 4.28.1, pytorch_version 2.0.0" in notes[-1]
 
 
+TRAINER = """
+from sagemaker.train import ModelTrainer
+from sagemaker.train.configs import Compute, InputData, Networking, OutputDataConfig, SourceCode, StoppingCondition
+code = SourceCode(source_dir="scripts", entry_script="run_clm.py", requirements="requirements.txt")
+trainer = ModelTrainer(
+    training_image="mine:1", source_code=code, role="arn:aws:iam::123456789012:role/training", base_job_name="clm",
+    compute=Compute(instance_type="ml.p4d.24xlarge", instance_count=4, volume_size_in_gb=500,
+                    keep_alive_period_in_seconds=600, instance_groups=None),
+    networking=Networking(subnets=["subnet-1"], security_group_ids=["sg-1"], enable_network_isolation=False),
+    stopping_condition=StoppingCondition(max_runtime_in_seconds=2 * 3600, max_pending_time_in_seconds=3600),
+    output_data_config=OutputDataConfig(s3_output_path=where(), compression_type="NONE"),
+    checkpoint_config=CheckpointConfig(s3_uri="s3://bucket/checkpoints"), distributed=Torchrun(),
+    environment={"A": "b"}, hyperparameters={"lr": 5e-5}, input_data_config=[InputData("not", "these")],
+).with_retry_strategy(RetryStrategy(maximum_retry_attempts=2))
+trainer.train(input_data_config=[InputData(channel_name="train", data_source="s3://bucket/data"), InputData(
+    channel_name="test", data_source=S3DataSource(s3_uri="s3://bucket/test", s3_data_type="S3Prefix"))], wait=False)
+"""
+
+
+def test_a_model_trainer_of_sdk_3_becomes_a_job() -> None:
+    job, notes = convert(TRAINER)
+    assert job == {
+        "image": "mine:1",
+        "source": "scripts",
+        "entrypoint": "run_clm.py",
+        "environment": {"requirements": "requirements.txt"},
+        "name": "clm",
+        "num_nodes": 4,
+        "resources": {"instance_type": "ml.p4d.24xlarge", "disk_gb": 500},
+        "limits": {"max_runtime": "7200s"},
+        "env": {"A": "b"},
+        "hyperparameters": {"lr": 5e-5},
+        "inputs": {"train": "s3://bucket/data", "test": "s3://bucket/test"},
+        "options": {
+            "sagemaker": {
+                "role": "arn:aws:iam::123456789012:role/training",
+                "keep_alive_s": 600,
+                "subnets": ["subnet-1"],
+                "security_groups": ["sg-1"],
+                "isolate": False,
+                "max_pending": "3600s",
+                "compress": False,
+            }
+        },
+    }
+    Job.from_dict(job)
+    said = ["compute.instance_groups", "output", "checkpoint_config.s3_uri", "distributed", "retry.max_attempts"]
+    assert [note.partition(":")[0] for note in notes] == said
+    constructor = 'ModelTrainer(source_code=SourceCode(entry_script="t.py"), input_data_config=INPUTS).train()'
+    for written, expected in (
+        ('[InputData(channel_name="a", data_source="s3://b")]', {"a": "s3://b"}),
+        ('[InputData(channel_name="a", data_source=FileSystemDataSource(file_system_id="fs-1"))]', None),
+    ):
+        job, notes = convert(constructor.replace("INPUTS", written))
+        assert job.get("inputs") == expected and bool(notes) == (expected is None)
+
+
 def test_ten_notebooks_become_jobs() -> None:
     for name, call in CALLS.items():
         job, notes = convert(HEAD + call)
@@ -118,8 +175,11 @@ def test_init_writes_the_job_of_a_call(tmp_path: Path, home: Path, capsys: pytes
 
 def test_the_page_shows_what_init_writes() -> None:
     blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", (DOCS / "sagemaker-sdk.md").read_text(), re.DOTALL)
-    shown = yaml.safe_load(blocks[1])
-    assert {**convert(blocks[0])[0], "name": "estimator", "target": "sagemaker"} == shown
+    estimator, trainer, job = blocks[:3]
+    shown = yaml.safe_load(job)
+    assert {**convert(estimator)[0], "name": "estimator", "target": "sagemaker"} == shown
+    converted = convert(trainer)[0]
+    assert {**converted, "name": "estimator", "target": "sagemaker"} == {**shown, "image": converted["image"]}
 
 
 def test_what_is_mapped_are_keys_of_a_job() -> None:
