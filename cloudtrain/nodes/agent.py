@@ -199,7 +199,7 @@ def run_each(name: str, arguments: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def machine_facts(root: AnyPath) -> dict[str, Any]:
-    """Return what `cloudtrain doctor` checks on a machine: Python, torch, disk, GPUs, clock."""
+    """Return what `cloudtrain doctor` checks on a machine: Python, torch, disk, GPUs."""
     from importlib import metadata, util
 
     def version(name: str) -> str | None:
@@ -222,7 +222,6 @@ def machine_facts(root: AnyPath) -> dict[str, Any]:
         "gpus": len(gpus),
         "cpus": os.cpu_count(),
         "hostname": os.uname().nodename,
-        "clock": time.time(),
     }
 
 
@@ -281,6 +280,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "command": run_command,
     "each": run_each,
     "facts": machine_facts,
+    "clock": time.time,
     "listen": listen_on,
     "reach": check_connection,
 }

@@ -9,6 +9,8 @@ import time
 from . import processes
 
 VERSION = 1
+# Seconds that this host's clock is behind that of the client who started it; "" below what a message may take.
+CLOCK_OFFSET_S = float(os.environ.get("CLOUDTRAIN_CLOCK_OFFSET_S") or 0.0)
 FINAL = frozenset({"SUCCEEDED", "FAILED", "PREEMPTED", "TIMED_OUT", "CANCELLED", "LOST"})
 
 
@@ -18,7 +20,8 @@ def now() -> str:
 
 
 def stamp(seconds: float) -> str:
-    """Return a time in seconds since 1970 as UTC, ISO 8601 with microseconds."""
+    """Return a time of this host, in seconds since 1970, as the client's clock has it: UTC, ISO 8601 with microseconds."""
+    seconds += CLOCK_OFFSET_S
     whole = int(seconds)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1e6):06d}Z"
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from cloudtrain import events
+from cloudtrain.cli.view import follow
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
 from cloudtrain.testing.memory import MemoryBackend
+from tests.conftest import WAIT_S
 from tests.runs.steps import newest, watch
 
 pytestmark = pytest.mark.usefixtures("memory")
@@ -36,6 +39,22 @@ def test_cancelled_even_if_the_platform_says_failed(submitter, job):
     MemoryBackend.finish(newest(run), State.PREEMPTED, 143)
     watch(run)
     assert (run.state, len(run.attempts)) == (State.CANCELLED, 1)
+
+
+@pytest.mark.parametrize("hangs", ["status", "cancel"])
+def test_a_platform_that_hangs_holds_up_no_cancel(submitter, job, monkeypatch, hangs):
+    """The request is stored, and the watcher is started to carry it out; the command says so in one line."""
+    gate, started, before = threading.Event(), [], set(threading.enumerate())
+    run = submitter.submit(job)
+    monkeypatch.setattr(follow, "ANSWER_S", 0.1)
+    monkeypatch.setattr(MemoryBackend, hangs, lambda *_: gate.wait())
+    monkeypatch.setattr("cloudtrain.runs.watcher.start", lambda store, plan, instead: started.append(plan.run_id))
+    sentence, status = follow.cancel(run)
+    assert "gives no answer for 0.1 s; the background watcher cancels it as soon as there is one" in sentence
+    assert not status.state.final and started == [run.run_id] and run.record.cancel_requested
+    gate.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
 
 
 def test_success_before_the_cancel_stays_success(submitter, job):

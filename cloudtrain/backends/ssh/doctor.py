@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.ssh.launch import clock_offset_s
 from cloudtrain.errors import CloudtrainError, Problem
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.nodes.ssh import call_all
 
 FREE_BYTES = 1 << 30
-SKEW_S = 2.0  # allowed difference of clocks; logs are merged by time
 _Machine = tuple[str, RemoteAgent, str]  # label, place, address by which the others see it
 
 
@@ -36,13 +35,8 @@ def check_machines(machines: Sequence[_Machine], root: str) -> list[Problem]:
 
 
 def _measure_facts(agent: RemoteAgent, root: str) -> dict[str, Any]:
-    agent.ask("facts", root=root)  # the connection and its Python are there from now on
-    before = time.time()
     facts: dict[str, Any] = agent.ask("facts", root=root).value
-    after = time.time()
-    # The machine read its clock between `before` and `after`; only a difference beyond these is skew.
-    facts["skew_s"] = max(before - facts["clock"], facts["clock"] - after, 0.0)
-    return facts
+    return {**facts, "skew_s": abs(clock_offset_s(agent))}
 
 
 def _check_machine(label: str, facts: dict[str, Any]) -> Iterator[Problem]:
@@ -55,9 +49,12 @@ def _check_machine(label: str, facts: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(
             f"{label}: {free:,} MiB are free below {facts['folder']}, less than 1 GiB", hint="free some space"
         )
-    if facts["skew_s"] > SKEW_S:
+    if facts["skew_s"]:
         message = f"{label}: its clock is {facts['skew_s']:.0f} s off ours"
-        yield Problem(message, hint="start its time service (chrony, systemd-timesyncd): logs are merged by time")
+        yield Problem(
+            message,
+            hint="start its time service (chrony, systemd-timesyncd); a run's times are corrected by what it is off at its start",
+        )
 
 
 def _check_connection(host: str, port: int, machine: _Machine) -> str | None:

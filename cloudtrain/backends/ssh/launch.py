@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
 from cloudtrain.nodes import paths
+from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.nodes.ssh import call_all
 
+SKEW_S = 2.0  # allowed difference of clocks
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
 
 
@@ -106,10 +109,22 @@ def launch_node(
 
     requested = {name: fill(text) for name, text in plan.request["env"].items()}
     env = {name: text for name, text in requested.items() if text or name != "CLOUDTRAIN_CONTROL"}
+    if offset_s := clock_offset_s(machine.agent):
+        env["CLOUDTRAIN_CLOCK_OFFSET_S"] = (
+            f"{offset_s:.1f}"  # so that times of all nodes, and durations, are by our clock
+        )
     node = f"{plan.request['folder']}/node-{rank}"
     argv = [fill(argument) for argument in plan.request["argv"]]
     launched = machine.agent.ask("launch", node=node, argv=argv, env=env, secrets=secrets, timeout_s=START_S)
     return dict(launched.value)
+
+
+def clock_offset_s(agent: RemoteAgent) -> float:
+    """Return by how many seconds a machine's clock is behind ours, 0.0 within SKEW_S; the time of travel is no skew."""
+    before = time.time()
+    there = float(agent.ask("clock").value)
+    offset_s = max(before - there, 0.0) + min(time.time() - there, 0.0)
+    return offset_s if abs(offset_s) > SKEW_S else 0.0
 
 
 def min_nodes_of(plan: Plan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from cloudtrain.history.store import Store
     from cloudtrain.runs.run import Run
 
+ANSWER_S = 10.0  # how long a cancel waits for the platform's answer
 CONFIRM_S = 10.0  # how long a cancel waits for the platform's confirmation
 
 
@@ -150,12 +152,23 @@ def final_json(run: Run, status: Status) -> dict[str, Any]:
 
 def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
     """Cancel a run; return a sentence about the outcome, and the status after at most `wait_s` seconds."""
-    open_intent = run.attempts[-1].handle is None  # then cancel() itself asks the platform
-    if (status_before := run.record.status if open_intent else run.refresh()).state.final:
-        return f"{run.run_id}  had already ended {status_before.state}", status_before
     try:
-        status = run.cancel(wait_s)
+        asked = _ask_in_time(run)
+        if asked is None:
+            from cloudtrain.runs import watcher
+
+            run.store.request_cancel(run.run_id)
+            watcher.start(run.store, run.attempts[-1].plan, instead=True)
+            backend, status = run.record.backend, run.record.status
+            line = f"{backend} gives no answer for {ANSWER_S:g} s; the background watcher cancels it as soon as there is one"
+            return f"{run.run_id}  is asked to end: {line} (cloudtrain show {run.run_id})", status
+        if asked.state.final:
+            return f"{run.run_id}  had already ended {asked.state}", asked
+        status = run.wait(wait_s)
+    except TimeoutError:
+        status = run.record.status
     except KeyboardInterrupt:
+        run.store.request_cancel(run.run_id)
         return f"{run.run_id}  is asked to end; this command did not wait for it", run.record.status
     if status.state.final:
         return f"{run.run_id}  {status.state}", status
@@ -170,6 +183,34 @@ def cancel(run: Run, wait_s: float = CONFIRM_S) -> tuple[str, Status]:
         f" and says {status.state} (cloudtrain wait {run.run_id})",
         status,
     )
+
+
+def _ask_in_time(run: Run) -> Status | None:
+    """Ask a run's platform to end it; return the status before, None where there was no answer within ANSWER_S."""
+    from cloudtrain.history.store import Store
+
+    answers: list[Status | BaseException] = []
+
+    def ask() -> None:
+        own = type(run)(run.run_id, Store(run.store.home), watch=run.watch)  # each thread needs its own history
+        try:
+            open_intent = own.attempts[-1].handle is None  # then cancel() itself asks the platform
+            before = own.record.status if open_intent else own.refresh()
+            if not before.state.final:
+                own.cancel()
+            answers.append(before)
+        except BaseException as error:
+            answers.append(error)
+        finally:
+            own.store.database.close()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    answer = answers[0] if answers else None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def _interrupted(run: Run, on_interrupt: str, cursor: str | None, as_json: bool) -> int:

@@ -86,7 +86,7 @@ class ClusterState:
         ] = {}  # of life, by node: seconds of silence, idle CPU, idle GPUs
         self.stopping: str | None = None
         self._stopped_at = 0.0
-        self.closed = False  # no other node may join
+        self.closed = False  # no other node may join: the nodes take their GPUs
 
     def join(self, node: int, hostname: str, processes: int) -> str | None:
         """Take a node in, or return why not."""
@@ -244,9 +244,9 @@ class ClusterState:
         reasons = {
             "PREEMPTED": "left on request",
             "CANCELLED": "cancelled",
-            "TIMED_OUT": f"max_runtime ({self._manifest.max_runtime_s:g} s) was over"
-            if self._started
-            else "no GPUs were free within limits.max_wait",
+            "TIMED_OUT": "no GPUs were free within limits.max_wait"
+            if self.closed and not self._started
+            else f"max_runtime ({self._manifest.max_runtime_s:g} s) was over",
         }
         before = "" if self._started else " before training began"
         return Outcome(self.stopping, EXIT_RESUMABLE, "launcher", None, reasons[self.stopping or ""] + before)

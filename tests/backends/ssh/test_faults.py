@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 
 from cloudtrain.backends.ssh import backend as ssh_backend
 from cloudtrain.backends.ssh.backend import SshBackend
+from cloudtrain.backends.ssh.launch import SKEW_S
 from cloudtrain.errors import BackendError, Unreachable
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
+from cloudtrain.job.units import unix_time
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.source.bundle import Bundle
@@ -406,6 +409,22 @@ def test_skewed_clocks_train_all_the_same(lab, prepare, home):
     handle = backend.submit(*prepare(backend, script, num_nodes=2))
     status = until_final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 41)  # the first failure, by whichever clock
+
+
+@pytest.mark.parametrize("off_s", [300, -300])
+def test_a_clock_that_is_off_never_shows_in_durations(lab, prepare, home, off_s):
+    host = lab.hosts[0]
+    host.run(["mkdir", "-p", "/root/clock"])
+    host.path("/root/clock/sitecustomize.py").write_text(
+        f"import time\nreal = time.time\ntime.time = lambda: real() + {off_s}\n"
+    )
+    backend = SshBackend(options(lab, 1, setup=["export PYTHONPATH=/root/clock"]), home / "runs")
+    began = time.time()
+    handle = backend.submit(*prepare(backend, "print('here')"))
+    status = until_final(backend, handle)
+    times = [status.started_at, *(line.at for line in backend.logs(handle)), status.ended_at]
+    assert len(times) > 4 and began - SKEW_S <= min(map(unix_time, times)), times
+    assert max(map(unix_time, times)) <= time.time() + SKEW_S, times
 
 
 @pytest.mark.parametrize(("share", "others"), [(None, "/077"), ("group", "/027")])
