@@ -51,8 +51,9 @@ def replan(
     from cloudtrain.runs import cap
 
     bundle = stored_bundle(plan, home)
-    made = cap.plan_attempt(backend, job or Job.from_dict(plan.job), bundle, plan.run_id, number, earlier, home)
-    return replace(made, target=plan.target, candidates=() if job else plan.candidates), bundle
+    rows = () if job else plan.candidates
+    made = cap.plan_attempt(backend, job or Job.from_dict(plan.job), bundle, plan.run_id, number, earlier, home, rows)
+    return replace(made, target=plan.target, candidates=rows), bundle
 
 
 def stored_bundle(plan: Plan, home: Path) -> Bundle:

@@ -98,5 +98,4 @@ def _unconfirmed(plan: Plan, above_usd: float) -> str:
 
 def _most_usd(plan: Plan) -> float | None:
     """Return what a run can cost at most, whichever of its candidates it runs on; None without a price."""
-    costs = [case.get("usd") for case in (plan.at_most or {}, *(row.get("at_most") or {} for row in plan.candidates))]
-    return max((float(usd) for usd in costs if usd is not None), default=None)
+    return (plan.at_most or {}).get("usd")

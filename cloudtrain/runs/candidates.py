@@ -53,7 +53,9 @@ def choose(choices: Sequence[Choice], make: Callable[[Choice], Plan]) -> Plan:
         notes.append(f"{names} cannot read the checkpoints of {first.target}: tried only while there are none")
     if not (first.job.get("limits") or {}).get("max_wait"):
         notes.append("limits.max_wait is not set: the next candidate is not tried while a request is pending")
-    return replace(first, candidates=tuple(rows), notes=tuple(notes))
+    costs = [plan.at_most["usd"] for plan in ordered if plan.at_most and plan.at_most["usd"] is not None]
+    at_most = {**(first.at_most or {}), "usd": max(costs, default=None)}
+    return replace(first, candidates=tuple(rows), notes=tuple(notes), at_most=at_most)
 
 
 def bases(plan: Plan) -> list[Plan]:

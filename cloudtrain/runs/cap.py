@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ def plan_attempt(
     number: int = 1,
     earlier: Sequence[AttemptRecord] = (),
     home: Path | None = None,
+    candidates: Sequence[Mapping[str, Any]] = (),
 ) -> Plan:
     """Return the plan of an attempt. With a cap it may use what earlier attempts have left, margins included.
 
@@ -71,7 +73,7 @@ def plan_attempt(
             limit = limit_of(backend, plan)
             note = f"what is left of the cap gives this attempt {units.format_duration(shorter_s)}"
             plan = replace(plan, notes=(*plan.notes, f"{note} of {job.limits.max_runtime} (limits.max_runtime)"))
-    return replace(plan, at_most=worst_case(plan, job.limits, limit, used))
+    return replace(plan, at_most=worst_case(plan, job.limits, limit, used, earlier, candidates))
 
 
 def limit_of(backend: Backend, plan: Plan) -> TimeLimit:
@@ -186,15 +188,25 @@ def seconds_left(limits: Limits, price: Mapping[str, Any] | None, used: Spent) -
     return min(left)
 
 
-def worst_case(plan: Plan, limits: Limits, limit: TimeLimit, used: Spent) -> dict[str, Any]:
+def worst_case(
+    plan: Plan,
+    limits: Limits,
+    limit: TimeLimit,
+    used: Spent,
+    earlier: Sequence[AttemptRecord] = (),
+    candidates: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Return what the whole run can take and cost at most, as `Plan.at_most` has it.
+
+    With candidates the next attempts may be on the dearest one, and those that found no machines do not count.
 
     Returns:
         `attempts` that may still be started, `attempt_s` of each on each node, `usd` of the run (None without a price),
         `unbounded` (why there is no such figure) and `note` (what is not in it).
     """
-    attempts = 1 if plan.retries == "platform" else plan.job["retry"]["max_attempts"] - plan.attempt + 1
-    attempts = max(1, attempts)
+    before = sum(old.status.event != "capacity" for old in earlier) if candidates else plan.attempt - 1
+    left = max(1, plan.job["retry"]["max_attempts"] - before)
+    attempts = 1 if plan.retries == "platform" else left
     case: dict[str, Any] = {
         "attempts": attempts,
         "attempt_s": limit.seconds,
@@ -206,5 +218,9 @@ def worst_case(plan: Plan, limits: Limits, limit: TimeLimit, used: Spent) -> dic
         return case | {"unbounded": limit.note, "note": ""}
     if plan.price and used.usd is not None:
         longest_s = min(attempts * limit.seconds, seconds_left(limits, plan.price, used))
-        case["usd"] = round(used.usd + longest_s / HOUR_S * float(plan.price["usd_per_hour"]), 2)
+        costs = [longest_s / HOUR_S * float(plan.price["usd_per_hour"])]
+        for row in candidates:
+            if (cost := row.get("at_most") or {}).get("usd") is not None:
+                costs.append(cost["attempt_s"] / HOUR_S * row["usd_per_hour"] * min(left, cost["attempts"]))
+        case["usd"] = round(min(used.usd + max(costs), limits.max_cost_usd or math.inf), 2)
     return case

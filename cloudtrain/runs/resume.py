@@ -124,7 +124,8 @@ def plan_next(
     if brought is None and target in (None, newest.target) and all(text.startswith("limits.") for text in sets):
         job = resolve(Job.from_dict(newest.job), sets).job if sets else None
         backend = attempts.backend_of(newest, store.home)
-        return *attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job), []
+        plan, bundle = attempts.replan(newest, number, backend, store.home, earlier=earlier, job=job)
+        return plan, bundle, _alone(newest, plan)
     planner = Planner(target or newest.target, home=store.home, force=force)
     data, notes = _carried(earlier, planner.target or "", dict(brought.job if brought else newest.job))
     resolved = planner.resolve(Job.from_dict(data), sets)
@@ -146,7 +147,7 @@ def plan_next(
         notes.append(f"it resumes from the newest checkpoint in {attempts.place(plan)}")
     if saved and resolved.job.keep and (plan.backend in SAGEMAKER) != (newest.backend in SAGEMAKER):
         notes.append(f"files that keep names do not come along to {resolved.target}: checkpoints do")
-    return plan, bundle, [*notes, *_layout(newest, plan)]
+    return plan, bundle, [*notes, *_alone(newest, plan), *_layout(newest, plan)]
 
 
 def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -172,6 +173,12 @@ def _carried(earlier: Sequence[AttemptRecord], target: str, data: dict[str, Any]
             resources.pop(name, None)
         data["resources"] = resources
     return data, notes
+
+
+def _alone(old: Plan, new: Plan) -> list[str]:
+    """Return that an attempt has no other candidates any more."""
+    alone = f"it tries {new.target} alone: -t, --gpus and --set leave the other candidates of the job out"
+    return [alone] if old.candidates and not new.candidates else []
 
 
 def _layout(old: Plan, new: Plan) -> list[str]:

@@ -9,6 +9,9 @@ import pytest
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.errors import BadJob, UnknownBackend
+from cloudtrain.events import State, Status
+from cloudtrain.history.records import AttemptRecord
+from cloudtrain.runs import attempts, candidates
 from cloudtrain.runs.submit import Submitter, identity
 from cloudtrain.testing.memory import MemoryBackend, SubmittedAttempt
 from tests.runs.platform import dead
@@ -136,3 +139,19 @@ def test_an_interrupted_submit_of_candidates_is_taken_up(project):
     run = submitter.submit(file)
     assert (run.run_id, run.adopted, run.record.target) == (plan.run_id, True, "gke")
     assert [attempt.handle for attempt in run.attempts] == [f"{plan.run_id}-a1"]
+
+
+@pytest.mark.parametrize("cap", [None, "max_cost=50USD"])
+def test_a_moved_attempt_may_cost_as_much_as_the_dearest_candidate(project, home, cap):
+    """It is on the cheapest one, what follows may be elsewhere, and the attempt that found no machines does not count."""
+    file = write_job(project, "target: [prod, gke]\nretry: {max_attempts: 3}\n")
+    plan = Submitter(watch=False, home=home).plan(file, sets=[f"limits.{cap}"] if cap else [])
+    dearest = max(row["at_most"]["usd"] for row in plan.candidates)
+    assert plan.at_most["usd"] == dearest and (not cap or dearest == 50)
+    base = min(candidates.bases(plan), key=lambda base: base.target != "gke")
+    refused = AttemptRecord(
+        plan.attempt_id, plan.run_id, 1, plan, None, "", None, "", Status(State.FAILED, event="capacity"), {}
+    )
+    moved, _ = attempts.replan(base, 2, attempts.backend_of(base, home), home, earlier=[refused])
+    assert moved.at_most["attempts"] == (1 if moved.retries == "platform" else 3)
+    assert moved.at_most["usd"] == pytest.approx(dearest, abs=0.01)
