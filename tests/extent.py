@@ -32,6 +32,7 @@ SLOW = (
     "backends/slurm/test_followed.py",
     "backends/slurm/test_laws.py",
     "backends/slurm/test_login.py",
+    "backends/slurm/test_placement.py",
     "backends/slurm/test_quickstart.py",
     "backends/slurm/test_statuses.py",
     "backends/ssh/test_backend.py",

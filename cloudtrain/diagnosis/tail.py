@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cloudtrain.events import MARK, LogLine
+from cloudtrain.events import MARK, PLATFORM, LogLine
 
 LINES = 400  # of each rank, if the reader names no other number
 RANKS = 512  # more ranks than these are not kept
@@ -20,6 +20,10 @@ class Tail:
     def add(self, line: LogLine) -> None:
         """Keep a line, unless it is the launcher's marked event."""
         if line.text.startswith(MARK):
+            if (
+                '"state":"STARTING"' in line.text
+            ):  # what the platform printed before is of an earlier start, or of setup
+                self._lines.pop((PLATFORM, -1), None)
             return
         rank_lines = self._lines.get((line.node, line.rank))
         if rank_lines is None:

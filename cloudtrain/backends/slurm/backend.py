@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import folders
 from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, without_effect
-from cloudtrain.backends.slurm import client, partitions, request, status
+from cloudtrain.backends.slurm import client, partitions, request, script, status
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.errors import BackendError, BadJob, Problem, Unreachable
-from cloudtrain.events import LogLine, State, Status
+from cloudtrain.events import PLATFORM, LogLine, State, Status
 from cloudtrain.nodes import logs, paths, rpc, transfer
 from cloudtrain.nodes.rpc import Agent, LocalAgent, RemoteAgent
 from cloudtrain.source import provenance
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LATE_S = (0.05, 0.5, 2.0)  # pauses while waiting for the last files of an ended job
 FOLLOW_S = 0.2  # pause between two reads of a followed log
+_NUMBERED = re.compile(r"^\d+ -1 \S+ ")  # of a line of the batch script, as script.py writes it
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? \S+: \S+")  # "node-2: task 0: Exited with exit code 127"
 
 
@@ -112,8 +113,7 @@ class SlurmBackend:
         self._agent.ask("folders", path=folder, mode=mode)
         self._upload_bundle(bundle, root)
         self._agent.ask("extract", root=root, sha256=bundle.sha256, into=f"{folder}/source", mode=mode)
-        script = str(plan.request["script"]).encode()
-        self._agent.ask("write", given=script, path=f"{folder}/job.sh", mode=0o700)
+        self._agent.ask("write", given=str(plan.request["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
         self._agent.ask("write", given=str(plan.request["nodes"]).encode(), path=f"{folder}/nodes")
         self._agent.ask("write", given=str(plan.request["run_dir"]).encode(), path=f"{folder}/run_dir")
         labels = json.dumps(dict(plan.job["labels"])).encode()
@@ -229,24 +229,25 @@ class SlurmBackend:
     def _last_output_line(self, handle: str) -> str:
         """Return the last line that Slurm or a setup line printed, without srun's messages that a task has ended."""
         texts = self._agent.ask("texts", folder=handle, patterns=["slurm.out"], limit=4000).value
-        lines = [line for line in str(texts.get("slurm.out", "")).splitlines() if line.strip()]
-        own_lines = [line for line in lines if not _TASK_ENDED.match(line)]
-        return (own_lines or lines or [""])[-1]
+        lines = [_NUMBERED.sub("", line) for line in str(texts.get("slurm.out", "")).splitlines() if line.strip()]
+        before, last = ["", "", *([line for line in lines if not _TASK_ENDED.match(line)] or lines)][-2:]
+        return f"{last} ({before})" if before and last.startswith("this setup line failed") else last
 
     def logs(self, handle: str, *, follow: bool = False, after: str | None = None) -> Iterator[LogLine]:
         count = int(self._agent.ask("read", path=f"{handle}/nodes").data or 0)
         if not count:
             return iter(())  # the folder is gone
-        paths = [f"{handle}/node-{rank}/log" for rank in range(count)]
+        paths = [*(f"{handle}/node-{rank}/log" for rank in range(count)), f"{handle}/slurm.out"]
 
         def ended() -> bool:
             return self.status(handle).state.final
 
         if isinstance(self._agent, LocalAgent):
-            return logs.tail([Path(path) for path in paths], after=after, follow=follow, ended=ended)
-
-        look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
-        return logs.merge(look, count, after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
+            lines = logs.tail([Path(path) for path in paths], after=after, follow=follow, ended=ended)
+        else:
+            look = rpc.remote_log_reader([(self._agent, path) for path in paths], set())
+            lines = logs.merge(look, len(paths), after=after, follow=follow, ended=ended, pause_s=FOLLOW_S)
+        return (line if line.node < count else line._replace(node=PLATFORM) for line in lines)
 
     def cancel(self, handle: str) -> None:
         files = self._files(handle)
@@ -299,7 +300,7 @@ class SlurmBackend:
         return RemoteAgent(
             Host(**login),
             str(self.site_options.get("python") or "python3"),
-            request.environment_lines(self.site_options),
+            script.environment_lines(self.site_options),
             process,
         )
 

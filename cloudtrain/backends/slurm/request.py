@@ -1,31 +1,27 @@
 r"""Build a Slurm batch job: the arguments of sbatch and the batch script, pure data.
 
-    <folder>/src/<sha256>.tar.gz   bundles, by their digest
-    <folder>/runs/<run>/           checkpoints, outputs, model: the run's
-    <folder>/runs/<run>/a<N>/      an attempt
-        job.sh, source/            the script, and the bundle, extracted once for all nodes
-        job                        Slurm's job number, written by submit or by the script, whichever is first
-        begun                      when the allocation began, in seconds since 1970
-        owner                      a link to the number of the job that may run; a second submission of the job exits
-        state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
-        slices                     how many slices of max_runtime are over (slices.py), and the seconds of all starts
-        cancel, stop               a user asked to cancel; the client gave up the attempt
-        node-<rank>/               as nodes/directory.py describes it
-        slurm.out                  what Slurm and the setup lines printed
-
-One task a node: the launcher, which finds its place from SLURM_* (entrypoints/launcher/world/cluster.py). The script outlives the
-tasks: when they have left on request because Slurm preempts the job, or have ended because a node was lost, it requeues
-the job itself, since Slurm records a job that ends within the grace time as failed and forgets it.
+<folder>/src/<sha256>.tar.gz   bundles, by their digest
+<folder>/runs/<run>/           checkpoints, outputs, model: the run's
+<folder>/runs/<run>/a<N>/      an attempt
+    job.sh, source/            the script, and the bundle, extracted once for all nodes
+    job                        Slurm's job number, written by submit or by the script, whichever is first
+    begun                      when the allocation began, in seconds since 1970
+    owner                      a link to the number of the job that may run; a second submission of the job exits
+    state                      the script's state: STARTED, REQUEUED or ENDED, restart, exit code, details
+    slices                     how many slices of max_runtime are over (slices.py), and the seconds of all starts
+    cancel, stop               a user asked to cancel; the client gave up the attempt
+    node-<rank>/               as nodes/directory.py describes it
+    slurm.out                  what setup lines and srun printed, in the form of a node's log, and lines of Slurm's own
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.api import Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest
+from cloudtrain.backends.slurm.script import batch_script
 from cloudtrain.backends.slurm.slices import Slices
 from cloudtrain.errors import Problem
 from cloudtrain.nodes import paths
@@ -37,7 +33,6 @@ KILL_WAIT_S = (
     30  # KillWait: between SIGTERM and SIGKILL at the time limit (slurm.schedmd.com/slurm.conf.html, 2026-11-23)
 )
 MARGIN_S = 300  # added to max_runtime for Slurm's time limit: staging at the start, the last checkpoint at the end
-STRAGGLER_S = 120  # how long tasks may run after the first one has ended
 # Options that the plan sets itself; `directives` (sbatch) and `srun_args` must not contain them.
 SRUN_OPTIONS = ("nodes", "ntasks", "ntasks-per-node", "export", "kill-on-bad-exit", "wait", "job-name", "output", "error",
         "input", "chdir", "multi-prog", "jobid", "time", "array")  # fmt: skip
@@ -54,48 +49,6 @@ SHORT_OPTIONS = {
     "W": "wait",
     "t": "time",
 }
-
-_SCRIPT = r"""#!/bin/bash -l
-# {attempt_id}: written by cloudtrain; sbatch's arguments stand in the plan.
-cd {folder} || exit 1
-umask {umask}
-chmod {output_mode} slurm.out
-ln -s "$SLURM_JOB_ID" owner 2>/dev/null || [ "$(readlink owner)" = "$SLURM_JOB_ID" ] || exit 0 # sent twice
-printf %s "$SLURM_JOB_ID" >job.$SLURM_JOB_ID && mv job.$SLURM_JOB_ID job
-started=${{SLURM_JOB_START_TIME:-$(date +%s)}} # what Slurm counts from
-[ -e begun ] || printf %s "$started" >begun
-restart=${{SLURM_RESTART_COUNT:-0}}
-over=0 # how many restarts followed the end of a slice
-{slice_begins}say() {{ printf '%s %s %s %s\n' "$1" "$restart" "$2" "$3" >state.half && mv state.half state; }}
-phase() {{ scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }}
-trap : TERM # Slurm signals the tasks too: they save and leave, this script sees to the rest
-if [ -e cancel ] || [ -e stop ]; then say ENDED 75 stopped; exit 75; fi
-if [ $((restart - over)) -gt {restarts} ]; then say ENDED 75 restarts; exit 75; fi
-for old in node-*/status.json; do # of the start before: it must not speak for this one
-  [ -e "$old" ] && mv "$old" "$old.$((restart - 1))"
-done
-for ((rank = 0; rank < SLURM_JOB_NUM_NODES; rank++)); do mkdir -p node-$rank; done
-[ -s token ] || (umask 077 && printf '{{"token": "%s"}}' "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >token)
-say STARTED - "$SLURM_JOB_NUM_NODES"
-{setup}export SLURM_EXPORT_ENV=ALL
-{exports}cd source || exit 1
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} --export=ALL --mpi=none --cpu-bind=none \
-  --kill-on-bad-exit=0 --wait={wait} --job-name=launch {srun_args}\
-  bash -c 'export CLOUDTRAIN_NODE_DIR={quoted_folder}/node-$SLURM_NODEID; exec "$@" <{quoted_folder}/token' \
-  launch {command}
-code=$?
-cd ..
-states='{again}' next=again
-[ $((restart - over)) -lt {restarts} ] || next=
-{slice_ends}if [ "$next" ] && grep -qsE "\"state\": \"($states)\"" node-*/status.json && [ ! -e cancel ] && [ ! -e stop ] &&
-  [ "$(phase)" = RUNNING ]; then # not after scancel or at the time limit
-  say REQUEUED "$code" "$next"
-  scontrol requeue "$SLURM_JOB_ID" && sleep 600 # Slurm ends this script
-fi
-say ENDED "$code" "$(phase)"
-exit "$code"
-"""
 
 
 def arguments_problem(arguments: Sequence[str], command: str, reserved: Sequence[str]) -> str | None:
@@ -221,54 +174,6 @@ def time_limit(plan: Plan) -> TimeLimit:
     restarts = plan.job["retry"]["max_attempts"] - plan.attempt if "--requeue" in argv else 0
     starts = plan.request.get("starts") or 1 + restarts
     return TimeLimit(starts * (minutes * 60 + KILL_WAIT_S), "the cluster's OverTimeLimit may add to it")
-
-
-def environment_lines(options: Mapping[str, Any]) -> list[str]:
-    """Return the shell lines that load the options' modules and conda environment."""
-    lines = [f"module load {' '.join(map(shlex.quote, options['modules']))}"] if options.get("modules") else []
-    if options.get("conda"):
-        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(options["conda"])}')
-    return lines
-
-
-def batch_script(
-    attempt_id: str,
-    folder: str,
-    env: Mapping[str, str],
-    manifest: Manifest,
-    restarts: int,
-    events: Sequence[str],
-    options: Mapping[str, Any],
-    slices: Slices | None = None,
-) -> str:
-    """Return the batch script; `restarts` is how often Slurm may start the job again, after `events` as in retry."""
-    lines = [*environment_lines(options), *options.get("setup", ())]
-    setup = "".join(
-        f"{{ {line}\n}} || {{ say ENDED 78 setup; echo {shlex.quote(f'this setup line failed: {line}')}; exit 78; }}\n"
-        for line in lines
-    )
-    command = [options.get("python") or "python3", ".cloudtrain/launch.py"]
-    if options.get("apptainer"):
-        gpus = ["--nv"] if manifest.gpus_per_node else []
-        binds = [f"--bind={path}" for path in (options["folder"], *options.get("binds", ()))]
-        command = ["apptainer", "exec", *gpus, *binds, options["apptainer"], *command]
-    return _SCRIPT.format(
-        attempt_id=attempt_id,
-        folder=shlex.quote(folder),
-        umask=env["CLOUDTRAIN_UMASK"],
-        output_mode=f"{paths.folder_mode(env['CLOUDTRAIN_UMASK']) & 0o666:o}",
-        # within '...' of bash -c
-        quoted_folder=shlex.quote(folder).replace("'", "'\\''"),
-        restarts=restarts,
-        again="|".join(name.upper() for name in events),
-        slice_begins=slices.begins() if slices else "",
-        slice_ends=slices.ends() if slices else "",
-        setup=setup,
-        exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()),
-        wait=manifest.grace_s + STRAGGLER_S,
-        srun_args="".join(f"{shlex.quote(text)} " for text in options.get("srun_args", ())),
-        command=shlex.join(command),
-    )
 
 
 def check_job(job: Job, options: Mapping[str, Any]) -> list[Problem]:

@@ -41,6 +41,7 @@ class LineFormatter:
         manifest = attempt.plan.manifest
         self._all = node is None and rank is None
         self._node, self._rank = node, rank
+        self._platform = attempt.plan.backend  # Slurm's own lines
         self._prefixed = not raw and int(manifest["nodes"]) * int(manifest["processes_per_node"]) > 1
         self._clean: Callable[[str], str] | None = clean if is_terminal() and not raw else None
         self._encode = json.JSONEncoder(ensure_ascii=False).encode if as_json else None
@@ -71,6 +72,8 @@ class LineFormatter:
         prefix = self._prefixes.get((node, rank))
         if prefix is None:
             prefix = (f"[{node}:{rank}] " if rank >= 0 else f"[{node}:launcher] ") if self._prefixed else "[launcher] "
+            if node == events.PLATFORM:
+                prefix = f"[{self._platform}] "
             self._prefixes[node, rank] = prefix
         return prefix
 

@@ -12,8 +12,10 @@ import pytest
 
 from cloudtrain.backends.slurm import reasons
 from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.diagnosis.judge import judge
+from cloudtrain.diagnosis.verdict import End
 from cloudtrain.errors import BackendError
-from cloudtrain.events import State, Status
+from cloudtrain.events import PLATFORM, State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
 from tests.conftest import wait_for
@@ -78,6 +80,13 @@ def cluster(slurm: Slurm, tmp_path: Path) -> Iterator[Cluster]:
 
 def said(backend: SlurmBackend, handle: str) -> list[str]:
     return [line.text for line in backend.logs(handle) if line.rank >= 0]
+
+
+def platform_lines(backend: SlurmBackend, handle: str) -> list[str]:
+    """Return what setup lines and srun printed."""
+    found = [line for line in backend.logs(handle) if line.node == PLATFORM]
+    assert [line.seq for line in found] == list(range(len(found))) and all(line.rank == -1 for line in found)
+    return [line.text for line in found]
 
 
 def final(backend: SlurmBackend, handle: str) -> Status:
@@ -207,15 +216,20 @@ def test_reasons_before_training(cluster: Cluster) -> None:
     backend, handle = cluster.submit("print(1)", options={"setup": ["export A=1", "echo no module cuda/99 >&2; false"]})
     status = final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 78)
-    assert status.reason == "this setup line failed: echo no module cuda/99 >&2; false"
+    sentence = "this setup line failed: echo no module cuda/99 >&2; false"
+    assert status.reason == f"{sentence} (no module cuda/99)"
+    assert platform_lines(backend, handle) == ["no module cuda/99", sentence]
+    assert judge(End.from_status(status, None), backend.logs(handle)).label == "setup-line"
     backend, handle = cluster.submit("print(1)", options={"python": "/no/such/python"})
     status = final(backend, handle)
     assert (status.state, status.exit_code) == (State.FAILED, 127) and "/no/such/python" in status.reason
+    assert [text for text in platform_lines(backend, handle) if "/no/such/python" in text], "bash said so, through srun"
     odd = f'{cluster.slurm.shared}/it\'s 100%j "odd" $HOME'
     script = "import os; print(os.environ['SEEN'], os.getcwd())"
     backend, handle = cluster.submit(script, num_nodes=2, options={"folder": odd, "setup": ["export SEEN='a b'"]})
     assert final(backend, handle).state is State.SUCCEEDED
     assert said(backend, handle) == [f"a b {handle}/source"] * 2 and handle.startswith(f"{odd}/runs/")
+    assert platform_lines(backend, handle) == []
 
 
 @pytest.mark.parametrize("denied", [("squeue", "sacct"), ("scontrol", "sacct"), ("squeue", "scontrol", "sacct")])
@@ -244,6 +258,14 @@ def test_arguments_of_srun_reach_the_tasks(cluster: Cluster) -> None:
     prolog.write_text("#!/bin/sh\necho export FROM_PROLOG=seen\n")
     prolog.chmod(0o755)
     script = "import os\nprint('prolog', os.environ.get('FROM_PROLOG'), flush=True)\n"
-    backend, handle = cluster.submit(script, options={"srun_args": [f"--task-prolog={prolog}"]})
+    arguments = [f"--task-prolog={prolog}", "--mpi=pmi2", "--cpu-bind=verbose,cores"]
+    setup = ["echo from setup; export SEEN=1"]
+    backend, handle = cluster.submit(script, options={"srun_args": arguments, "setup": setup})
     assert final(backend, handle).state is State.SUCCEEDED
     assert said(backend, handle) == ["prolog seen"]
+    assert platform_lines(backend, handle)[0] == "from setup"
+    first = next(iter(backend.logs(handle)))
+    assert (first.text, list(backend.logs(handle, after=first.cursor))) == (
+        "from setup",
+        list(backend.logs(handle))[1:],
+    )

@@ -1,4 +1,4 @@
-"""A max_runtime in slices: what a plan says, and the batch script with a clock, a srun and a scontrol of the test."""
+"""A max_runtime in slices: what a plan says; and the batch script with a clock, a srun and a scontrol of the test."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from cloudtrain.backends.slurm import partitions, reasons
 from cloudtrain.backends.slurm.backend import SlurmBackend
 from cloudtrain.backends.slurm.client import QueueEntry
 from cloudtrain.backends.slurm.status import attempt_status
-from cloudtrain.events import State
+from cloudtrain.events import PLATFORM, State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
+from tests.conftest import wait_for
 
 HOUR = 3600
 TOOLS = {
@@ -96,7 +97,8 @@ class Stage:
         (self.stage / "next").write_text(f"{begins}\n" if begins else "")
         environ = {**os.environ, "PATH": f"{self.stage}:{os.environ['PATH']}", "STAGE": str(self.stage)}
         environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": str(self.count)}
-        subprocess.run([self.folder / "job.sh"], env=environ, capture_output=True, check=False)
+        with (self.folder / "slurm.out").open("ab") as out:  # as sbatch --open-mode=append
+            subprocess.run([self.folder / "job.sh"], env=environ, stdout=out, stderr=out, check=False)
         self.count += 1
         (self.stage / "clock").write_text(f"{int((self.stage / 'clock').read_text()) + 5 * HOUR}\n")  # in the queue
         return (self.folder / "state").read_text().rstrip("\n")
@@ -136,6 +138,23 @@ def test_preemptions_are_counted_beside_slices(planned: Callable[..., Plan], tmp
     assert [state for _, state in stage.lengths] == ["PREEMPTED", "PREEMPTED", "TIMED_OUT"]
     assert (stage.folder / "slices").read_text() == f"1 {first + 20 + 2 * HOUR}\n"
     assert stage.start() == "ENDED 3 75 restarts", "Slurm started it by itself"
+
+
+def test_what_setup_lines_and_srun_print_is_in_the_log(planned: Callable[..., Plan], tmp_path: Path) -> None:
+    plan = planned({"setup": ["echo '  loading  cuda\\t'; export SEEN=1"]}, limits={"max_runtime": "24h"})
+    stage, backend = Stage(plan, tmp_path), SlurmBackend({"folder": str(tmp_path / "shared")}, tmp_path)
+    srun = stage.stage / "srun"
+    noise = "srun: error: node-2: task 0: Exited with exit code 75"
+    srun.write_text(srun.read_text().replace("#!/bin/bash", f"#!/bin/bash\necho seen=$SEEN; echo '{noise}' >&2"))
+    (stage.folder / "nodes").write_text("1")
+    for starts in (1, 2):
+        stage.start()
+        wait_for(lambda: len(list(backend.logs(str(stage.folder)))) >= 2 * starts, "the lines")  # noqa: B023
+        lines = list(backend.logs(str(stage.folder)))
+        assert [line.text for line in lines] == ["  loading  cuda\\t", "seen=1"] * starts
+        assert [line.seq for line in lines] == list(range(2 * starts))
+        assert {(line.node, line.rank) for line in lines} == {(PLATFORM, -1)}
+        assert list(backend.logs(str(stage.folder), after=lines[0].cursor)) == lines[1:]
 
 
 @pytest.mark.parametrize("mark", ["cancel", "stop", "deny"])
