@@ -40,7 +40,7 @@ class Person:
         (folder / "source").mkdir(parents=True)
         (folder / "source" / "ends.py").write_text(ENDS)
         (folder / "source" / "stays.py").write_text(STAYS)
-        values = [f"{name} = {_toml(value)}" for name, value in options.items()]
+        values = [f"{name} = {toml(value)}" for name, value in options.items()]
         (folder / "cloudtrain.toml").write_text("\n".join(["[targets.prod]", f'backend = "{backend}"', *values]))
 
     def __enter__(self) -> Person:
@@ -70,11 +70,11 @@ class Person:
         return json.loads(shown.out), shown.err
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name} = {_toml(inner)}' for name, inner in value.items())}}}"
+        return f"{{{', '.join(f'{name} = {toml(inner)}' for name, inner in value.items())}}}"
     return json.dumps(value)
 
 

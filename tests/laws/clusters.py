@@ -7,6 +7,7 @@ answer before or after the real command ran, and questions over SSH are lost wit
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -91,6 +92,7 @@ class Cluster:
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.options = {"folder": str(slurm.shared), "python": sys.executable}
+        self.environ = {"PATH": f"{self.bin}:{os.environ['PATH']}"}
         for name in ("sbatch", "squeue", "scontrol", "scancel"):
             text = WRAPPER.format(
                 faults=self.faults, name=name, real=f"/usr/bin/{name}", said="Socket timed out on send/recv operation"
@@ -112,9 +114,19 @@ class Cluster:
     def _fault(self, name: str, choose: random.Random) -> None:
         (self.faults / f"{name}.{choose.choice(['before', 'after'])}").write_text(str(choose.randint(1, 2)))
 
+    def away(self) -> None:
+        """The next job is made, and from then on nothing about jobs is answered."""
+        for fault in ("sbatch.after", "squeue.before", "scontrol.before"):
+            (self.faults / fault).write_text("1000000")
+
+    def persist(self) -> None:
+        """Let the faults last until `heal`."""
+        for path in self.faults.iterdir():
+            path.write_text("1000000")
+
     def heal(self) -> None:
         for path in self.faults.iterdir():
-            path.unlink()
+            path.unlink(missing_ok=True)  # its last one may end just now
 
     def _rows(self, *states: str) -> dict[str, str]:
         argv = ["/usr/bin/squeue", "--noheader", f"--states={','.join(states) or 'all'}", "--format=%i %j"]
@@ -195,6 +207,87 @@ class Machines:
     def check(self) -> None:
         for host in self.lab.hosts:
             wait_for(lambda host=host: not host.processes(containing="launch.py"), "the end of all processes")
+
+
+AGENT = """#!{real}
+import os, signal, sys
+
+if not any("sys.stdin.buffer" in argument for argument in sys.argv[1:]):
+    os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+
+
+def cut_off():
+    pid = os.getpid()
+    while True:
+        with open(f"/proc/{{pid}}/stat") as file:
+            name, rest = file.read().rpartition(")")[::2]
+        if "sshd" in name:
+            os.kill(pid, signal.SIGKILL)
+            os._exit(1)
+        pid = int(rest.split()[1])
+
+
+def failing(name, operation):
+    def done(**arguments):
+        for when in ("before", "after"):
+            fault = {faults!r} + f"/{{name}}.{{when}}"
+            if os.path.exists(fault):
+                if when == "after":
+                    operation(**arguments)
+                if os.path.exists(fault + ".once"):
+                    os.unlink(fault)
+                cut_off()
+        return operation(**arguments)
+
+    return done
+
+
+def serve(agent):
+    for name, operation in list(agent.OPERATIONS.items()):
+        agent.OPERATIONS[name] = failing(name, operation)
+    agent.serve()
+
+
+program = sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode()
+exec(program.replace("agent.serve()", "serve(agent)"), globals())
+"""
+
+
+class Hosts(Machines):
+    """Real machines for clients that are processes: what runs there for a client cuts its connection."""
+
+    def __init__(self, lab: Lab, hosts: int) -> None:
+        self.lab, self.folder = lab, lab.shared / f"agent-{os.urandom(4).hex()}"
+        (self.folder / "faults").mkdir(parents=True)
+        python = self.folder / "python"
+        python.write_text(AGENT.format(real=sys.executable, faults=str(self.folder / "faults")))
+        python.chmod(0o755)
+        self.options = options(lab, hosts, python=str(python))
+
+    def lose(self, choose: random.Random) -> None:
+        self._begin(choose.choice(["launch", "launch", "write", "extract"]), choose)
+
+    def fail(self, choose: random.Random) -> None:
+        self._begin(choose.choice(["request", "begun", "prepare", "launch", "cancel", "report", "read"]), choose)
+
+    def _begin(self, operation: str, choose: random.Random) -> None:
+        fault = self.folder / "faults" / f"{operation}.{choose.choice(['before', 'after'])}"
+        Path(f"{fault}.once").touch()
+        fault.touch()
+
+    def away(self) -> None:
+        """The next job is started, and from then on nothing about it is answered."""
+        for fault in ("launch.after", "request.before", "begun.before"):
+            (self.folder / "faults" / fault).touch()
+
+    def persist(self) -> None:
+        """Let the faults last until `heal`."""
+        for path in (self.folder / "faults").glob("*.once"):
+            path.unlink()
+
+    def heal(self) -> None:
+        for path in (self.folder / "faults").iterdir():
+            path.unlink(missing_ok=True)  # it may end just now
 
 
 def _attempt_of(node: Path) -> str:

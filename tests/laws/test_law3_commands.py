@@ -1,13 +1,12 @@
 """Law 3, submissions: drawn sequences of lost answers by the real command line, a fresh process for each command.
 
-The platforms are the simulators. An outage lasts while the user repeats commands, and the watcher that
-the first submit started takes part in the whole sequence. Every other sequence, from the first on, begins with a job that
-was made and about which nothing is answered.
+The platforms are the simulators, a real Slurm and real machines over SSH. An outage lasts while the user repeats commands,
+and the watcher that the first submit started takes part in the whole sequence. Every other sequence, from the first on,
+begins with a job that was made and about which nothing is answered.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -25,7 +24,10 @@ from cloudtrain.runs.run import Run
 from cloudtrain.simulators.sagemaker import server
 from tests.backends.kubernetes.clusters import ground
 from tests.conftest import WAIT_S, processes_of, wait_for
-from tests.laws.clusters import Kubernetes
+from tests.history.test_labelled import toml
+from tests.lab.network import Lab
+from tests.lab.slurm import Slurm
+from tests.laws.clusters import Cluster, Hosts, Kubernetes
 from tests.laws.outcomes import Platform
 from tests.laws.test_law3_outcomes import Sagemaker, Vertex
 
@@ -42,7 +44,7 @@ class User:
         folder.mkdir(parents=True)
         (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
         (folder / "job.yaml").write_text("entrypoint: train.py\nenvironment: {requirements: none}\n")
-        options = [f"{name} = {json.dumps(value)}" for name, value in platform.options.items()]
+        options = [f"{name} = {toml(value)}" for name, value in platform.options.items()]
         target = ["[targets.prod]", f'backend = "{platform.backend}"', *options]
         (folder / "cloudtrain.toml").write_text("\n".join(target))
         self.home = folder / "home"
@@ -55,7 +57,8 @@ class User:
     def go(self) -> Counter[str]:
         away = self.away and not isinstance(self.platform, Kubernetes)
         self._outage((lambda _: self.platform.away()) if away else self.platform.lose)
-        self._do("submit")
+        code = self._do("submit")
+        assert code == 5 or not away, self.log
         for _ in range(self.choose.randint(1, 2)):
             self._outage(self.platform.fail)
             self._do(self.choose.choice(["submit", "submit", "show", "new", "cancel"]))
@@ -78,8 +81,11 @@ class User:
         self.platform.heal()
         begin(self.choose)
         if self.choose.random() < 0.7:
-            for fault in getattr(self.platform, "simulator", getattr(self.platform, "cluster", None)).faults:
-                fault.times = 10**6
+            if isinstance(self.platform, Cluster | Hosts):
+                self.platform.persist()
+            else:
+                for fault in getattr(self.platform, "simulator", getattr(self.platform, "cluster", None)).faults:
+                    fault.times = 10**6
 
     def _do(self, action: str) -> int:
         self.done[action] += 1
@@ -99,7 +105,8 @@ class User:
         return code
 
     def _command(self, *words: str) -> int:
-        env = {**os.environ, **server.KEYS, "CLOUDTRAIN_HOME": str(self.home)}
+        own = getattr(self.platform, "environ", {})
+        env = {**os.environ, **server.KEYS, **own, "CLOUDTRAIN_HOME": str(self.home)}
         done = subprocess.run(
             [*PROGRAM, *words], cwd=self.folder, env=env, capture_output=True, text=True, timeout=WAIT_S
         )
@@ -132,6 +139,19 @@ def platforms(tmp_path: Path) -> Iterator[dict[str, Platform]]:
         made["vertex"].close()
 
 
+@pytest.fixture
+def slurm_platform(slurm: Slurm, tmp_path: Path) -> Iterator[dict[str, Platform]]:
+    """A real Slurm whose jobs wait."""
+    yield {"slurm": Cluster(slurm, tmp_path / "shims", runs=False)}
+    slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
+
+
+@pytest.fixture
+def ssh_platform(lab: Lab) -> dict[str, Platform]:
+    """Two real machines."""
+    return {"ssh": Hosts(lab, 2)}
+
+
 def sequences(platforms: dict[str, Platform], folder: Path, count: int, figure: Callable[[str, object], None]) -> None:
     """Drive the platforms at the same time: most of it is waiting."""
     first = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
@@ -150,6 +170,28 @@ def sequences(platforms: dict[str, Platform], folder: Path, count: int, figure: 
 @pytest.mark.timeout(600)
 def test_the_command_line_loses_answers(platforms, tmp_path, figure):
     sequences(platforms, tmp_path, EACH, figure)
+
+
+@pytest.mark.timeout(600)
+def test_slurm_loses_answers_to_the_command_line(slurm_platform, tmp_path, figure):
+    sequences(slurm_platform, tmp_path, EACH, figure)
+
+
+@pytest.mark.timeout(600)
+def test_ssh_loses_answers_to_the_command_line(ssh_platform, tmp_path, figure):
+    sequences(ssh_platform, tmp_path, EACH, figure)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_slurm_loses_answers_to_the_command_line_for_long(slurm_platform, tmp_path, figure):
+    sequences(slurm_platform, tmp_path, LONG, figure)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ssh_loses_answers_to_the_command_line_for_long(ssh_platform, tmp_path, figure):
+    sequences(ssh_platform, tmp_path, LONG, figure)
 
 
 @pytest.mark.long
