@@ -17,6 +17,7 @@ HIDDEN = (
     "CLOUDTRAIN_HOST",
     "CLOUDTRAIN_CONTROL",
     "CLOUDTRAIN_GPUS",
+    SHARED_GPUS,
     "CLOUDTRAIN_GPU_WAIT_S",
     "CLOUDTRAIN_CLOCK_OFFSET_S",
     "CLOUDTRAIN_STDIN",
@@ -88,7 +89,7 @@ def node_environment(
     env.update(prepared.accelerate)
     env.update({name: prepared.fill(value) for name, value in manifest.env.items()})
     env.update(prepared.secrets)
-    if base.get("CLOUDTRAIN_GPUS") == SHARED_GPUS:  # a job that chose for itself would use the GPUs of others
+    if base.get(SHARED_GPUS):  # a job that chose for itself would use the GPUs of others
         env.update(CUDA_VISIBLE_DEVICES=cluster.gpus, CUDA_DEVICE_ORDER="PCI_BUS_ID")  # nvidia-smi counts like that
     path = os.path.join(source, ".cloudtrain", "path")
     env["PYTHONPATH"] = path + (os.pathsep + env["PYTHONPATH"] if env.get("PYTHONPATH") else "")

@@ -89,7 +89,7 @@ class Supervisor:
         self._starts: Starts | None = None
         self._preparation: Prepared | Refused | None = None  # the preparing thread's result
         self._shared: SharedGpus | None = None
-        if environ.get("CLOUDTRAIN_GPUS") == SHARED_GPUS:
+        if environ.get(SHARED_GPUS):
             self.status.fields["started_at"] = None  # until it has them
 
     def _standard_output(self) -> Log:
@@ -157,7 +157,7 @@ class Supervisor:
         check_world(manifest, cluster, self._environ)
         self.status.fields["world_size"] = manifest.world_size
         self._lease = Lease.of(self._environ)
-        if cluster.gpus == SHARED_GPUS:
+        if self._environ.get(SHARED_GPUS):
             from .shared_gpus import SharedGpus
 
             self._shared = SharedGpus(manifest, self._environ, self.log)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import folders
 from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
-from cloudtrain.backends.manifest import Manifest, env_secrets, gpu_notes, without_effect
+from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
 from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
 from cloudtrain.backends.ssh.machines import (
@@ -118,7 +118,7 @@ class SshBackend:
                     bundle.sha256,
                     output,
                     self.lease_s,
-                    "" if job.resources.accelerators == "0" else "shared",
+                    chosen_gpus(job),
                     job.limits.max_wait_s if job.resources.gpus else None,
                     self.umask,
                 ),

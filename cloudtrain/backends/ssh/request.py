@@ -25,7 +25,7 @@ def build_request(
         root: folder of cloudtrain on the machines.
         sha256: digest of the bundle.
         output: folder of the run's results, where the job names one.
-        gpus: the GPUs that a node may use, as CLOUDTRAIN_GPUS has them.
+        gpus: the GPUs that a node may use, as CLOUDTRAIN_GPUS has them; only launchers in older bundles use the numbers.
         gpu_wait_s: longest wait for them; None for no limit.
         umask: of the node's processes, in octal.
         lease_s: seconds without the client after which the attempt ends; None where it needs no client.
@@ -43,6 +43,8 @@ def build_request(
     }
     if manifest.nodes > 1:
         env["CLOUDTRAIN_CONTROL"] = "${node-0.control}"  # not for node 0 itself, which says it
+    if gpus:
+        env["CLOUDTRAIN_SHARED_GPUS"] = "1"
     if gpu_wait_s is not None:
         env["CLOUDTRAIN_GPU_WAIT_S"] = str(gpu_wait_s)
     if lease_s is not None:

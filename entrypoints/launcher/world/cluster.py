@@ -16,7 +16,9 @@ LOOPBACK = "127.0.0.1"
 CONTROL_PORT = 29380  # node 0, where no port can be announced; below the ephemeral range
 VERTEX_MASTER_PORT = 3333  # the port that Vertex leaves open for training
 ALL_GPUS = "all"  # CLOUDTRAIN_GPUS of a job that names no accelerators: those that are there
-SHARED_GPUS = "shared"  # the same on a host that several jobs share: those that shared_gpus.py takes
+SHARED_GPUS = (
+    "CLOUDTRAIN_SHARED_GPUS"  # set on a host that several jobs share: shared_gpus.py takes GPUs, whatever their numbers
+)
 # Below /opt/ml. SageMaker copies `checkpoints` to S3 and back; ours lies beside the script's folder there, which is empty
 # at first. cloudtrain/backends/checkpoints.py reads both.
 SAGEMAKER = {"checkpoints": "checkpoints/checkpoint_dir", "outputs": "output/data", "model": "model"}
