@@ -59,7 +59,7 @@ source: git ignore limits<sizes provenance secrets<guard
 """
 # package, the module that has what the module of that name had: its names
 _MEMBERS = """
-backends.kubernetes backends.kubernetes.backend: CLAIMS KubernetesBackend NEEDED POLL_S QUEUED
+backends.kubernetes backends.kubernetes.backend: CLAIMS KubernetesBackend NEEDED POLL_S
 backends.local backends.local.backend: JOIN_S LocalBackend
 backends.sagemaker backends.sagemaker.backend: DRAIN_S LATE_S LOOK_S SagemakerBackend estimator
 backends.slurm backends.slurm.backend: FOLLOW_S LATE_S SlurmBackend
@@ -81,7 +81,6 @@ training training.distributed: DistributedTraining
 _SYMBOLS = """
 backends.kubernetes.CLAIMS=backends.kubernetes.doctor.VOLUME_PERMISSIONS
 backends.kubernetes.NEEDED=backends.kubernetes.doctor.REQUIRED_PERMISSIONS
-backends.kubernetes.QUEUED=backends.kubernetes.doctor.QUEUE_PERMISSIONS
 requests.kubernetes.applicable=backends.kubernetes.request.kubectl_manifests
 attached.refresh=runs.attached_history.refresh
 backend.LogLine=events.LogLine backends.ssh.CUT_OFF_S=backends.ssh.status.CUT_OFF_S
