@@ -153,6 +153,17 @@ def _converted(path: Path, target: str | None) -> str:
     from cloudtrain.job.job import fit_name
 
     job, notes = convert(read_code(path))
+    options = job.get("options", {}).get("sagemaker", {})
+    if (
+        role := options.get("role", "")
+    ) and ":" not in role:  # a name, as the SDK takes it; a plan asks AWS for nothing
+        from cloudtrain.backends import registry
+
+        sagemaker: Any = registry.backend_class("sagemaker")
+        if target and (arn := sagemaker.find_role(role)):
+            options["role"] = arn
+        else:
+            notes.append(f"options.sagemaker.role: write the ARN of {role}; init --from FILE -t sagemaker looks it up")
     job = {"name": fit_name(str(job.pop("name", path.stem))), "source": ".", **job, "target": target or "sagemaker"}
     lines = [f"# yaml-language-server: $schema={SCHEMA}", *(f"# {note}" for note in notes)]
     return "\n".join(lines) + "\n" + yaml.safe_dump(job, sort_keys=False, allow_unicode=True)

@@ -20,7 +20,7 @@ from cloudtrain.backends import images
 from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.aws import Aws, AwsError, AwsUnreachable
 from cloudtrain.backends.sagemaker import client, ecr, limits, listing, logs, request, status, types, upload
-from cloudtrain.errors import BackendError, CloudtrainError, MissingExtra, Problem, Unreachable
+from cloudtrain.errors import BackendError, CloudtrainError, Problem, Unreachable
 from cloudtrain.events import LogLine, State, Status
 from cloudtrain.source import provenance
 
@@ -254,12 +254,14 @@ class SagemakerBackend:
         """Return region, account, profile, bucket and role, as far as the account's settings show them."""
         from cloudtrain.backends.sagemaker import doctor
 
-        try:
-            return doctor.discover(os.environ.get("AWS_PROFILE"))
-        except MissingExtra:
-            raise
-        except CloudtrainError:
-            return {}
+        return doctor.discover(os.environ.get("AWS_PROFILE"))
+
+    @classmethod
+    def find_role(cls, name: str) -> str | None:
+        """Return the ARN of the role with a name, None where the account does not show it; blocking."""
+        from cloudtrain.backends.sagemaker import doctor
+
+        return doctor.find_role(os.environ.get("AWS_PROFILE"), name)
 
     def estimator(self, plan: Plan) -> Any:
         from cloudtrain.backends.sagemaker.huggingface_estimator import build_estimator

@@ -10,7 +10,7 @@ from typing import Any
 from cloudtrain.backends.aws import Aws, AwsError
 from cloudtrain.backends.sagemaker.limits import ROLE
 from cloudtrain.backends.sagemaker.types import note_types
-from cloudtrain.errors import CloudtrainError, Problem
+from cloudtrain.errors import CloudtrainError, MissingExtra, Problem
 
 SERVICE = "sagemaker.amazonaws.com"
 
@@ -38,7 +38,16 @@ def check(aws: Aws, options: Mapping[str, Any], workdir: Path) -> list[Problem]:
 
 
 def discover(profile: str | None) -> dict[str, Any]:
-    """Return the options that the account's settings show; raises CloudtrainError where AWS does not answer, MissingExtra."""
+    """Return the options that the account's settings show, {} where AWS does not answer; raises MissingExtra."""
+    try:
+        return _discover(profile)
+    except MissingExtra:
+        raise
+    except CloudtrainError:
+        return {}
+
+
+def _discover(profile: str | None) -> dict[str, Any]:
     aws = Aws("sagemaker", None, profile, None)
     if aws.session.get_credentials() is None:
         return {}
@@ -56,6 +65,14 @@ def discover(profile: str | None) -> dict[str, Any]:
     if trusted:
         options["role"] = min(trusted, key=lambda arn: ("Execution" not in arn, arn))
     return options
+
+
+def find_role(profile: str | None, name: str) -> str | None:
+    """Return the ARN of the role with a name, None where the account does not show it; blocking."""
+    try:
+        return str(Aws("sagemaker", None, profile, None).call("iam", "get_role", RoleName=name)["Role"]["Arn"])
+    except CloudtrainError:
+        return None
 
 
 def _bucket(aws: Aws, name: str) -> list[Problem]:

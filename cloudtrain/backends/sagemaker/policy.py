@@ -1,8 +1,10 @@
 """Write IAM policies for the options of a job or a target: the role's trust, the role itself, and who submits. Pure data.
 
 Sources (2026-11-23), below https://docs.aws.amazon.com/sagemaker/latest/dg/: sagemaker-roles.html for the role, its VPC and
-its keys; train-remote-debugging.html; training-plan-iam-permissions.html;
-docker-containers-adapt-your-own-private-registry-authentication.html. File systems: AWS' policy AmazonSageMakerFullAccess.
+its keys; train-remote-debugging.html; docker-containers-adapt-your-own-private-registry-authentication.html; session tags:
+model-access-training-data-abac.html. Training plans and file systems: AWS' policy AmazonSageMakerFullAccess, which
+training-plan-iam-permissions.html names; a test compares. AWS lists none for experiments: these are the operations that
+SageMaker does for a job with ExperimentConfig, each one of botocore's model.
 What who submits needs is recorded from the backend's calls (docs/iam.py).
 """
 
@@ -95,10 +97,9 @@ class _Needs:
     def submit(self) -> list[Statement]:
         """Return what the credentials need that submit, follow, cancel, fetch and remove jobs."""
         named = f"arn:{self._partition}:iam::{self._account}:role/{self._role}"
-        role, plan = (
-            self._role if self._role.startswith("arn:") else named,
-            self.request["ResourceConfig"].get("TrainingPlanArn"),
-        )
+        role = self._role if self._role.startswith("arn:") else named
+        plan = self.request["ResourceConfig"].get("TrainingPlanArn")
+        reserved = [plan, self._arn("sagemaker", "reserved-capacity/*")] * bool(plan)
         experiments = [self._arn("sagemaker", f"experiment{kind}/*") for kind in ("", "-trial", "-trial-component")]
         return [
             _allow("Jobs", f"sagemaker:{JOBS}", self._arn("sagemaker", "training-job/*")),
@@ -112,7 +113,7 @@ class _Needs:
             _allow("ReadLog", "logs:DescribeLogStreams GetLogEvents", self._log),
             _allow("ImageDigest", "ecr:BatchGetImage", *self._repository),
             self._key("Key", "kms:Decrypt GenerateDataKey", "OutputDataConfig", "KmsKeyId"),
-            _allow("TrainingPlan", "sagemaker:CreateTrainingJob DescribeTrainingPlan", *[plan] * bool(plan)),
+            _allow("TrainingPlan", "sagemaker:CreateTrainingJob DescribeTrainingPlan", *reserved),
             _allow(
                 "Experiment",
                 "sagemaker:CreateTrial CreateTrialComponent AssociateTrialComponent",

@@ -444,3 +444,10 @@ def test_init_writes_a_target_that_can_be_submitted_to(
     }
     SagemakerBackend.options().model_validate(options)
     assert main(["doctor", "sagemaker"]) == 0
+    Path("call.py").write_text('Estimator(entry_point="t.py", role="AmazonSageMaker-Execution").fit()')
+    assert main(["init", "--from", "call.py", "-o", "one.yaml", "-t", "sagemaker"]) == 0
+    assert options["role"] in Path("one.yaml").read_text()
+    assert main(["init", "--from", "call.py", "-o", "two.yaml"]) == 0
+    assert "# options.sagemaker.role: write the ARN of AmazonSageMaker-Execution" in Path("two.yaml").read_text()
+    (problem,) = bench.connect(role="AmazonSageMaker-Execution").check()
+    assert f"write {options['role']}" in problem.hint

@@ -10,6 +10,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from moto.iam.aws_managed_policies import aws_managed_policies_data
 
 from cloudtrain.backends.sagemaker.backend import SagemakerBackend
 from cloudtrain.cli import main
@@ -128,7 +129,27 @@ def test_the_page_has_every_option():
     used = [
         part for part in statements("submit", {**TARGET, **plan}) if "sagemaker:CreateTrainingJob" in part["Action"]
     ]
-    assert used[1]["Resource"] == [plan["training_plan"]]
+    assert used[1]["Resource"] == [
+        plan["training_plan"],
+        "arn:aws:sagemaker:us-east-1:123456789012:reserved-capacity/*",
+    ]
+
+
+def test_training_plans_and_file_systems_need_what_aws_own_policy_has():
+    """The oracle is AmazonSageMakerFullAccess, as moto has it of AWS."""
+    policies = json.loads(aws_managed_policies_data)
+    full = {part.get("Sid"): part for part in policies["AmazonSageMakerFullAccess"]["Document"]["Statement"]}
+    of_plans = full["AllowUseOfTrainingPlanResources"]
+    (ours,) = [
+        part
+        for part in statements("submit", {**TARGET, **OPTIONS["training_plan"][0]})
+        if "sagemaker:DescribeTrainingPlan" in part["Action"]
+    ]
+    assert {action for action in of_plans["Action"] if "Cluster" not in action} == set(ours["Action"])
+    kinds = [{arn.split(":")[5].partition("/")[0] for arn in part["Resource"]} for part in (of_plans, ours)]
+    assert kinds[0] == kinds[1] == {"training-plan", "reserved-capacity"}
+    for name in ("efs:// inputs", "fsx:// inputs"):
+        assert rows()[name][0] <= set(full["AllowAWSServiceActions"]["Action"])
 
 
 @pytest.mark.usefixtures("source")

@@ -152,6 +152,16 @@ SAID = {  # what SageMaker answers, and what a person reads
         State.CANCELLED,
         "stopped on request",
     ),
+    "no spot machine": (
+        training_job("Stopped", "MaxWaitTimeExceeded", "", "Starting", "MaxWaitTimeExceeded"),
+        State.TIMED_OUT,
+        "no spot machine came before max_wait was over",
+    ),
+    "spot machine lost": (
+        training_job("Stopped", "Stopped", "", "Training", "Interrupted", "Stopped"),
+        State.PREEMPTED,
+        "the spot machine was taken away",
+    ),
     "unhealthy": (
         training_job("Failed", "Failed", "ClientError: the infrastructure health check failed on algo-2"),
         State.LOST,
@@ -182,8 +192,17 @@ def test_what_happened_is_said_in_a_persons_words(name: str) -> None:
     assert status.state is state and status.reason.startswith(reason) and (reason or not status.reason)
 
 
-def test_an_image_that_cannot_be_pulled_and_an_unhealthy_machine_have_their_verdicts() -> None:
-    for name, label in (("no image", "image-pull"), ("unhealthy", "lost-node")):
+VERDICTS = {
+    "no image": "image-pull",
+    "unhealthy": "lost-node",
+    "pending": "capacity",
+    "no spot machine": "capacity",
+    "spot machine lost": "spot-loss",
+}
+
+
+def test_what_sagemaker_ended_has_its_verdict() -> None:
+    for name, label in VERDICTS.items():
         status = parse_status(SAID[name][0])
         assert judge(End.from_status(status, None), []).label == label
 
