@@ -55,6 +55,7 @@ def main() -> int:
             root = address.partition("/open")[0]
             page.goto(address)
             page.wait_for_selector("tbody tr")
+            memory_mb = resident_mb(console.pid)
             first = [first_page(page, root) for _ in range(ROUNDS)]
             emitted = emission(page, root, home, Path(name))
             begins, jump, search = log(page, root, home, Path(name))
@@ -71,6 +72,7 @@ def main() -> int:
     ]
     gates = [
         ("first page (median, s)", statistics.median(first), 1.0),
+        ("memory of the process after the first page (MB)", memory_mb, 90.0),
         ("metric to screen (median, s)", statistics.median(emitted), 2.0),
         ("log: to a line (s)", jump, 1.0),
     ]
@@ -114,6 +116,11 @@ def first_page(page: Page, root: str) -> float:
     page.goto(root, wait_until="commit")
     page.wait_for_function("document.querySelectorAll('tbody tr').length === 50")
     return time.perf_counter() - began
+
+
+def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def submit(home: Path, folder: Path, script: str, *args: str) -> str:

@@ -13,9 +13,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from cloudtrain.history import table as table_of_runs
+from cloudtrain.history.table import Query
+
 MOST_S = 0.2  # what a query may take
+LISTS = (
+    Query("state:failed"),
+    Query("label.team=nlp hp.key_3=3 metric.loss<0.001"),
+    Query("hp.key_3=4"),  # there is none
+    Query("tune-26 -state:failed took>1h"),
+    Query("is:starred"),
+    Query("", "metric.loss", "hp.key_1,metric.loss,took,step"),
+    Query("", "-hp.key_1"),
+)
 
 
 def name(number: int) -> str:
@@ -32,7 +45,10 @@ def fill(home: Path, count: int) -> None:
 
     choose = random.Random(1)
     data = Job(
-        source=str(home), entrypoint="train.py", hyperparameters={f"key_{n}": str(n) for n in range(20)}
+        source=str(home),
+        entrypoint="train.py",
+        hyperparameters={f"key_{n}": str(n) for n in range(20)},
+        labels={"team": "nlp"},
     ).to_dict()
     job, owner = json.dumps(data), str(Process.here())
     store = Store(home)
@@ -54,6 +70,9 @@ def fill(home: Path, count: int) -> None:
                 " VALUES (?, ?, 1, ?, 'h', ?, ?, ?)",
                 (plan.attempt_id, run_id, plan.to_json(), owner, at, state),
             )
+        db.execute(
+            "INSERT INTO run_metrics SELECT 'loss', run_id, 0, 1, 9, rowid % 9973 / 9973.0, 0.1, 2.0, 1000 FROM runs"
+        )
 
 
 def main() -> int:
@@ -83,6 +102,7 @@ def main() -> int:
             "show, by a prefix": lambda store: store.find(one[:-2]),
             "submit: what was left unsettled": lambda store: store.unsettled(),
             "completion of ids": lambda store: store.names(),
+            **{f"ls {each.address()}": partial(table_of_runs.page, query=each, limit=20) for each in LISTS},
         }
         times: dict[str, list[float]] = {what: [] for what in asked}
         for _ in range(arguments.rounds):

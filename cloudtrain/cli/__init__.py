@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Look at runs": {
         "ls": "List runs, the newest first.",
         "show": "Show a run: its state, attempts, times and job.",
+        "mark": "Write a title, a note or tags to runs, star or archive them.",
         "diff": "Show the differences between two runs.",
         "logs": "Print a run's log, of all nodes.",
         "metrics": "Print or plot the metrics of runs.",

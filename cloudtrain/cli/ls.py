@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cloudtrain.cli.view import options, runs, terminal
-from cloudtrain.errors import CloudtrainError, Unreachable
+from cloudtrain.errors import BadRequest, CloudtrainError, Unreachable
 from cloudtrain.events import State
+from cloudtrain.history.columns import find_column, format_cell
 
 if TYPE_CHECKING:
     from cloudtrain.history.curves import Summary
     from cloudtrain.history.records import RunRecord
     from cloudtrain.history.store import Store
+    from cloudtrain.history.table import Group, Query, Row
+
+
+def _complete_filter(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the last term of a filter; nothing when the history cannot be read."""
+    return _complete(lambda store, table: [each.rstrip() for each in table.completions(store, incomplete)])
+
+
+def _complete_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the last of some columns; nothing when the history cannot be read."""
+    before, comma, last = incomplete.rpartition(",")
+    sign = "-" if last.startswith("-") else ""
+    return _complete(
+        lambda store, table: [before + comma + sign + each for each in table.names(store, last.removeprefix("-"))]
+    )
+
+
+def _complete(find: Callable[[Store, Any], list[str]]) -> list[CompletionItem]:
+    from cloudtrain.history import table
+    from cloudtrain.history.store import Store
+    from cloudtrain.job import targets
+
+    try:
+        return [CompletionItem(each) for each in find(Store(targets.home()), table)]
+    except (CloudtrainError, OSError):
+        return []
 
 
 @options.command()
+@click.argument("words", nargs=-1, metavar="[FILTER...]", shell_complete=_complete_filter)
 @click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many runs.")
+@click.option("--sort", metavar="COLUMN", default="", shell_complete=_complete_columns,
+              help="Sort by a column; -COLUMN: the highest first.")  # fmt: skip
+@click.option("--columns", metavar="COLUMN,...", default="", shell_complete=_complete_columns,
+              help="Show these columns, as in hp.lr,metric.loss.min,cost.")  # fmt: skip
+@click.option("--group", metavar="COLUMN", default="", shell_complete=_complete_columns,
+              help="Group by a column: mean, lowest and highest value of each of --columns.")  # fmt: skip
+@click.option("--view", metavar="NAME", help="Begin with a saved view.")
+@click.option("--save-view", metavar="NAME", help="Save filter, sort, columns and group as a view.")
 @click.option(
     "--state",
     "states",
@@ -28,24 +67,86 @@ if TYPE_CHECKING:
 )
 @click.option("--name", metavar="NAME", help="Only runs of jobs of this name.")
 @options.json_option
-def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool) -> int:
+def command(
+    words: tuple[str, ...],
+    limit: int,
+    sort: str,
+    columns: str,
+    group: str,
+    view: str | None,
+    save_view: str | None,
+    states: tuple[str, ...],
+    name: str | None,
+    as_json: bool,
+) -> int:
     """List runs, the newest first.
+
+    A filter has terms such as `state:failed`, `label.team=vision`, `hp.lr>=1e-3`, `metric.loss<0.5`, `since:7d`, and words:
+    parts of ids, titles, notes and tags. All must hold. Quote what your shell would read.
 
     The column `loss` has each run's last loss. A narrow terminal shows fewer columns.
 
     \b
     cloudtrain ls -n 5
+    cloudtrain ls state:failed since:7d
+    cloudtrain ls 'hp.lr>=1e-3' --sort metric.loss --columns hp.lr,metric.loss,took
+    cloudtrain ls --group hp.lr --columns metric.loss,cost
     cloudtrain ls --state RUNNING --json
     """
+    from cloudtrain.history import marks, table
+
     store = runs.open_history()
-    _refresh_live(store, limit, name)
-    selected_states = [State(state.upper()) for state in states]
-    records = store.runs(limit=limit, states=selected_states, name=name)
+    stored = _stored_view(marks.views(store), view) if view else table.Query()
+    terms = [stored.filter, *words, f"state:{','.join(states)}" if states else "", f'name:"{name}"' if name else ""]
+    query = table.Query(
+        " ".join(filter(None, terms)), sort or stored.sort, columns or stored.columns, group or stored.group
+    )
+    if query.group:
+        _print_groups(table.groups(store, query), query, as_json)
+    else:
+        _refresh_live(store, replace(query, filter=f"{query.filter} state:live"), limit)
+        if {"cost", "eta"} & set(query.names):
+            from cloudtrain.runs import listing
+
+            rows, _ = listing.read(store, query, limit=limit)
+        else:
+            rows, _ = table.page(store, query, limit=limit)
+        _print_rows(store, rows, query, as_json)
+    if save_view:
+        marks.keep_view(store, save_view, query.address())
+    return 0
+
+
+def _stored_view(views: dict[str, str], name: str) -> Query:
+    from cloudtrain.history import table
+
+    if name not in views:
+        raise BadRequest(f"there is no view {name!r}", f"there is {', '.join(views)}" if views else "")
+    return table.Query.of_address(views[name])
+
+
+def _print_rows(store: Store, rows: Sequence[Row], query: Query, as_json: bool) -> None:
+    records = [row.record for row in rows]
+    losses = store.curves.last([record.run_id for record in records])
     if as_json:
-        losses = store.curves.last([record.run_id for record in records])
-        terminal.print_json([_row_json(record, losses.get(record.run_id)) for record in records])
-    elif records:
-        losses = store.curves.last([record.run_id for record in records])
+        data = [
+            _row_json(row.record, losses.get(row.record.run_id)) | dict(zip(query.names, row.values, strict=True))
+            for row in rows
+        ]
+        terminal.print_json(data)
+    elif not records:
+        terminal.print_lines("no run is like that" if query.filter else "there are no runs yet")
+        terminal.print_pairs([] if query.filter else [("next", "cloudtrain submit train.py -f")])
+        return
+    elif query.names:
+        cells = [[format_cell(*each) for each in zip(query.names, row.values, strict=True)] for row in rows]
+        terminal.print_table(
+            ("run", "state", *query.names),
+            [(row.record.run_id, str(row.record.status.state), *of) for row, of in zip(rows, cells, strict=True)],
+            right=tuple(name for name in query.names if _is_number(name)),
+            styles=runs.STYLES,
+        )
+    else:
         terminal.print_table(
             ("run", "state", "exit", "age", "took", "loss", "backend", "target"),
             [_row(record, losses.get(record.run_id)) for record in records],
@@ -53,26 +154,47 @@ def command(limit: int, states: tuple[str, ...], name: str | None, as_json: bool
             styles=runs.STYLES,
             spare=("target", "backend", "took", "exit", "loss", "age"),
         )
-        for record in records:
-            waits = not record.status.state.final and record.status.state is not State.RUNNING
-            if waits and record.status.reason:
-                terminal.print_lines(f"  {record.run_id}: {runs.describe_live(store, record)}")
-    else:
-        terminal.print_lines("there are no runs yet" if not (selected_states or name) else "no run is like that")
-        terminal.print_pairs([("next", "cloudtrain submit train.py -f")] if not (selected_states or name) else [])
-    return 0
+    for record in records:
+        waits = not record.status.state.final and record.status.state is not State.RUNNING
+        if waits and record.status.reason and not as_json:
+            terminal.print_lines(f"  {record.run_id}: {runs.describe_live(store, record)}")
 
 
-def _refresh_live(store: Store, limit: int, name: str | None) -> None:
+def _print_groups(groups: Sequence[Group], query: Query, as_json: bool) -> None:
+    parts = ("mean", "min", "max")
+    if as_json:
+        data = [
+            {query.group: group.key, "runs": group.count}
+            | {name: dict(zip(parts, of, strict=True)) if of else None
+               for name, of in zip(query.names, group.values, strict=True)}
+            for group in groups
+        ]  # fmt: skip
+        terminal.print_json(data)
+        return
+    heads = [f"{name} {part}" for name in query.names for part in parts]
+    rows = [
+        (format_cell(query.group, group.key) or "-", str(group.count),
+         *(format_cell(name, value) for name, of in zip(query.names, group.values, strict=True) for value in of or (None,) * 3))
+        for group in groups
+    ]  # fmt: skip
+    terminal.print_table((query.group, "runs", *heads), rows, right=("runs", *heads))
+
+
+def _is_number(name: str) -> bool:
+    column = find_column(name)
+    return column is not None and column.kind not in ("text", "time")
+
+
+def _refresh_live(store: Store, query: Query, limit: int) -> None:
     """Refresh the runs that are not final and have no watcher. A run whose platform does not answer stays as it was.
 
     A target that did not answer once is skipped: each try may take seconds.
     """
+    from cloudtrain.history import table
     from cloudtrain.runs.run import Run
 
-    live_states = [state for state in State if not state.final]
     unreachable: dict[tuple[str, str], list[str]] = {}  # (backend, target) -> ids of the runs that were skipped
-    for record in store.runs(limit=limit, states=live_states, name=name):
+    for record in (row.record for row in table.page(store, query, limit=limit)[0]):
         target_key = (record.backend, record.target)
         if target_key in unreachable:
             unreachable[target_key].append(record.run_id)

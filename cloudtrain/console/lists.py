@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 
-def runs_table(headers: tuple[tuple[str, str], ...]) -> Any:
-    """Draw the table of runs. Headers are (text, CSS classes); the prop `rows` has the tuples of runs.js; emits `choose`."""
+def runs_table() -> Any:
+    """Draw the table of runs. The props `heads` and `rows` are in runs.js; emits `choose` and `sort`."""
     table = _element_class("runs")()
-    table.props["heads"], table.props["rows"] = headers, ()
+    table.props["heads"], table.props["rows"] = (), ()
     return table
 
 

@@ -1,23 +1,26 @@
-// The table of runs. Rows: [run id, link, name of its box, chosen, state, look of the state, created, took, loss, target].
+// A table of runs or of groups of them. Heads: [text, look, column to sort by or "", "ascending" | "descending" | "none"].
+// Rows: [key, name of its box or "", chosen, cells]; a cell: [look, text, link or "", look of a state or "", tags].
 import { h } from "vue";
+
+const ARROWS = { ascending: " ↑", descending: " ↓", none: "" };
 
 export default {
   props: { heads: Array, rows: Array },
-  emits: ["choose"],
+  emits: ["choose", "sort"],
   render() {
-    const head = ([words, look]) => h("th", { scope: "col", class: look }, words);
-    const cell = (look, words) => h("td", { class: look }, words);
-    const row = ([id, link, box, chosen, state, look, created, took, loss, target]) => {
-      const choose = (event) => this.$emit("choose", [id, event.target.checked]);
-      return h("tr", { key: id }, [
-        cell("ct-pick", [h("input", { type: "checkbox", "aria-label": box, checked: chosen, onChange: choose })]),
-        cell("", [h("a", { href: link }, id)]),
-        cell("", [h("span", { class: `ct-state ${look}` }, state)]),
-        cell("ct-whole ct-wide ct-dim", created),
-        cell("ct-number ct-wide", took),
-        cell("ct-number", loss),
-        cell("ct-wide", target),
-      ]);
+    const head = ([words, look, column, sorted]) => {
+      const sort = () => this.$emit("sort", column);
+      const button = () => h("button", { class: "ct-sort", type: "button", onClick: sort }, words + ARROWS[sorted]);
+      return h("th", { scope: "col", class: look, "aria-sort": column ? sorted : undefined }, column ? [button()] : words);
+    };
+    const cell = ([look, words, link, state, tags]) => {
+      const shown = link ? h("a", { href: link }, words) : state ? h("span", { class: `ct-state ${state}` }, words) : words;
+      return h("td", { class: look }, tags ? [shown, ...tags.map((tag) => h("span", { class: "ct-tag" }, tag))] : [shown]);
+    };
+    const row = ([key, box, chosen, cells]) => {
+      const choose = (event) => this.$emit("choose", [key, event.target.checked]);
+      const input = () => h("input", { type: "checkbox", "aria-label": box, checked: chosen, onChange: choose });
+      return h("tr", { key }, [...(box ? [h("td", { class: "ct-pick" }, [input()])] : []), ...cells.map(cell)]);
     };
     return h("table", { class: "ct-table" }, [
       h("thead", [h("tr", this.heads.map(head))]),

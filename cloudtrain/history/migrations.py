@@ -190,6 +190,74 @@ _TENTH = (
     END""",
 )
 
+# What lists of runs are filtered and sorted by. A list reads the index, not the rows, which hold whole jobs. `run_values` has
+# labels (`label.NAME`) and hyperparameters (`hp.NAME`, of `--NAME VALUE` in args too), by a trigger; `number` is set where
+# the text is a number. `run_metrics` has the last value of each metric, of the lowest rank, and its extremes (extremes.py).
+# `marks` is what people write to runs, `views` the queries of lists that they keep.
+_GIVEN = "run_id, CASE WHEN json_valid(job) THEN job ELSE '{}' END AS job"
+_ARGS = "json_each(job, '$.args')"
+_VALUES = f"""found(name, run_id, text) AS (
+        SELECT prefix || key, run_id, CASE type WHEN 'true' THEN type WHEN 'false' THEN type ELSE CAST(value AS TEXT) END
+          FROM (SELECT 'hp.' AS prefix, run_id, each.* FROM given, json_each(job, '$.hyperparameters') AS each
+                UNION ALL SELECT 'label.', run_id, each.* FROM given, json_each(job, '$.labels') AS each)
+         WHERE type != 'null'
+        UNION ALL SELECT 'hp.' || substr(a.value, 3, instr(a.value, '=') - 3), run_id, substr(a.value, instr(a.value, '=') + 1)
+          FROM given, {_ARGS} AS a WHERE a.value LIKE '--_%=%'
+        UNION ALL SELECT 'hp.' || substr(a.value, 3), run_id, CAST(b.value AS TEXT)
+          FROM given, {_ARGS} AS a, {_ARGS} AS b
+         WHERE a.value LIKE '--_%' AND a.value NOT LIKE '%=%' AND b.key = a.key + 1 AND b.value NOT LIKE '--%')
+    SELECT name, run_id, text,
+           CASE WHEN json_valid(text) AND json_type(text) IN ('integer', 'real') THEN CAST(text AS REAL) END FROM found"""
+FILL_METRICS = """INSERT OR IGNORE INTO run_metrics
+    SELECT name, run_id, rank, number, last_seq, last_value, lowest, highest, last_step FROM (
+        SELECT c.name, a.run_id, c.rank, a.number, c.last_seq, c.last_value, c.last_step, min(c.lowest) OVER every AS lowest,
+               max(c.highest) OVER every AS highest, row_number() OVER (PARTITION BY a.run_id, c.name
+                   ORDER BY c.rank, a.number DESC, c.node DESC, c.block DESC) AS place
+          FROM curves c JOIN attempts a USING (attempt_id)
+        WINDOW every AS (PARTITION BY a.run_id, c.name, c.rank)) WHERE place = 1"""
+_ELEVENTH = (
+    "ALTER TABLE runs ADD COLUMN usd REAL",  # what it cost, where a price is known; set when it ends
+    "DROP INDEX runs_by_age",
+    """CREATE INDEX runs_by_age ON runs
+        (created_at DESC, run_id DESC, state, name, target, backend, exit_code, started_at, ended_at, usd)""",
+    """CREATE TABLE run_values (
+        name   TEXT NOT NULL,
+        run_id TEXT NOT NULL REFERENCES runs,
+        text   TEXT NOT NULL,
+        number REAL,
+        PRIMARY KEY (name, run_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX run_values_by_run ON run_values (run_id)",
+    f"INSERT OR IGNORE INTO run_values WITH given AS (SELECT {_GIVEN} FROM runs), {_VALUES}",
+    f"""CREATE TRIGGER runs_into_values AFTER INSERT ON runs BEGIN
+        INSERT OR IGNORE INTO run_values
+            WITH given AS (SELECT {_GIVEN} FROM (SELECT new.run_id AS run_id, new.job AS job)), {_VALUES};
+    END""",
+    """CREATE TABLE run_metrics (
+        name    TEXT NOT NULL,
+        run_id  TEXT NOT NULL REFERENCES runs,
+        rank    INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        seq     INTEGER NOT NULL,
+        last    REAL,                  -- NULL is not-a-number
+        lowest  REAL,
+        highest REAL,
+        step    INTEGER NOT NULL,
+        PRIMARY KEY (name, run_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX run_metrics_by_run ON run_metrics (run_id)",
+    FILL_METRICS,
+    """CREATE TABLE marks (
+        run_id   TEXT PRIMARY KEY REFERENCES runs,
+        title    TEXT NOT NULL DEFAULT '',
+        note     TEXT NOT NULL DEFAULT '',
+        tags     TEXT NOT NULL DEFAULT '[]', -- JSON
+        starred  INTEGER NOT NULL DEFAULT 0,
+        archived INTEGER NOT NULL DEFAULT 0
+    )""",
+    "CREATE TABLE views (name TEXT PRIMARY KEY, query TEXT NOT NULL)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -201,6 +269,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _EIGHTH,
     _NINTH,
     _TENTH,
+    _ELEVENTH,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UnknownRun
 from cloudtrain.events import PLATFORM, Event, State
 from cloudtrain.history import labelled
-from cloudtrain.history.database import Database, placeholders
+from cloudtrain.history.database import Database
 from cloudtrain.history.file import repaired
 from cloudtrain.history.records import (
     ATTEMPTS,
@@ -112,41 +113,10 @@ class History:
         with self.database.read() as db:
             return [run_from_row(row) for row in db.execute(query, values)]
 
-    def page(
-        self,
-        *,
-        words: str = "",
-        states: Sequence[State] = (),
-        target: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
-    ) -> tuple[list[RunRecord], int]:
-        """Return one page of the runs, the newest first, and the total count; `words` is a part of their ids."""
-        wheres, values = ["1"], []
-        if words:
-            wheres.append("run_id LIKE ? ESCAPE '!'")
-            values.append(f"%{''.join('!' + letter if letter in '%_!' else letter for letter in words)}%")
-        if states:
-            wheres.append(f"state IN ({placeholders(states)})")
-            values += [state.value for state in states]
-        if target is not None:
-            wheres.append("target = ?")
-            values.append(target)
-        where = " AND ".join(wheres)
+    def select(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query of another module (table.py, marks.py)."""
         with self.database.read() as db:
-            count = db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()[0]
-            # Select ids first: an OFFSET over whole rows would read their jobs only to skip them.
-            ids = (
-                f"SELECT run_id FROM runs WHERE {where} ORDER BY created_at DESC, run_id DESC LIMIT {int(limit)}"
-                f" OFFSET {int(offset)}"
-            )
-            rows = db.execute(f"{RUNS} WHERE run_id IN ({ids}) ORDER BY created_at DESC, run_id DESC", values)
-            return [run_from_row(row) for row in rows], count
-
-    def targets(self) -> list[str]:
-        """Return the targets of all runs."""
-        with self.database.read() as db:
-            return [row[0] for row in db.execute("SELECT DISTINCT target FROM runs ORDER BY target")]
+            return db.execute(query, tuple(values)).fetchall()
 
     def attempts(self, run_id: str) -> list[AttemptRecord]:
         """Return a run's attempts, the oldest first."""

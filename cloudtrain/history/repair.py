@@ -20,7 +20,7 @@ from cloudtrain.backends.plan import ATTACHED
 from cloudtrain.errors import BadRequest, CloudtrainError
 from cloudtrain.events import State
 from cloudtrain.history.journal import Entry, Journal, entries_of_folders
-from cloudtrain.history.migrations import migrate
+from cloudtrain.history.migrations import FILL_METRICS, migrate
 from cloudtrain.history.records import ATTEMPTS, RESUMED, RUNS, attempt_from_row, run_from_row
 from cloudtrain.job.units import now
 
@@ -34,12 +34,14 @@ TABLES = {
     "metrics": ("attempt_id", "node, seq, name"),
     "notices": ("attempt_id", "rowid"),
     "leases": ("run_id", "rowid"),
+    "marks": ("run_id", "rowid"),
+    "views": ("rowid", "rowid"),
     "watchers": ("host", "rowid"),
 }
 SEARCHED = "repair"  # `event` of an attempt for which its platform is to be asked
 MOST_ROWS = 10_000  # that are looked for behind a row that cannot be read
 _PARTS = ("-wal", "-shm", "-journal", "")  # the file itself comes last: until then the next command begins again
-_JSON = {"job", "plan", "data", "images", "pointers", "hidden", "lacking"}
+_JSON = {"job", "plan", "data", "images", "pointers", "hidden", "lacking", "tags"}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -216,6 +218,7 @@ class _Copy:
         query = "SELECT plan, created_at, handle FROM attempts WHERE run_id NOT IN (SELECT run_id FROM runs)"
         for plan, created_at, handle in self._target.execute(query).fetchall():
             insert(self._target, Entry(Plan.from_json(plan), created_at, handle=handle))
+        self._target.execute(FILL_METRICS)
         self._target.execute("COMMIT")
 
     def _copy(self, table: str, key: str, order: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.events import FINAL, PLATFORM, Event, Row, State, Status
 from cloudtrain.history.database import placeholders
+from cloudtrain.history.extremes import ADD_METRIC, summarize
 from cloudtrain.history.file import repaired
 from cloudtrain.history.leases import Leases
 from cloudtrain.history.records import ATTEMPTS, RESUMED, AttemptRecord, attempt_from_row, delete_rows
@@ -235,6 +236,7 @@ class Store(Leases):
 
         A reason that differs from the stored one becomes an event `status` of the node PLATFORM.
         """
+        points = list(metrics)
         with self.database.write() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO events (attempt_id, node, seq, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)",
@@ -243,8 +245,9 @@ class Store(Leases):
             db.executemany(
                 "INSERT OR IGNORE INTO metrics (attempt_id, node, seq, at, step, name, value, rank, epoch)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(attempt_id, event.node, event.seq, event.at, *point) for event, *point in metrics],
+                [(attempt_id, event.node, event.seq, event.at, *point) for event, *point in points],
             )
+            db.executemany(ADD_METRIC, [(*row, attempt_id) for row in summarize(points)])
             if cursor is not None:
                 db.execute("UPDATE attempts SET cursor = ? WHERE attempt_id = ?", (cursor, attempt_id))
             if status is not None:
@@ -273,6 +276,11 @@ class Store(Leases):
                 f" WHERE run_id = ? AND state NOT IN ({placeholders(_FINAL)})",
                 (*_status_columns(status), run_id, *_FINAL),
             )
+
+    def set_cost(self, run_id: str, usd: float) -> None:
+        """Set what a run has cost, once it has ended."""
+        with self.database.write() as db:
+            db.execute("UPDATE runs SET usd = ? WHERE run_id = ?", (usd, run_id))
 
     def claim_notice(self, attempt_id: str, event: str) -> bool:
         """Claim the notification of an event for this process; False when another process has claimed it."""

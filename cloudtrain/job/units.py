@@ -67,6 +67,14 @@ def format_size(count: float) -> str:
     return (f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")) + f" {unit}"
 
 
+def format_number(value: float) -> str:
+    """Format a number with four digits as people write it: 0.05, 5.2e-4, 12000, 1.2e9."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7 or value != value or abs(value) == float("inf"):
+        return str(int(value)) if value == value and abs(value) < 1e7 and float(value).is_integer() else f"{value:.4g}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration: 12s, 3m 05s, 2h 10m, 4d 03h."""
     whole = max(0, round(seconds))

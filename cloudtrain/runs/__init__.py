@@ -7,10 +7,10 @@ import sys
 
 
 class _Runs(type(sys)):  # type: ignore[misc]
-    def __call__(self, **arguments: object) -> object:
+    def __call__(self, *words: object, **arguments: object) -> object:
         from cloudtrain.runs.listing import runs
 
-        return runs(**arguments)  # type: ignore[arg-type]
+        return runs(*words, **arguments)  # type: ignore[arg-type]
 
 
 sys.modules[__name__].__class__ = _Runs

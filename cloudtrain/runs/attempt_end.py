@@ -16,7 +16,7 @@ from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import failover, retry, send, watch_log
+from cloudtrain.runs import failover, retry, send, spend, watch_log
 from cloudtrain.runs.attempts import backend_of, replan
 from cloudtrain.runs.collect import Collector
 from cloudtrain.runs.spool import Spool
@@ -101,6 +101,9 @@ class AttemptEnds:
             status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
         self.store.set_status(self.run_id, status)
+        used = spend.total(self.store.attempts(self.run_id), self.store.home)
+        if attempt.plan.price and not used.unpriced_s:
+            self.store.set_cost(self.run_id, used.usd)
         self._notify(attempt, status, final=True)
         if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
             self._delete_cancelled(attempt, attempt.handle, backend)

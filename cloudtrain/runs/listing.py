@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from cloudtrain.events import State
+from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job import targets
+from cloudtrain.runs import progress, spend
 from cloudtrain.runs.run import Run
 
 
@@ -50,8 +51,45 @@ class Runs(Sequence[Run]):
         return (self._runs[0].store if self._runs else None), [run.run_id for run in self._runs]
 
 
-def runs(*, limit: int = 50, state: str | None = None, name: str | None = None) -> Runs:
-    """Return the newest runs of the history, those in a state or of a job's name where these are given."""
+def runs(
+    filter: str = "", *, sort: str = "", limit: int = 50, state: str | None = None, name: str | None = None
+) -> Runs:
+    """Return the runs of the history that a filter selects, the newest first.
+
+    Args:
+        filter: such as `state:failed label.team=vision hp.lr>=1e-3 metric.loss<0.5 since:7d words` (docs/runs.md).
+        sort: a column, such as `metric.loss` or `-hp.lr` (the highest first).
+        limit: how many at most.
+        state: only runs in this state.
+        name: only runs of jobs of this name.
+
+    Raises:
+        BadRequest: the filter or the column cannot be read.
+    """
     store = Store(targets.home())
-    states = [State(state.upper())] if state else []
-    return Runs([Run(record.run_id, store) for record in store.runs(limit=limit, states=states, name=name)])
+    given = [("state", state), ("name", name)]
+    terms = [filter, *(f'{field}:"{value}"' for field, value in given if value)]
+    rows, _ = table.page(store, table.Query(" ".join(terms), sort), limit=limit)
+    return Runs([Run(row.record.run_id, store) for row in rows])
+
+
+def read(store: Store, query: table.Query, *, limit: int, offset: int = 0) -> tuple[list[table.Row], int]:
+    """Return one page of the table (history/table.py), with what is known of live runs alone: cost so far and ETA."""
+    rows, count = table.page(store, query, limit=limit, offset=offset)
+    wanted = [at for at, name in enumerate(query.names) if name in ("cost", "eta")]
+    return [_with_live(store, row, query.names, wanted) for row in rows] if wanted else rows, count
+
+
+def _with_live(store: Store, row: table.Row, names: Sequence[str], wanted: Sequence[int]) -> table.Row:
+    ended, values = row.record.status.state.final, list(row.values)
+    if not ended or any(names[at] == "cost" and values[at] is None for at in wanted):
+        attempts = store.attempts(row.record.run_id)
+        live = None if ended else progress.of_run(store, attempts)
+        used = spend.total(attempts, store.home)
+        found = {
+            "cost": used.usd if attempts[-1].plan.price and not used.unpriced_s else None,
+            "eta": sum(live.left_s) / 2 if live and live.left_s else None,
+        }
+        for at in wanted:
+            values[at] = found[names[at]]
+    return table.Row(row.record, tuple(values))

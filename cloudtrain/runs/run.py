@@ -20,6 +20,7 @@ from cloudtrain.runs import asked, attempts, fetched, reading, send, watcher
 
 if TYPE_CHECKING:
     from cloudtrain.diagnosis.verdict import Verdict
+    from cloudtrain.history.marks import Marks
     from cloudtrain.runs.budgets import Confirm
 
 
@@ -195,6 +196,26 @@ class Run:
         """
         self.refresh()
         return self.store.metrics(self.run_id, name, rank)
+
+    def mark(
+        self,
+        *,
+        title: str | None = None,
+        note: str | None = None,
+        tag: Sequence[str] = (),
+        untag: Sequence[str] = (),
+        star: bool | None = None,
+        archive: bool | None = None,
+    ) -> Marks:
+        """Change the title, the note, the tags and the star of the run, or archive it: lists leave it out then.
+
+        What is None stays as it is. Returns all marks of the run.
+        """
+        from cloudtrain.history import marks
+
+        return marks.write(
+            self.store, self.run_id, title=title, note=note, tag=tag, untag=untag, star=star, archive=archive
+        )
 
     def cancel(self, wait_s: float = 0.0) -> Status:
         """Ask the platform to end the run and everything it started; returns the status after at most `wait_s` seconds.

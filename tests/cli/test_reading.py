@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import cloudtrain
 from cloudtrain.cli import show
 from cloudtrain.cli.view.terminal import clean
 from cloudtrain.job.job import Job
@@ -101,6 +102,34 @@ def test_ls_chooses(cli, ids):
     assert [row["run_id"] for row in cli("ls", "--json", "--state", "failed").json] == [ids["failed"]]
     assert [row["name"] for row in cli("ls", "--json", "--name", "two").json] == ["two"]
     assert cli("ls", "--state", "LOST").out == "no run is like that\n"
+
+
+def test_ls_filters_sorts_groups_and_keeps_a_view(cli, ids):
+    wanted = ("metric.loss<5", "--sort", "state", "--columns", "metric.loss,took")
+    shown = cli("ls", *wanted, "--save-view", "mine").out.splitlines()
+    assert shown[0].split() == ["run", "state", "metric.loss", "took"]
+    assert [line.split()[:3] for line in shown[1:]] == [[ids["failed"], "FAILED", "1"], [ids["two"], "SUCCEEDED", "1"]]
+    assert cli("ls", "--view", "mine").out.splitlines() == shown
+    assert [row["metric.loss"] for row in cli("ls", "--columns", "metric.loss", "--json").json] == [None, 1.0, 1.0]
+    groups = cli("ls", "--group", "state", "--columns", "metric.loss", "--json").json
+    extremes = {"mean": 1.0, "min": 1.0, "max": 1.0}
+    assert groups[0] == {"state": "SUCCEEDED", "runs": 2, "metric.loss": extremes} and groups[1]["runs"] == 1
+    assert cli("ls", "--group", "state").out.splitlines()[1].split() == ["SUCCEEDED", "2"]
+    wrong = cli("ls", "words", "sate:failed")
+    assert wrong.code == 2 and "filter, character 7: there is no field 'sate'" in wrong.err and "state" in wrong.err
+    assert cli("ls", "--view", "no-such").code == 2
+
+
+def test_mark_writes_to_runs(cli, ids):
+    lines = cli("mark", ids["two"], "--title", "second", "--tag", "best", "--star").out.splitlines()
+    assert [line.split() for line in lines] == [[ids["two"]], ["title", "second"], ["tags", "best"], ["is", "starred"]]
+    assert [row["run_id"] for row in cli("ls", "tag:best", "is:starred", "--json").json] == [ids["two"]]
+    assert cli("mark", ids["odd"], "--archive", "--json").json["archived"] is True
+    assert ids["odd"] not in cli("ls").out and ids["odd"] in cli("ls", "is:archived").out
+    assert [run.run_id for run in cloudtrain.runs("second", sort="-created")] == [ids["two"]]
+    run = cloudtrain.Run.find(ids["odd"])
+    assert run.mark(archive=False, note="odd one").note == "odd one"
+    assert ids["odd"] in cli("ls", "note~odd").out
 
 
 def test_ls_of_nothing_says_what_to_do(cli):

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from cloudtrain.backends.api import Plan
 from cloudtrain.events import State, Status
+from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
 
@@ -26,7 +27,7 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     expect(told).to_have_text("101 to 123 of 123")
     expect(rows).to_have_count(23)
     expect(page.get_by_role("button", name="Older")).to_have_count(0)
-    search = page.get_by_label("Search")
+    search = page.get_by_label("Filter", exact=True)
     search.fill("OLD-007")
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("old-007")
@@ -34,12 +35,13 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     expect(page.get_by_text("No run is like that.")).to_be_visible()
     search.fill("")
     expect(rows).to_have_count(50)
-    page.get_by_label("State").click()
-    page.get_by_role("option", name="failed", exact=True).click()
+    search.fill("state:fai")
+    expect(page.get_by_text("is no state (did you mean failed?)")).to_be_visible()  # and where
+    search.press("Tab")
+    expect(search).to_have_value("state:failed ")
     expect(page.get_by_text("of 41")).to_be_visible()  # a third of them
     assert set(page.locator("tbody .ct-state").all_inner_texts()) == {"FAILED"}
-    page.get_by_label("State").click()
-    page.get_by_role("option", name="live").click()
+    search.fill("state:live")
     expect(rows).to_have_count(0)
     hostile = "<img src=x onerror='window.pwned=1'>{{window.pwned=2}}"
     assert store.intend(replace(plan("now-1"), target=hostile), identity="i", owner=Process.here())
@@ -77,4 +79,4 @@ def fill(store: Store, count: int) -> None:
         store.acknowledge(run_id)
     with store.database.write() as db:
         db.execute("UPDATE runs SET created_at = '2026-01-01T00:' || substr(run_id, -3) WHERE run_id LIKE 'old-%'")
-    assert store.page(limit=1)[1] == count
+    assert table.page(store, table.Query(), limit=1)[1] == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -94,6 +95,87 @@ def test_runs_are_chosen_and_compared(console, page, story, seemly, picture):
     most = max((datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() for end, begin in took)
     assert 0 < page.evaluate(f"Math.max(...{PICTURES}.map(last => last.x))") <= most
     assert page.evaluate(f"{PICTURES}.every(last => last.traces === 4 && last.axis === 'log')")  # what was chosen stays
+
+
+def test_runs_are_filtered_sorted_grouped_and_marked(console, page, story, seemly, picture):
+    """The address keeps what the page shows: after a reload, in a copy, on the way back."""
+    ids = [run.run_id for run in story]
+    page.goto(console.root)
+    field, rows, links = page.get_by_label("Filter", exact=True), page.locator("tbody tr"), page.locator("tbody td a")
+    field.fill("hp.learning_r")
+    page.wait_for_function("document.querySelector('.q-field__shadow')?.textContent.length > 0")
+    field.press("Tab")
+    expect(field).to_have_value("hp.learning_rate:")
+    field.fill("hp.learning_rate>=0.1 state:succeeded")
+    expect(links).to_have_text([ids[1]])
+    field.fill("least-squares")
+    expect(rows).to_have_count(3)
+    page.get_by_label("Columns").click()
+    for column in ("hp.learning_rate", "metric.loss.min", "took"):
+        page.keyboard.type(column)
+        page.get_by_role("option", name=column, exact=True).click()
+        page.get_by_label("Columns").fill("")
+    page.keyboard.press("Escape")
+    head = page.locator("thead th").filter(has_text="hp.learning_rate")
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(links.first).to_have_text(ids[0])
+    page.wait_for_url("**sort=hp.learning_rate**")
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.reload()
+    expect(page.locator("thead th")).to_have_text(
+        ["choose", "run", "state", "hp.learning_rate ↓", "metric.loss.min", "took"]
+    )
+    expect(field).to_have_value("least-squares")
+    page.go_back()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    page.get_by_role("button", name="Save view").click()
+    page.get_by_label("Name of the view").fill("by rate")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_text("saved").wait_for()
+    for run_id in ids[1:]:
+        page.get_by_role("checkbox", name=f"compare {run_id}").check()
+    page.get_by_label("Tag", exact=True).fill("baseline")
+    page.get_by_role("button", name="Add tag").click()
+    expect(page.locator(".ct-tag")).to_have_text(["baseline"] * 2)
+    picture(page, "console-columns")
+    seemly(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0] == "run,state,hp.learning_rate,metric.loss.min,took" and lines[1].startswith(
+        f"{ids[0]},SUCCEEDED,0.05,"
+    )
+    page.get_by_label("Group by").click()
+    page.keyboard.type("hp.learning_rate")
+    page.get_by_role("option", name="hp.learning_rate", exact=True).click()
+    expect(rows).to_have_count(2)
+    expect(rows.first.locator("td").nth(1)).to_have_text("2")
+    expect(rows.first.locator("td").nth(2)).to_have_text("0.3 (0.3 to 0.3)")
+    seemly(page)
+    rows.first.get_by_role("link").click()
+    expect(links).to_have_count(2)
+    page.goto(console.root)
+    page.get_by_label("View", exact=True).click()
+    page.get_by_role("option", name="by rate").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+
+
+def test_what_is_written_to_a_run_is_shown_in_lists(console, page, story, seemly):
+    page.goto(f"{console.root}/runs/{story[0].run_id}")
+    page.get_by_label("Title").fill("slow one")
+    page.get_by_label("Tags, separated by commas").fill("best, first")
+    page.get_by_label("Note", exact=True).fill("half the rate")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_text("saved").wait_for()
+    page.get_by_role("checkbox", name="Star").click()
+    page.goto(f"{console.root}/?filter=note~half+is:starred")
+    expect(page.locator("tbody td a")).to_have_text(["★ slow one"])
+    assert story[0].mark().tags[-2:] == ("best", "first")
+    assert story[0].mark(archive=True).archived
+    expect(page.locator("tbody tr")).to_have_count(0)
+    story[0].mark(archive=False, star=False, title="", untag=["best", "first"])
 
 
 def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, story, picture):

@@ -245,9 +245,10 @@ def test_drawing_a_curve_reads_its_blocks_and_not_the_metrics(store):
             assert not [step for step in steps if step.startswith("SCAN") and "wanted" not in step], (query, steps)
 
 
-def test_a_trigger_of_ours_is_all_that_writes_blocks(store):
+def test_triggers_of_ours_are_all_that_there_are(store):
     write(store, [(1, 1, 1.0)])
     with sqlite3.connect(store.database.path) as db:
         assert [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")] == [
-            "metrics_into_curves"
+            "metrics_into_curves",
+            "runs_into_values",
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.console import charts, history, logged, shell, text, widgets
-from cloudtrain.console.pages import origin
+from cloudtrain.console.pages import marks, origin
 from cloudtrain.console.pages.overview import Overview, RunDetails
 from cloudtrain.console.pages.results import Results
 from cloudtrain.console.pages.runlog import RunLog
@@ -55,6 +55,7 @@ async def show(run_id: str) -> None:
     log.show()
     results = Results(run_id)
     await results.show()
+    await marks.show(run_id)
     await origin.show(run_id)
     live += [log.refresh, results.refresh]
     poll(live)

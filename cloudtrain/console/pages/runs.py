@@ -1,61 +1,28 @@
-"""The page of all runs: filtered, paged and refreshed; select runs to compare them."""
+"""The page of all runs: a filter, columns, groups, views; select runs to compare, star, tag or archive them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.cli.view import runs as run_view
-from cloudtrain.console import history, lists, shell, text, widgets
+from cloudtrain.console import history, lists, runrows, shell, widgets
 from cloudtrain.console.pages.compare import MAX_RUNS
 from cloudtrain.console.polling import poll
-from cloudtrain.errors import CloudtrainError
-from cloudtrain.events import State
-from cloudtrain.history.records import RunRecord
+from cloudtrain.console.runrows import PAGE_SIZE
+from cloudtrain.errors import BadRequest, CloudtrainError
+from cloudtrain.history import marks, table
 from cloudtrain.history.store import Store
-from cloudtrain.runs import asked
-from cloudtrain.runs.run import Run
+from cloudtrain.history.table import Query
 
-PAGE_SIZE = 50
-ANY_TARGET = "any target"
-STATES: dict[str, tuple[State, ...]] = {
-    "any state": (),
-    "live": tuple(state for state in State if not state.final),
-    "succeeded": (State.SUCCEEDED,),
-    "failed": (State.FAILED, State.LOST, State.TIMED_OUT),
-    "cancelled or preempted": (State.CANCELLED, State.PREEMPTED),
-}
-HEADERS = (("choose", "ct-pick ct-silent"), ("run", ""), ("state", ""), ("created", "ct-whole ct-wide"),
-         ("took", "ct-number ct-wide"), ("loss", "ct-number"), ("target", "ct-wide"))  # fmt: skip
+LONGEST = 1000  # characters of a filter
 
 
-@dataclass(frozen=True)
-class RunQuery:
-    """The filters and the offset of the table."""
-
-    search: str = ""
-    states: str = "any state"
-    target: str = ANY_TARGET
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table."""
-
-    run_id: str
-    state: State
-    created: str
-    took: str
-    loss: str
-    target: str
-
-
-async def show(search: str = "") -> None:
+async def show(filter: str = "", sort: str = "", columns: str = "", group: str = "", offset: int = 0) -> None:
     """Show the runs."""
     shell.heading("Runs")
-    listing = Listing(RunQuery(search=search[:200]))
+    listing = Listing(Query(filter[:LONGEST], sort, columns, group), max(0, offset))
     await listing.show()
     poll([listing.refresh])
 
@@ -63,86 +30,177 @@ async def show(search: str = "") -> None:
 class Listing:
     """The table on one page."""
 
-    def __init__(self, query: RunQuery) -> None:
-        self._query = query
+    def __init__(self, query: Query, offset: int) -> None:
+        self._query, self._offset = query, offset
         self._chosen: dict[str, None] = {}  # run ids in the order of their selection
-        self._shown: tuple[list[Row], int, str] = [], -1, ""
+        self._shown = runrows.Shown((), (), -1)
+        self._known: tuple[object, ...] | None = None
 
     async def show(self) -> None:
-        """Draw the filters and the table."""
+        """Draw the filter, the choices and the table."""
         from nicegui import ui
 
-        runs_history = history.current()
-        targets = await runs_history.query(lambda store: store.targets())
-        with widgets.card(name="Filters"), ui.element("div").classes("ct-row"):
-            search = ui.input(label="Search", value=self._query.search).props("outlined dense clearable debounce=250")
-            search.classes("ct-grow").props("data-search").on_value_change(
-                lambda e: self._change_query(search=(e.value or "")[:200])
-            )
-            ui.select(
-                list(STATES), value="any state", label="State", on_change=lambda e: self._change_query(states=e.value)
-            ).props("outlined dense").classes("ct-choice")
-            if len(targets) > 1:
-                options = {ANY_TARGET: ANY_TARGET} | {name: text.clean(name, 40) for name in targets}
-                ui.select(
-                    options, value=ANY_TARGET, label="Target", on_change=lambda e: self._change_query(target=e.value)
-                ).props("outlined dense").classes("ct-choice")
-            self._compare = widgets.button("Compare", self._open_comparison, "ct-first", "stacked_line_chart")
+        names, views = await history.current().query(lambda store: (table.names(store), marks.views(store)))
+        columns = list(dict.fromkeys([*self._query.names, *names]))
+        with widgets.card(name="Filters"):
+            with ui.element("div").classes("ct-row"):
+                self._filter = ui.input(label="Filter", value=self._query.filter, autocomplete=[])
+                self._filter.props("outlined dense clearable debounce=250 spellcheck=false autocapitalize=off")
+                self._filter.classes("ct-grow").props("data-search").on_value_change(self._change_filter)
+                self._compare = widgets.button("Compare", self._open_comparison, "ct-first", "stacked_line_chart")
+            self._problem = ui.label("").classes("ct-wrong").props('role="status"')
+            with ui.element("div").classes("ct-row ct-foot"):
+                self._columns = ui.select(
+                    columns, value=self._query.names, label="Columns", multiple=True, with_input=True,
+                    on_change=lambda e: self._change(columns=",".join(e.value or ())),
+                ).props("outlined dense clearable").classes("ct-grow")  # fmt: skip
+                self._group = ui.select(
+                    columns, value=self._query.group or None, label="Group by", with_input=True,
+                    on_change=lambda e: self._change(group=e.value or ""),
+                ).props("outlined dense clearable").classes("ct-choice")  # fmt: skip
+                self._views = ui.select(list(views), label="View", on_change=self._open_view)
+                self._views.props("outlined dense").classes("ct-choice")
+                widgets.button("Save view", self._save_view)
+                widgets.button("CSV", self._export)
+            with ui.element("div").classes("ct-row ct-foot") as marking:
+                tag = ui.input(label="Tag").props("outlined dense").classes("ct-choice")
+                widgets.button("Add tag", lambda: self._mark(lambda: {"tag": [tag.value]}))
+                widgets.button("Star", lambda: self._mark(lambda: {"star": True}))
+                widgets.button("Archive", lambda: self._mark(lambda: {"archive": True}))
+            self._marking = marking
         with widgets.card(name="Runs"):
             self._empty = ui.element("div").classes("ct-empty")
             around = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
             with around:
-                self._table = lists.runs_table(HEADERS)
+                self._table = lists.runs_table()
             self._table.on("choose", lambda event: self._choose(*event.args))
+            self._table.on("sort", lambda event: self._sort(event.args))
             self._region = around
             self._outages = ui.label("").classes("ct-dim ct-small").props('role="status"')
             with ui.element("div").classes("ct-row ct-foot"):
                 self._newer = widgets.button("Newer", lambda: self._change_page(-PAGE_SIZE))
                 self._older = widgets.button("Older", lambda: self._change_page(PAGE_SIZE))
                 self._range_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
+        ui.run_javascript("window.onpopstate = () => location.reload()")  # Back to an earlier sort or view
         self._choose()
         await self.refresh()
 
     async def refresh(self) -> None:
         """Query the runs, and redraw the table when it has changed."""
-        query = self._query
-        shown = rows, total, outages = await history.current().query(lambda store: _rows(store, query))
-        if query != self._query or shown == self._shown:
-            return
-        self._shown, self._outages.text = shown, outages
-        self._draw(rows)
-        begin, end = query.offset + 1, query.offset + len(rows)
-        self._range_label.text = f"{begin:,} to {end:,} of {total:,}" if rows else ""
-        self._newer.set_visibility(query.offset > 0)
-        self._older.set_visibility(end < total)
+        query, offset, shown, known = self._query, self._offset, self._shown, self._known
 
-    def _draw(self, rows: list[Row]) -> None:
+        def read(store: Store) -> tuple[tuple[object, ...], runrows.Shown]:
+            now = (query, offset, runrows.changed(store))
+            return now, (shown if now == known and not shown.live else runrows.read(store, query, offset))
+
+        try:
+            now, found = await history.current().query(read)
+        except BadRequest as error:
+            self._problem.text = shell.format_error(error)
+            return
+        if query != self._query or offset != self._offset:
+            return
+        self._problem.text, self._known = "", now
+        if found != shown or now[:2] != (known or ())[:2]:  # another sort may show the same rows
+            self._shown = found
+            self._draw(found)
+
+    def _draw(self, shown: runrows.Shown) -> None:
         from nicegui import ui
 
-        self._empty.set_visibility(not rows)
-        self._region.set_visibility(bool(rows))
+        self._outages.text = shown.outages
+        self._empty.set_visibility(not shown.lines)
+        self._region.set_visibility(bool(shown.lines))
         self._empty.clear()
-        if not rows:
-            filtered = replace(self._query, offset=0) != RunQuery()
+        if not shown.lines:
             with self._empty:
-                ui.label("No run is like that." if filtered else "There are no runs yet.")
-                if not filtered:
+                ui.label("No run is like that." if self._query.filter else "There are no runs yet.")
+                if not self._query.filter:
                     ui.label("cloudtrain submit train.py -f").classes("ct-mono")
-        self._table.props["rows"] = tuple(self._cells(row) for row in rows)
+        self._table.props["heads"] = tuple(
+            (head.text, head.look, head.column, self._direction(head.column)) for head in shown.heads
+        )
+        self._table.props["rows"] = runrows.selects(shown.lines, self._chosen)
+        begin, end = self._offset + 1, self._offset + len(shown.lines)
+        counted = f"{shown.total:,} runs in {len(shown.lines):,} groups" if self._query.group else ""
+        self._range_label.text = counted or (f"{begin:,} to {end:,} of {shown.total:,}" if shown.lines else "")
+        self._newer.set_visibility(self._offset > 0 and not self._query.group)
+        self._older.set_visibility(end < shown.total and not self._query.group)
 
-    def _cells(self, row: Row) -> tuple[object, ...]:
-        """Return the row of a run for runs.js."""
-        link, box = f"/runs/{quote(row.run_id, safe='')}", f"compare {row.run_id}"
-        chosen, look = row.run_id in self._chosen, widgets.state_class(row.state)
-        return (row.run_id, link, box, chosen, row.state.value, look, row.created, row.took, row.loss, row.target)
+    def _direction(self, column: str) -> str:
+        return {column: "ascending", f"-{column}": "descending"}.get(self._query.sort, "none")
 
-    async def _change_query(self, **changes: Any) -> None:
-        self._query = replace(self._query, offset=0, **changes)
+    async def _change_filter(self, event: Any) -> None:
+        words = (event.value or "")[:LONGEST]
+        found = await history.current().query(lambda store: table.completions(store, words))
+        self._filter.set_autocomplete(found)
+        await self._change(push=False, filter=words)
+
+    async def _change(self, push: bool = True, offset: int = 0, **changes: str) -> None:
+        from nicegui import ui
+
+        query = replace(self._query, **changes)
+        if (query, offset) == (self._query, self._offset):
+            return
+        self._query, self._offset = query, offset
+        address = "/?" + "&".join(filter(None, (query.address(), f"offset={offset}" if offset else "")))
+        (ui.navigate.history.push if push else ui.navigate.history.replace)(address.rstrip("?"))
         await self.refresh()
 
     async def _change_page(self, by: int) -> None:
-        self._query = replace(self._query, offset=max(0, self._query.offset + by))
-        await self.refresh()
+        await self._change(offset=max(0, self._offset + by))
+
+    async def _sort(self, column: str) -> None:
+        """Sort by a column: upwards, downwards, by age again."""
+        order = ["", column, f"-{column}", ""]
+        await self._change(sort=order[order.index(self._query.sort) + 1] if self._query.sort in order else column)
+
+    async def _open_view(self, event: Any) -> None:
+        from nicegui import ui
+
+        views = await history.current().query(marks.views)
+        if event.value in views:
+            ui.navigate.to(f"/?{views[event.value]}")
+
+    async def _save_view(self) -> None:
+        from nicegui import ui
+
+        with ui.dialog().props('aria-label="Save the view"') as dialog, ui.card():
+            name = ui.input(label="Name of the view").props("outlined dense autofocus")
+            with ui.element("div").classes("ct-row"):
+                widgets.button("Save", lambda: dialog.submit(name.value or ""), "ct-first")
+                widgets.button("Close", lambda: dialog.submit(None))
+        chosen = await dialog
+        dialog.delete()
+        if chosen is not None:
+            query = self._query.address()
+            if await self._try(lambda store: marks.keep_view(store, chosen, query)):
+                self._views.set_options(list(await history.current().query(marks.views)))
+                ui.notify("saved")
+
+    async def _export(self) -> None:
+        from nicegui import ui
+
+        content = await history.current().query(lambda store: runrows.to_csv(store, self._query))
+        ui.download.content(content, "runs.csv", "text/csv")
+
+    async def _mark(self, changes: Callable[[], dict[str, Any]]) -> None:
+        chosen, given = list(self._chosen), changes()
+        if await self._try(lambda store: [marks.write(store, run_id, **given) for run_id in chosen]):
+            if "archive" in given:  # their rows vanish
+                self._chosen.clear()
+                self._choose()
+            self._known = None
+            await self.refresh()
+
+    async def _try(self, action: Callable[[Store], Any]) -> bool:
+        """Do something with the history; an error is shown. Returns whether it was done."""
+        try:
+            await history.current().query(action)
+        except CloudtrainError as error:
+            shell.notify_error(error)
+            return False
+        return True
 
     def _choose(self, run_id: str = "", chosen: bool = False) -> None:
         if run_id and chosen:
@@ -152,51 +210,9 @@ class Listing:
         count = len(self._chosen)
         self._compare.text = f"Compare {count} runs" if count > 1 else "Compare"
         self._compare.set_enabled(1 < count <= MAX_RUNS)
+        self._marking.set_visibility(count > 0)
 
     def _open_comparison(self) -> None:
         from nicegui import ui
 
         ui.navigate.to("/compare?runs=" + quote(",".join(self._chosen)))
-
-
-def _rows(store: Store, query: RunQuery) -> tuple[list[Row], int, str]:
-    """Return the rows of a page, the number of all matches, and which platforms do not answer; refreshes live runs."""
-    target = None if query.target == ANY_TARGET else query.target
-    criteria = {
-        "words": query.search,
-        "states": STATES[query.states],
-        "target": target,
-        "limit": PAGE_SIZE,
-        "offset": query.offset,
-    }
-    records, total = store.page(**criteria)  # type: ignore[arg-type]
-    unwatched = [
-        record.run_id for record in records if not record.status.state.final and not store.watched(record.run_id)
-    ]
-    for run_id in unwatched:
-        try:
-            Run(run_id, store).refresh(lambda _: None)
-        except CloudtrainError:
-            continue  # the platform did not answer: the stored state is shown
-    if unwatched:
-        records, total = store.page(**criteria)  # type: ignore[arg-type]
-    losses = store.curves.last([record.run_id for record in records])
-    rows = [_row(record, losses.get(record.run_id)) for record in records]
-    return rows, total, _outages(store, records)
-
-
-def _outages(store: Store, records: list[RunRecord]) -> str:
-    """Return a sentence for each target that does not answer, for the runs of a page."""
-    outages: dict[str, str] = {}
-    for record in records:
-        if not record.status.state.final and (answer := asked.last(store.home, record.run_id)) and answer.error:
-            outages.setdefault(record.target or record.backend, answer.outage)
-    return "; ".join(f"{text.clean(target, 60)}: {text.clean(outage, 300)}" for target, outage in outages.items())
-
-
-def _row(record: RunRecord, loss: Any) -> Row:
-    status = record.status
-    took = run_view.elapsed(status.started_at, status.ended_at) if status.started_at and status.ended_at else ""
-    created = text.format_time(record.created_at).removesuffix(" UTC")
-    last = f"{loss.last:.4g}" if loss else ""
-    return Row(record.run_id, status.state, created, took, last, text.clean(record.target or record.backend, 60))

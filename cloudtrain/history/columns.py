@@ -1,0 +1,111 @@
+"""Columns of a table of runs, as SQL over the history: facts, labels, hyperparameters, metrics and marks.
+
+state name run target backend exit created started ended took reason cost step eta
+title note tags star
+label.NAME   hp.NAME   metric.NAME   metric.NAME.min   metric.NAME.max
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cloudtrain.job.units import format_duration, format_number
+
+Kind = Literal["text", "number", "value", "time", "seconds"]
+_TOOK = "round((julianday(coalesce(ended_at, 'now')) - julianday(started_at)) * 86400, 2)"
+_OF_RUN: dict[str, tuple[str, Kind]] = {  # column -> how it is computed from the table `runs`, and what it is
+    "state": ("state", "text"),
+    "name": ("name", "text"),
+    "run": ("run_id", "text"),
+    "target": ("target", "text"),
+    "backend": ("backend", "text"),
+    "reason": ("reason", "text"),
+    "exit": ("exit_code", "number"),
+    "cost": ("usd", "number"),
+    "created": ("created_at", "time"),
+    "started": ("started_at", "time"),
+    "ended": ("ended_at", "time"),
+    "took": (_TOOK, "seconds"),
+    "step": ("(SELECT max(step) FROM run_metrics m WHERE m.run_id = runs.run_id)", "number"),
+}
+_MARKS: dict[str, Kind] = {"title": "text", "note": "text", "tags": "text", "star": "number"}
+FACTS = (*_OF_RUN, "eta", *_MARKS)
+PARTS = {"last": "last", "min": "lowest", "max": "highest"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: as people write it.
+        kind: `value` is a number where the text is one, else text.
+        sql: a scalar expression to sort by; None for `eta`, which is no part of the history.
+        shown: a scalar expression to show.
+        text, number: to compare with; of `source` where that is set.
+        values: for the placeholders of `sql`, and of `source`.
+        source: the query `SELECT run_id FROM ... WHERE` that a comparison ends.
+        numeric: a scalar expression of what means are of.
+    """
+
+    name: str
+    kind: Kind
+    sql: str | None
+    shown: str = ""
+    text: str = ""
+    number: str = ""
+    values: Sequence[object] = field(default=())
+    source: str = ""
+    numeric: str = "NULL"
+
+    def within(self, test: str) -> str:
+        """Return the condition that a test of `text` or `number` holds for a run."""
+        return f"+run_id IN ({self.source} AND ({test}))" if self.source else f"({test})"
+
+
+def find_column(name: str) -> Column | None:
+    """Return the column of a name, None where there is none."""
+    if name in _OF_RUN:
+        sql, kind = _OF_RUN[name]
+        numeric = sql if kind in ("number", "seconds") else "NULL"
+        return Column(name, kind, sql, sql, sql, sql, numeric=numeric)
+    if name == "eta":
+        return Column(name, "seconds", None)
+    if name in _MARKS:
+        own = {"star": "starred"}.get(name, name)
+        sql = f"(SELECT {own} FROM marks k WHERE k.run_id = runs.run_id)"
+        return Column(name, _MARKS[name], sql, sql, own, own, (), "SELECT run_id FROM marks WHERE 1")
+    prefix, _, rest = name.partition(".")
+    if prefix in ("hp", "label") and rest:
+        source = "SELECT run_id FROM run_values WHERE name = ?"
+        one = "(SELECT {} FROM run_values v WHERE v.name = ? AND v.run_id = runs.run_id)"
+        sort, shown, numeric = map(one.format, ("coalesce(number, text)", "text", "number"))
+        return Column(name, "value", sort, shown, "text", "number", (name,), source, numeric)
+    if prefix == "metric" and rest:
+        metric, _, part = rest.rpartition(".")
+        metric, column = (metric, PARTS[part]) if metric and part in PARTS else (rest, "last")
+        sql = f"(SELECT {column} FROM run_metrics m WHERE m.name = ? AND m.run_id = runs.run_id)"
+        source = "SELECT run_id FROM run_metrics WHERE name = ?"
+        return Column(name, "number", sql, sql, column, column, (metric,), source, sql)
+    return None
+
+
+def format_cell(name: str, value: Any) -> str:
+    """Return a value of a column as text, "" for None."""
+    column = find_column(name)
+    if value is None or column is None:
+        return ""
+    if name == "star":
+        return "★" if value else ""
+    if name == "tags":
+        return ", ".join(json.loads(value))
+    if name == "cost":
+        return f"{value:.2f} USD"
+    if column.kind == "time":
+        return str(value)[:16].replace("T", " ")
+    if column.kind == "seconds":
+        return format_duration(value)
+    return format_number(value) if column.kind == "number" else str(value)
