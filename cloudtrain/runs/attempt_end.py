@@ -101,9 +101,10 @@ class AttemptEnds:
             status = replace(end, reason=f"{end.reason}; {reason}".lstrip("; "))
         self.collector.diagnose(self.store, attempt, status, backend)
         self.store.set_status(self.run_id, status)
-        used = spend.total(self.store.attempts(self.run_id), self.store.home)
-        if attempt.plan.price and not used.unpriced_s:
-            self.store.set_cost(self.run_id, used.usd)
+        if attempt.plan.price:
+            used = spend.total(self.store.attempts(self.run_id), self.store.home)
+            if not used.unpriced_s:
+                self.store.set_cost(self.run_id, used.usd)
         self._notify(attempt, status, final=True)
         if status.state is State.CANCELLED and attempt.handle is not None and isinstance(backend, KeepsCancelled):
             self._delete_cancelled(attempt, attempt.handle, backend)

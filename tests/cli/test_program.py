@@ -16,6 +16,7 @@ from tests.conftest import WAIT_S
 DESIGN = ["init", "plan", "submit", "ls", "show", "logs", "metrics", "wait", "cancel", "fetch", "resume", "rerun"]
 DESIGN += [
     "diff",
+    "mark",
     "watch",
     "attach",
     "report",

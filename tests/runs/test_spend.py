@@ -74,6 +74,12 @@ def test_sums_by_target_user_and_label(three, capsys):
     assert user["runs"] == 3 and user["usd"] == 23.66
 
 
+def test_runs_are_listed_by_what_they_cost(three, capsys):
+    capsys.readouterr()
+    assert main(["ls", "cost>5", "--sort", "-cost", "--columns", "cost", "--json"]) == 0
+    assert [round(row["cost"], 2) for row in json.loads(capsys.readouterr().out)] == [16.9, 6.76]
+
+
 def test_months_and_since(three, home: Path, capsys):
     import sqlite3
 
