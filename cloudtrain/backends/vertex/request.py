@@ -70,11 +70,6 @@ class Request:
             self._add_problem(
                 "output", f"is {output}, and results of Vertex AI go to Cloud Storage", "gs://bucket/prefix"
             )
-        split = job.parallelism.tp_size * job.parallelism.pp_size > 1
-        if job.trainer and job.num_nodes > 1 and (job.parallelism.strategy in paths.SHARDED or split):
-            message = "writes a part of every checkpoint on each node, and nodes of Vertex AI share no folder"
-            hint = "one node with more accelerators, or ddp; a script of your own may write to the bucket itself"
-            self._add_problem("parallelism.strategy", message, hint)
         changes: dict[str, Any] = {"output": output, "inputs": self._inputs()}
         self.manifest = replace(Manifest.of(job, run_id, attempt, provenance.about(backend, job, bundle)), **changes)
         self.parent = f"projects/{options['project']}/locations/{options['region']}"

@@ -26,12 +26,12 @@ def list_files(folders: Mapping[str, str], below: str = "") -> dict[str, str]:
     return paths
 
 
-def named(path: str) -> dict[str, int]:
-    """Return the files that a mark names and their sizes; none where it is another tool's."""
+def named(path: str) -> dict[str, tuple[int, int]]:
+    """Return the files that a mark names, with size and node: 0 for this one. None where it is another tool's."""
     try:
         with open(path, "rb") as file:
             files = json.loads(file.read())["files"]
-        return {str(name): int(entry["size"]) for name, entry in files.items()}
+        return {str(name): (int(entry["size"]), int(entry.get("node", 0))) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -5,6 +5,9 @@ everything is. COMPLETE, which says that a checkpoint is whole, is uploaded afte
 and all that it names, and deleted before anything there is replaced. A checkpoint that is removed here goes from the
 store when all that are whole here are whole there: what counts is what survives this node. A kept file that the script
 removed goes too, when all that is here is there.
+
+Nodes of the shared trainer that share no folder each upload the parts that their ranks wrote, under names that no other
+start uses. Node 0 alone, which has claimed the run, uploads COMPLETE when the store has all parts, and removes checkpoints.
 """
 
 from __future__ import annotations
@@ -21,13 +24,28 @@ from ..manifest import Manifest
 from ..status import now
 from . import epochs, store
 from .age import CheckpointAge
-from .listing import State, list_files, named, state_of
-from .upload_plan import COMPLETE, MARKER, REMOVE, RETIRE, UPLOAD, WITHDRAW, Action, covers, is_mark, plan_upload
+from .listing import State, list_files, state_of
+from .marks import Marks
+from .upload_plan import (
+    COMPLETE,
+    MARKER,
+    REMOVE,
+    RETIRE,
+    UPLOAD,
+    WITHDRAW,
+    Action,
+    covers,
+    is_mark,
+    left_to_node_0,
+    plan_upload,
+)
 
 OUTPUTS = "outputs/"
 NOT_AS_HERE: State = (-1, -1)
 OURS = ".cloudtrain/"  # begins the name of a script of ours, which writes checkpoints, and of no checkpoint
 EVERY_S = 15.0
+PAUSE_S = 1.0
+PARTS_S = 120.0  # how long node 0 waits at the end for the parts of other nodes
 TRIES = 3  # of the last upload; the clients have tried each request several times by then
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -55,10 +73,12 @@ class Sync:
         self._attempt = manifest.attempt
         self.replaced = ""  # why this start is to end, as the last pass found it
         self.epoch = 0  # this start's number, where this node has claimed the run
-        self._doubtful: set[str] = set()  # marks here that name other files than are here
+        self._marks = Marks(self._store, folders, self._stored, log)
         self._failing = ""
         every_s = manifest.checkpoint.get("every_s")
         ours = manifest.argv[0].startswith(OURS)
+        self._in_parts = ours and manifest.nodes > 1  # a checkpoint's files may come from several nodes
+        self._follows = False  # node 0 says which checkpoints stand
         self.freshness = CheckpointAge(float(str(every_s)) if every_s else None, ours, log.event)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -67,6 +87,7 @@ class Sync:
     def open(self, node_rank: int) -> None:
         """Claim the run, bring checkpoints back and show that the output can be written; blocking. Raises Refused,
         OSError."""
+        self._follows = self._in_parts and node_rank > 0
         try:
             if node_rank == 0:
                 # Before anything is listed: what an earlier start still removes it has checked before this.
@@ -169,10 +190,24 @@ class Sync:
                 time.sleep(2.0**attempt)
             problem = self._turn(succeeded)
             if not problem:
-                self._log.say(f"output: {len(self._stored)} files are at {self._store.uri}")
-            if not problem or self.replaced:
+                problem = self._await_parts(succeeded)
+                if not problem:
+                    self._log.say(f"output: {len(self._stored)} files are at {self._store.uri}")
+                return problem
+            if self.replaced:
                 break
         return problem
+
+    def _await_parts(self, succeeded: bool) -> str:
+        """Wait until the store has the newest checkpoints, parts of other nodes included; return "" or what lacks."""
+        until = time.monotonic() + PARTS_S
+        while mark := "" if self._follows else self._marks.waiting():
+            if time.monotonic() >= until:
+                return f"{mark} is not complete: parts of other nodes have not arrived"
+            time.sleep(PAUSE_S)
+            if problem := self._turn(succeeded):
+                return problem
+        return ""
 
     def _upload(self, succeeded: bool) -> str:
         """Upload what has changed since the last time, and return "" or the first thing that went wrong."""
@@ -199,6 +234,10 @@ class Sync:
     def _apply(self, actions: list[Action], paths: Mapping[str, str], succeeded: bool) -> str:
         """Do the actions in their order, each kind when it is its turn; return "" or the first thing that went wrong."""
         problems: list[str] = []
+        if self._follows:
+            actions, forgotten = left_to_node_0(actions)
+            for name in forgotten:
+                self._stored.pop(name, None)
 
         def names(kind: str) -> list[str]:
             return [action.name for action in actions if action.kind == kind]
@@ -213,13 +252,15 @@ class Sync:
         if reason := self._look_for_later():  # while those were on their way
             return reason
         for name in names(COMPLETE):
-            if not self._is_doubtful(name, paths[name]) and self._is_whole(name, paths[name]):
+            if not self._marks.is_doubtful(name, paths[name]) and self._marks.is_whole(name, paths[name]):
                 do(lambda name: self._put(name, paths[name]), [name])
                 if name in self._stored:
                     self.freshness.arrived(name)
         retired = names(RETIRE)
-        if retired and not problems and self._may_retire(succeeded) and not self._look_for_later():
+        if retired and not problems and self._marks.may_retire(succeeded) and not self._look_for_later():
             do(self._delete, retired)
+            if self._in_parts:
+                do(self._delete_below, [mark for mark in retired if mark not in self._stored])
         standing = [mark for mark in retired if mark in self._stored]
         do(
             self._delete,
@@ -232,6 +273,12 @@ class Sync:
             ],
         )
         return problems[0] if problems else ""
+
+    def _delete_below(self, mark: str) -> None:
+        """Delete what is left of a checkpoint in the store: the parts of other nodes."""
+        folder = os.path.dirname(mark)
+        for name in self._store.list(folder):
+            self._delete(f"{folder}/{name}")
 
     def _try(self, what: Callable[[str], None], name: str, problems: list[str]) -> None:
         try:
@@ -249,36 +296,6 @@ class Sync:
         elif later > self.epoch:
             self.replaced = f"start {later} of this run has claimed {self._store.uri}"
         return self.replaced and f"{self.replaced}, nothing of this one ({self.epoch}) goes there"
-
-    def _is_whole(self, mark: str, path: str) -> bool:
-        """Return whether the store has all that lies below a mark here, and all that the mark names."""
-        folder = os.path.dirname(mark)
-        below = list_files(self._folders, folder)
-        if not all(self._stored.get(name) == state_of(at) for name, at in below.items() if name != mark):
-            return False
-        return all(self._stored.get(f"{folder}/{name}", (-1, 0))[0] == size for name, size in named(path).items())
-
-    def _is_doubtful(self, mark: str, path: str) -> bool:
-        """Return whether a mark here names what is not here, and log it once: it is not uploaded."""
-        folder = os.path.dirname(path)
-        for name, size in named(path).items():
-            state = state_of(os.path.join(folder, name))
-            if (state is None or state[0] != size) and os.path.exists(path):  # else it is being removed
-                if mark not in self._doubtful:
-                    self._log.say(f"output: {mark} is not uploaded, for {name} beside it is not what it says")
-                self._doubtful.add(mark)
-                return True
-        self._doubtful.discard(mark)
-        return False
-
-    def _may_retire(self, succeeded: bool) -> bool:
-        """Return whether the store has every checkpoint that is whole here, and there is one, or none is needed."""
-        marks = {
-            name: path
-            for name, path in list_files(self._folders, "checkpoints").items()
-            if is_mark(name) and name not in self._doubtful
-        }
-        return (bool(marks) or succeeded) and all(self._stored.get(name) == state_of(at) for name, at in marks.items())
 
     def _put(self, name: str, path: str) -> None:
         try:

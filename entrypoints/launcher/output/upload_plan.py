@@ -53,6 +53,12 @@ def plan_upload(
     ]
 
 
+def left_to_node_0(actions: list[Action]) -> tuple[list[Action], list[str]]:
+    """Return the actions without those that complete or remove checkpoints, and the names that are removed here."""
+    ours = [action for action in actions if action.kind == UPLOAD or not action.name.startswith(CHECKPOINTS)]
+    return ours, [action.name for action in actions if action not in ours and action.kind in (RETIRE, REMOVE)]
+
+
 def is_mark(name: str) -> bool:
     """Return whether an object says that all in and below its folder is complete."""
     return name.rpartition("/")[2] == MARKER

@@ -17,10 +17,11 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 MARKER = "COMPLETE"
@@ -52,11 +53,21 @@ def find(folder: Path) -> list[Checkpoint]:
 
 
 def newest(
-    folder: Path, say: Callable[[str], None], counts: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    folder: Path,
+    say: Callable[[str], None],
+    counts: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    problems: Mapping[Checkpoint, str] = MappingProxyType({}),
 ) -> Checkpoint | None:
-    """Return the newest complete checkpoint among those that count; skipped ones are reported through `say`."""
+    """Return the newest complete checkpoint among those that count; skipped ones are reported through `say`.
+
+    Args:
+        problems: why some of them cannot be used, where that is known.
+    """
     for checkpoint in find(folder):
-        problem = damage(checkpoint.path) if counts(checkpoint) else "it is of a start that a later one has replaced"
+        if counts(checkpoint):
+            problem = problems.get(checkpoint) or damage(checkpoint.path)
+        else:
+            problem = "it is of a start that a later one has replaced"
         if problem is None:
             return checkpoint
         say(f"checkpoint {checkpoint.path.name} is skipped: {problem}")
@@ -93,7 +104,8 @@ def manifest(path: Path) -> dict[str, dict[str, Any]] | str:
         if marker["version"] != VERSION:
             return f"it has version {marker['version']}, this trainer reads {VERSION}"
         return {
-            str(name): {"size": int(at["size"]), "sha256": str(at["sha256"])} for name, at in marker["files"].items()
+            str(name): {"size": int(at["size"]), "sha256": str(at["sha256"]), "node": int(at.get("node", 0))}
+            for name, at in marker["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MARKER} cannot be read ({type(error).__name__})"
@@ -118,12 +130,22 @@ def begin(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-def commit(path: Path, **facts: Any) -> int:
-    """Put every file on the disk, then COMPLETE; returns the bytes of the checkpoint."""
+def settle(path: Path) -> dict[str, dict[str, Any]]:
+    """Put every file on the disk; return size and hash of each."""
     names = sorted(item.relative_to(path).as_posix() for item in path.rglob("*") if item.is_file())
     files = dict(_each(lambda name: _settled(path / name), names))
     for folder in (*(item for item in path.rglob("*") if item.is_dir()), path):
         _sync(folder)
+    return files
+
+
+def commit(path: Path, elsewhere: dict[str, dict[str, Any]] | None = None, **facts: Any) -> int:
+    """Put every file on the disk, then COMPLETE; returns the bytes of the checkpoint.
+
+    Args:
+        elsewhere: files of the checkpoint on other nodes' disks, as `settle` returns them, with their node.
+    """
+    files = {**(elsewhere or {}), **settle(path)}
     partial = path / f".{MARKER}"
     partial.write_text(json.dumps({"version": VERSION, **facts, "files": files}, indent=1))
     _sync(partial)
@@ -168,13 +190,19 @@ def _stands(path: Path, verified: set[str]) -> bool:
             return False
         verified.add(path.name)
         return True
-    return has_all_files(path)
+    return has_all_files(path, written=True)
 
 
-def has_all_files(path: Path) -> bool:
-    """Return whether every file that COMPLETE names is there in its size; reads none of them."""
+def has_all_files(path: Path, *, written: bool = False) -> bool:
+    """Return whether every file that COMPLETE names is there in its size; reads none of them.
+
+    Args:
+        written: this start wrote it: what is on other nodes' disks need not be here.
+    """
     expected = manifest(path)
-    return not isinstance(expected, str) and misfit(path, expected) is None
+    if isinstance(expected, str):
+        return False
+    return misfit(path, {name: at for name, at in expected.items() if not (written and at["node"])}) is None
 
 
 def hold(chosen: Checkpoint, epoch: int) -> Checkpoint | None:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import collectives
 from ..errors import Unsupported
-from . import epochs, files, memory, state
+from . import epochs, files, memory, parts, state
 from .state import Snapshot, TrainingState
 
 
@@ -40,6 +40,7 @@ class CheckpointManager:
     epoch: int = 0  # this start's; the attempt's number before `resume`
     verified: set[str] = field(default_factory=set)  # names of checkpoints whose bytes are known to be right
     behind: bool = True  # the training continues while a checkpoint is written
+    shared: bool = True  # all ranks have one folder; else each node has the parts of its ranks
 
     def __post_init__(self) -> None:
         warnings.filterwarnings(
@@ -129,24 +130,43 @@ class CheckpointManager:
         """Write what was taken and return what went wrong with the disk; collective."""
         path = files.folder_of(self.folder, step, self.epoch)
         self.check_ranks()
-        failed = self._on_rank_0(step, lambda: files.begin(path))
+        failed = self._on_disks(step, lambda: files.begin(path))
         if failed is None and training.parts:
-            mine = self._tried(step, lambda: state.write_parts(path, taken, training, self._group))
-            failed = next(filter(None, collectives.every_rank(mine, self._group)), None)
+            failed = self._on_ranks(step, lambda: state.write_parts(path, taken, training, self._group))
+        elsewhere: dict[str, dict[str, Any]] = {}
+        if failed is None and not self.shared:
+            index, own = parts.index(path, self._group), {}
+            failed = self._on_ranks(step, lambda: own.update(parts.settle(path, index) if parts.follows() else {}))
+            elsewhere = parts.elsewhere(own, self._group)
         if failed is None:
-            failed = self._on_rank_0(step, lambda: self._commit(step, path, taken, training, began))
+            failed = self._on_rank_0(step, lambda: self._commit(step, path, taken, training, began, elsewhere))
         if failed is not None:  # what lies there takes room that the next one may need
-            self._on_rank_0(step, lambda: files.discard(path) if path.is_dir() else None)
-        collectives.from_rank_0(self._tidy if failed is None else self.check_current, self._group)
+            self._on_disks(step, lambda: files.discard(path) if path.is_dir() else None)
+        kept = collectives.from_rank_0(self._tidy if failed is None else self.check_current, self._group)
+        if kept is not None and not self.shared and parts.follows():
+            self._tried(step, lambda: parts.remove_all_but(self.folder, kept, self.epoch))
         return failed
 
     def _on_rank_0(self, step: int, act: Callable[[], None]) -> str | None:
         return collectives.from_rank_0(lambda: self._tried(step, act), self._group)
 
-    def _commit(self, step: int, path: Path, taken: Snapshot, training: TrainingState, began: float) -> None:
+    def _on_ranks(self, step: int, act: Callable[[], None]) -> str | None:
+        """Do something on every rank and return what went wrong on any; collective."""
+        mine = self._tried(step, act)
+        return next(filter(None, collectives.every_rank(mine, self._group)), None)
+
+    def _on_disks(self, step: int, act: Callable[[], None]) -> str | None:
+        """Do something once for each disk that holds checkpoints: on rank 0, or on the first rank of each node."""
+        if self.shared:
+            return self._on_rank_0(step, act)
+        return self._on_ranks(step, act if parts.leads() else lambda: None)
+
+    def _commit(
+        self, step: int, path: Path, taken: Snapshot, training: TrainingState, began: float, elsewhere: dict[str, Any]
+    ) -> None:
         state.write(path, taken, training)
         facts = {"step": step, "attempt": self.attempt, "epoch": self.epoch, "world_size": collectives.world_size()}
-        size = files.commit(path, **facts, parts=training.parts, layout=training.layout)
+        size = files.commit(path, elsewhere=elsewhere, **facts, parts=training.parts, layout=training.layout)
         self.verified.add(path.name)
         seconds = round(time.monotonic() - began, 3)
         self._report_later("checkpoint", step=step, path=str(path), size_bytes=size, seconds=seconds)
@@ -161,14 +181,18 @@ class CheckpointManager:
         """Raise Unsupported on every rank where a later start has claimed the run; collective, waits for rank 0."""
         collectives.from_rank_0(self.check_current, self._group)
 
-    def _tidy(self) -> None:
-        """Remove older checkpoints, unless this start is replaced; what cannot be removed costs no other checkpoint."""
+    def _tidy(self) -> list[str]:
+        """Remove older checkpoints, unless this start is replaced, and return the names of those that are left.
+
+        What cannot be removed costs no other checkpoint.
+        """
         self.check_current()
         try:
             counts = epochs.Chain(self.folder, files.find(self.folder)).has
             files.prune(self.folder, self.keep, self.best, self.verified, counts, self.epoch)
         except OSError as error:
             self._report_later("alarm", reason=f"older checkpoints could not be removed: {error}")
+        return [checkpoint.path.name for checkpoint in files.find(self.folder)]
 
     def _tried(self, step: int, act: Callable[[], None]) -> str | None:
         """Do a part of a checkpoint's writing; return what went wrong with the disk, and report it."""
@@ -191,7 +215,7 @@ class CheckpointManager:
         """Put a checkpoint of that name back and return whether it could be; collective."""
         self.wait()
         path = self.folder / name
-        problem = collectives.from_rank_0(lambda: files.damage(path) if name else "none was written")
+        problem = collectives.from_rank_0(lambda: parts.damage(path, training.parts) if name else "none was written")
         if problem is not None:
             self.say(f"the best checkpoint cannot be loaded: {problem}")
             return False
@@ -201,14 +225,17 @@ class CheckpointManager:
     def hold_best(self, name: str) -> str:
         """Keep an earlier start's best checkpoint, as one of this start's own; return its name now. Collective."""
         self.best = name
-        if (parts := files.NAME.fullmatch(name)) and not self.given:
-            best = files.Checkpoint(int(parts[2]), int(parts[1]), self.folder / name)
+        if (match := files.NAME.fullmatch(name)) and not self.given:
+            best = files.Checkpoint(int(match[2]), int(match[1]), self.folder / name)
             if held := collectives.from_rank_0(lambda: files.hold(best, self.epoch)):
                 self.best = held.path.name
         return self.best
 
-    def _begin(self) -> tuple[int, files.Checkpoint | None, files.Checkpoint | None]:
+    def _begin(self, everywhere: set[str] | None) -> tuple[int, files.Checkpoint | None, files.Checkpoint | None]:
         """Claim the next epoch; return it, what to resume from and this start's own links to that.
+
+        Args:
+            everywhere: names of the checkpoints that every node's disk has; None for a shared folder.
 
         Raises Unsupported where a later start has begun.
         """
@@ -216,7 +243,13 @@ class CheckpointManager:
         def choose() -> files.Checkpoint | None:
             while True:
                 found = files.find(self.folder)
-                chosen = files.newest(self.folder, self.say, epochs.Chain(self.folder, found).has)
+                chain = epochs.Chain(self.folder, found)
+                lacking = (
+                    {}
+                    if everywhere is None
+                    else {each: parts.ABSENT for each in found if each.path.name not in everywhere}
+                )
+                chosen = files.newest(self.folder, self.say, chain.has, lacking)
                 if chosen is not None or files.find(self.folder) == found:
                     return chosen
                 # An older start has removed what was being looked at, for one that is newer: look again.
@@ -248,11 +281,14 @@ class CheckpointManager:
 
         Collective. Random numbers are left to the caller: they come last, when all else is ready.
         """
+        everywhere = None
         if training.parts:
-            state.check_seen(self.folder)
-        self.epoch, chosen, checkpoint = collectives.from_rank_0(self._begin)
+            self.shared = parts.is_shared(self.folder, self.given > 0)
+            everywhere = None if self.shared else parts.on_every_disk(self.folder)
+        self.epoch, chosen, checkpoint = collectives.from_rank_0(lambda: self._begin(everywhere))
         if chosen is None or checkpoint is None:
             return None
+        checkpoint = replace(checkpoint, path=self.folder / checkpoint.path.name)  # another node's folder is elsewhere
         self.verified |= {chosen.path.name, checkpoint.path.name}
         try:
             collectives.from_rank_0(lambda: state.check_layout(checkpoint.path, training))

@@ -6,14 +6,14 @@
     rank-00000.pt ...    random numbers of each rank (python, numpy, torch, cuda) and what it counts alone
 
 Where the model is the same on all ranks, rank 0 writes and reads alone and hands on what it read, so that nodes need no
-common disk. Where it lies in parts, every rank writes and reads its own, below a folder that all nodes see.
+common disk. Where it lies in parts, every rank writes and reads its own, below a folder that all nodes see or on its own
+node's disk: then the launchers bring the parts of all nodes to the output, and all parts to each node before a resume.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import warnings
 from collections.abc import Callable
@@ -124,19 +124,6 @@ def read_parts(path: Path, training: TrainingState) -> None:
     state = tensors(training)
     load(state, checkpoint_id=path / "state")
     _put_back(state, training)
-
-
-def check_seen(folder: Path) -> None:
-    """Raise Unsupported unless all ranks see what rank 0 writes into the folder; collective."""
-    mark = folder / collectives.from_rank_0(lambda: f".seen-{os.urandom(8).hex()}")  # another start has its own
-    collectives.from_rank_0(mark.touch)
-    blind = [rank for rank, sees in enumerate(collectives.every_rank(mark.exists())) if not sees]
-    collectives.from_rank_0(lambda: mark.unlink(missing_ok=True))
-    if blind:
-        raise Unsupported(
-            f"rank {blind[0]} does not see rank 0's checkpoints in {folder}: a model in parts needs a folder that all nodes "
-            "share, or strategy ddp"
-        )
 
 
 def check_layout(path: Path, training: TrainingState) -> None:

@@ -162,11 +162,6 @@ def test_every_machine_of_the_table_has_a_name_that_the_api_knows():
             "options.vertex.network_attachment",
         ),
         ({"args": [os.urandom(90_000).hex()]}, {}, "args"),
-        (
-            {"entrypoint": None, "args": [], "num_nodes": 2, "parallelism": {"strategy": "fsdp"}},
-            {},
-            "parallelism.strategy",
-        ),
     ],
 )
 def test_what_the_platform_would_refuse_is_a_problem_of_its_field(changes: dict, options: dict, path: str):
@@ -208,3 +203,8 @@ def test_the_bootstrap_reads_through_the_mount(tmp_path: Path):
     assert (done.returncode, done.stdout.strip()) == (41, str(tmp_path / "cloudtrain" / "run-a1" / "source")), (
         done.stderr
     )
+
+
+def test_a_sharded_strategy_takes_several_nodes():
+    changes = {"entrypoint": None, "args": [], "num_nodes": 2, "parallelism": {"strategy": "fsdp"}}
+    assert made(changes, {}).problems == []

@@ -43,7 +43,8 @@ def losses(backend: VertexBackend, handle: str) -> dict[int, float]:
 
 
 @pytest.mark.long
-def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_path: Path):
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_path: Path, strategy: str):
     source = tmp_path / "source"
     texts(source / "texts")
     place = {"project": "local", "bucket": "local", "endpoint": simulator.url, "image": "any:1", "client": "rest"}
@@ -55,6 +56,7 @@ def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_pa
             "source": str(source),
             "args": [*data, *TINY, "--max_steps", str(STEPS), "--per_device_train_batch_size", "2", "--dropout", "0.1"],
             "num_nodes": 2,
+            "parallelism": {"strategy": strategy},
             "resources": {"use_spot": True},
             "checkpoint": {"every": "7 steps"},
             "env": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
@@ -88,6 +90,13 @@ def test_spot_losses_at_random_steps_change_no_loss(simulator: Simulator, tmp_pa
     worlds = [world for world in world_events if "platform" in world]
     assert len(worlds) == 6 and all(world["world_size"] == 2 and world["platform"] == "vertex" for world in worlds)
     assert losses(backend, broken) == wanted
+    assert any("resumed from" in line.text for line in backend.logs(broken))
+    if strategy == "fsdp":  # each replica has brought its own part
+        names = simulator.storage.names("local", "cloudtrain/broken/checkpoints/step-")
+        newest = max(name for name in names if name.endswith("/COMPLETE")).removesuffix("COMPLETE")
+        marked = json.loads(simulator.storage.read("local", f"{newest}COMPLETE"))["files"]
+        assert {f"{newest}{name}" for name in marked} <= set(names)
+        assert {entry.get("node", 0) for entry in marked.values()} == {0, 1}
     # Every start, the platform's own too, has claimed the run by a write that only one can do.
     claims = simulator.storage.names("local", "cloudtrain/broken/epochs/")
     records = [json.loads(simulator.storage.read("local", name)) for name in claims]

@@ -32,15 +32,60 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield started
 
 
-def sync_of(folder: Path, attempt: int = 1) -> Sync:
+def sync_of(folder: Path, attempt: int = 1, **job) -> Sync:
     """Return the sync of a node with the run's folders below `folder`; its log is <folder>/log."""
     folders = {name: str(folder / name) for name in ("checkpoints", "outputs", "model")}
     for path in folders.values():
         Path(path).mkdir(parents=True, exist_ok=True)
-    manifest = Manifest(
-        run_id="run", attempt=attempt, argv=("train.py",), nodes=1, processes_per_node=1, output="s3://bucket/home"
-    )
+    usual = {"argv": ("train.py",), "nodes": 1, "processes_per_node": 1, "output": "s3://bucket/home"}
+    manifest = Manifest(run_id="run", attempt=attempt, **{**usual, **job})
     return Sync(decode(manifest.encode()), folders, Log.in_folder(str(folder)))
+
+
+def write_parts(disks: list[Path], step: int) -> None:
+    """Write a checkpoint whose parts are on two disks, as two nodes without a common folder do; node 0 commits."""
+    paths = [files.folder_of(disk / "checkpoints", step, 1) for disk in disks]
+    for node, path in enumerate(paths):
+        files.begin(path)
+        (path / f"part-{node}").write_bytes(b"%d" % step * (100 + node))
+    elsewhere = {name: {**at, "node": 1} for name, at in files.settle(paths[1]).items()}
+    files.commit(paths[0], elsewhere, step=step)
+
+
+def test_parts_of_two_nodes_are_complete_when_both_have_come(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    disks = [tmp_path / "0", tmp_path / "1"]
+    first, second = (sync_of(disk, argv=(".cloudtrain/train.py",), nodes=2) for disk in disks)
+    first.open(0)
+    second.open(1)
+
+    def keys(*steps: int) -> set[str]:
+        return {f"{PLACE}step-{step:08d}.a1/{name}" for step in steps for name in ("part-0", "part-1", "COMPLETE")}
+
+    def stored() -> set[str]:
+        return {key for key in s3.objects() if key.startswith(f"{PLACE}step-")}
+
+    write_parts(disks, 1)
+    assert first._turn(False) == "" and stored() == keys(1) - {
+        f"{PLACE}step-00000001.a1/{n}" for n in ("part-1", "COMPLETE")
+    }
+    assert second._turn(False) == "" == first._turn(False)
+    assert stored() == keys(1)
+    write_parts(disks, 2)
+    for disk in disks:
+        files.discard(files.folder_of(disk / "checkpoints", 1, 1))
+    assert second._turn(False) == "" and keys(1) <= stored(), "node 0 alone removes a checkpoint"
+    assert first._turn(False) == "" and stored() == keys(2)
+    write_parts(disks, 3)
+    monkeypatch.setattr("launcher.output.sync.PARTS_S", 0.0)
+    first.start()
+    assert "parts of other nodes have not arrived" in first.finish(lambda: False, True)
+    second.start()
+    assert second.finish(lambda: False, True) == ""
+    assert first._last(True) == "" and stored() == keys(2, 3)
+    again = sync_of(tmp_path / "new", 2, argv=(".cloudtrain/train.py",), nodes=2)
+    again.open(1)
+    newest = files.newest(tmp_path / "new" / "checkpoints", print)
+    assert newest is not None and newest.step == 3, "every node has all parts before it resumes"
 
 
 def said(folder: Path) -> list[str]:

@@ -213,3 +213,32 @@ def test_a_model_in_parts_needs_a_folder_that_all_nodes_see(tmp_path: Path):
         assert refused.codes() == [78, 78], refused.everything()
     assert "rank 1 does not see rank 0's checkpoints" in refused.output()
     assert refused.losses() == {}
+
+
+def test_parts_on_the_disks_of_two_nodes_are_resumed_when_every_disk_has_all(tmp_path: Path):
+    """Two nodes without a common folder, whose launchers bring all parts to every disk: the losses are the same."""
+    args = [*arguments(tmp_path / "texts"), "--max_steps", "4"]
+    disks = tmp_path / "disks"
+    for rank in (0, 1):
+        (disks / str(rank)).mkdir(parents=True)
+    script = tmp_path / "own_disk.py"
+    script.write_text(
+        "import os, sys, train\n"
+        "os.environ['CLOUDTRAIN_CHECKPOINT_DIR'] += '/' + os.environ['RANK']\n"
+        "os.environ['LOCAL_RANK'] = '0'\n"
+        "sys.exit(train.main())\n"
+    )
+    env = {"CLOUDTRAIN_PARALLELISM": '{"strategy": "fsdp"}', "CLOUDTRAIN_CHECKPOINT_DIR": disks}
+    env |= {"CLOUDTRAIN_CHECKPOINT_EVERY_STEPS": "1", "CLOUDTRAIN_CHECKPOINT_KEEP": "2"}
+    with Trainer(tmp_path / "run", args, 2, {**env, "CLOUDTRAIN_EPOCH": "1"}, script=script) as first:
+        assert first.codes() == [0, 0], first.everything()
+    kept = {path.name for path in (disks / "0").glob("step-*")}
+    assert len(kept) == 2 == len(list((disks / "1").glob("step-*"))), "both disks keep the same two"
+    last = max(kept)
+    shutil.rmtree(disks / "0" / last)  # it was torn: the one before is resumed
+    shutil.copytree(disks / "1", disks / "0", dirs_exist_ok=True)
+    shutil.copytree(disks / "0", disks / "1", dirs_exist_ok=True)
+    with Trainer(tmp_path / "again", args, 2, {**env, "CLOUDTRAIN_EPOCH": "2"}, script=script) as second:
+        assert second.codes() == [0, 0], second.everything()
+    assert f"resumed from {disks / '0' / min(kept)}" in second.output()
+    assert second.losses() == {4: first.losses()[4]}

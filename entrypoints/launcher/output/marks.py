@@ -1,0 +1,63 @@
+"""Which of this node's checkpoints are whole in the store: what lies below a COMPLETE here, and what it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ..log import Log
+from .listing import State, list_files, named, state_of
+from .store import Store
+from .upload_plan import is_mark
+
+
+class Marks:
+    """The COMPLETE files below this node's folders; `stored` is what the store has as it is here, and changes."""
+
+    def __init__(self, store: Store, folders: Mapping[str, str], stored: Mapping[str, State | None], log: Log) -> None:
+        self._store, self._folders, self._stored, self._log = store, folders, stored, log
+        self._doubtful: set[str] = set()  # marks that name other files than are here
+
+    def is_whole(self, mark: str, path: str) -> bool:
+        """Return whether the store has all that lies below a mark here, and all that the mark names; blocking."""
+        folder = os.path.dirname(mark)
+        below = list_files(self._folders, folder)
+        if not all(self._stored.get(name) == state_of(at) for name, at in below.items() if name != mark):
+            return False
+        files = named(path)
+        others = self._store.list(folder) if any(node for _, node in files.values()) else {}
+        sizes = {
+            name: others.get(name) if node else self._stored.get(f"{folder}/{name}")
+            for name, (_, node) in files.items()
+        }
+        return all((sizes[name] or (-1,))[0] == size for name, (size, _) in files.items())
+
+    def is_doubtful(self, mark: str, path: str) -> bool:
+        """Return whether a mark here names what is not here, and log it once: it is not uploaded."""
+        folder = os.path.dirname(path)
+        for name, (size, node) in named(path).items():
+            state = state_of(os.path.join(folder, name))
+            if not node and (state is None or state[0] != size) and os.path.exists(path):  # else it is being removed
+                if mark not in self._doubtful:
+                    self._log.say(f"output: {mark} is not uploaded, for {name} beside it is not what it says")
+                self._doubtful.add(mark)
+                return True
+        self._doubtful.discard(mark)
+        return False
+
+    def may_retire(self, succeeded: bool) -> bool:
+        """Return whether the store has every checkpoint that is whole here, and there is one, or none is needed."""
+        marks = self._certain()
+        return (bool(marks) or succeeded) and all(self._stored.get(name) == state_of(at) for name, at in marks.items())
+
+    def waiting(self) -> str:
+        """Return a mark that waits for parts of other nodes, "" for none."""
+        marks = self._certain().items()
+        waiting = (
+            name for name, path in marks if name not in self._stored and any(node for _, node in named(path).values())
+        )
+        return next(waiting, "")
+
+    def _certain(self) -> dict[str, str]:
+        listed = list_files(self._folders, "checkpoints").items()
+        return {name: path for name, path in listed if is_mark(name) and name not in self._doubtful}
