@@ -148,7 +148,12 @@ STORE = Law(
     "Beside the laws: the history",
     "It survives many writers, killed writers, damage to its file, a full disk and a network file system. How fast a long one answers is"
     " measured by `benchmarks/history.py` (`benchmarks/results/history.md`).",
-    ("tests/laws/test_store_load.py", "tests/history/test_store.py", "tests/history/test_repair.py"),
+    (
+        "tests/laws/test_store_load.py",
+        "tests/history/test_store.py",
+        "tests/history/test_repair.py",
+        "tests/history/test_labelled.py",
+    ),
 )
 
 
