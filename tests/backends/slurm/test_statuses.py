@@ -107,7 +107,7 @@ def test_a_reason_that_changes_is_an_event_of_the_run(slurm: Slurm, home: Path, 
 
 
 def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_path: Path, monkeypatch, capsys):
-    """doctor probes with the job's own limits and notes those of the partitions, plan knows them then, and the run says why."""
+    """The run says why it waits. doctor notes the partitions' limits and probes with the job's own; plan knows them then."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("print(1)")
     (tmp_path / "job.yaml").write_text("name: long\nentrypoint: script.py\nlimits: {max_runtime: 2h}\n")
@@ -116,11 +116,6 @@ def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_p
     (tmp_path / "cloudtrain.toml").write_text("\n".join(["[targets.cluster]", *rows]))
     slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=60")
     try:
-        assert main(["doctor", "cluster", "--job", "job.yaml"]) == 1
-        found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM")]
-        assert len(found) == 1 and "partition high allows 1h" in found[0]
-        (note,) = [text for text in Submitter("cluster").plan("job.yaml").notes if "doctor" in text]
-        assert note.startswith("partition high allows 1h (doctor, ") and "it would never start" in note
         run = Submitter("cluster", watch=False).submit("job.yaml")
         Watcher(run.store, run.run_id).run(until=lambda: True)
         assert "limits.max_runtime" in run.record.status.reason, "PartitionConfig at first, later PartitionTimeLimit"
@@ -128,5 +123,15 @@ def test_a_job_beyond_the_limit_of_its_partition(slurm: Slurm, home: Path, tmp_p
             run.record.status.reason.startswith("Slurm: Partition") and "it never starts by" in run.record.status.reason
         )
         run.cancel()
+        assert main(["doctor", "cluster", "--job", "job.yaml"]) == 0
+        plan = Submitter("cluster").plan("job.yaml")
+        (note,) = [text for text in plan.notes if "doctor" in text]
+        assert note.startswith("partition high allows 1h (doctor, ") and "runs in 3 slices of at most 55m" in note
+        assert "--time=60" in plan.request["sbatch"]
+        slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=8")  # too short for slices
+        capsys.readouterr()
+        assert main(["doctor", "cluster", "--job", "job.yaml"]) == 1
+        found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM")]
+        assert len(found) == 1 and "partition high allows 8m" in found[0] and "it would never start" in found[0]
     finally:
         slurm.ask("scontrol", "update", "PartitionName=high", "MaxTime=UNLIMITED")
