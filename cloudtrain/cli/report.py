@@ -28,6 +28,7 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     cloudtrain report tiny-lm-26 -o report.html
     """
     from cloudtrain.report import nearest, page
+    from cloudtrain.runs import spend
 
     run = runs.find(run_id)
     run.refresh()
@@ -36,7 +37,10 @@ def command(run_id: str | None, output: Path | None, rank: int | None, as_json: 
     missing = nearest.describe(run.logs(raw=True)) if ended and not run.store.curves.ranks(run.run_id) else ()
     verdict, log = run.verdict(), run.logs(raw=True)
     try:
-        page.write(run.store, run.run_id, path, verdict=verdict, log=log, rank=rank, no_metrics=missing)
+        page.write(
+            run.store, run.run_id, path, verdict=verdict, log=log, rank=rank, no_metrics=missing,
+            costs=spend.describe_attempts(run.attempts, run.store.home),
+        )  # fmt: skip
     except OSError as error:
         raise BadRequest(f"{path} cannot be written: {error.strerror}", "-o names another file") from None
     size = path.stat().st_size

@@ -49,10 +49,12 @@ def render(
     *,
     rank: int | None = 0,
     no_metrics: Sequence[str] = (),
+    costs: Sequence[str] = (),
 ) -> str:
     """Return a run's page; `log` are the lines of all attempts and nodes. Raises BadRequest without plotly.
 
-    `rank` is whose curves are drawn, None for all; `no_metrics` is what is said of a run that has none.
+    `rank` is whose curves are drawn, None for all; `no_metrics` is what is said of a run that has none; `costs` are those
+    of the attempts, in USD.
     """
     record, attempts = store.find(run_id), store.attempts(run_id)
     status, plan = record.status, attempts[-1].plan
@@ -92,7 +94,7 @@ def render(
         _pairs(facts),
         "<h2>Curves</h2>" + (figures[0] or _no_metrics(no_metrics)),
         "<h2>Use</h2>" + (figures[1] or '<p class="dim">nothing was reported</p>'),
-        "<h2>Attempts</h2>" + _attempts(attempts),
+        "<h2>Attempts</h2>" + _attempts(attempts, costs),
         _folded("timeline", _timeline(store, run_id)),
         "<h2>Provenance</h2>" + _pairs(provenance),
         _folded("patch", patch.splitlines()) if patch else "",
@@ -189,8 +191,8 @@ def _folded(title: str, lines: Iterable[str], *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary><pre>{text}</pre></details>"
 
 
-def _attempts(attempts: Iterable[AttemptRecord]) -> str:
-    heads = ("attempt", "on", "state", "exit", "started", "ended", "reason")
+def _attempts(attempts: Sequence[AttemptRecord], costs: Sequence[str]) -> str:
+    heads = ("attempt", "on", "state", "exit", "started", "ended", *["USD"] * bool(costs), "reason")
     rows = [
         (
             a.number,
@@ -199,9 +201,10 @@ def _attempts(attempts: Iterable[AttemptRecord]) -> str:
             a.status.exit_code,
             a.status.started_at,
             a.status.ended_at,
+            *costs[number : number + 1],
             a.status.reason,
         )
-        for a in attempts
+        for number, a in enumerate(attempts)
     ]
     body = "".join(
         "<tr>" + "".join(f"<td>{_text('' if cell is None else cell)}</td>" for cell in row) + "</tr>" for row in rows

@@ -114,6 +114,14 @@ def describe_run(attempts: Sequence[AttemptRecord], home: Path) -> str:
     return text + (f"; at most {case['usd']:.2f} USD" if not ended and case.get("usd") is not None else "")
 
 
+def describe_attempts(attempts: Sequence[AttemptRecord], home: Path) -> list[str]:
+    """Return what each attempt has spent, in USD; empty for a single attempt, or where no price is known."""
+    if len(attempts) < 2 or not any(attempt.plan.price for attempt in attempts):
+        return []
+    found = [share_of(attempt, home).usd for attempt in attempts]
+    return ["" if usd is None else f"{usd:.2f}" for usd in found]
+
+
 def describe_cap(attempts: Sequence[AttemptRecord], home: Path) -> str:
     """Return the cap of a run and what is left of it; "" without one."""
     plan = attempts[-1].plan

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.cli import main
+from cloudtrain.console.pages.overview import read_details
 from cloudtrain.events import State, Status
 from cloudtrain.job.job import Job
 from cloudtrain.job.units import format_time
+from cloudtrain.report import page
 from cloudtrain.runs import spend
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
@@ -115,7 +117,13 @@ def test_attempts_of_a_run_add_up(submit, capsys):
     (row,) = costs(capsys)
     assert (row["runs"], row["usd"]) == (1, round(1.5 * 1.69, 4))
     assert main(["show", run.run_id]) == 0
-    assert re.search(r"^  spent +2\.5\d USD \(1h 30m of nodes' time\)$", capsys.readouterr().out, re.MULTILINE)
+    shown = capsys.readouterr().out
+    assert re.search(r"^  spent +2\.5\d USD \(1h 30m of nodes' time\)$", shown, re.MULTILINE)
+    first, second = spend.describe_attempts(run.attempts, run.store.home)
+    assert (first, second) == ("1.69", "0.84") and re.search(r"^  1 +PREEMPTED +75 .*1\.69 ", shown, re.MULTILINE)
+    text = page.render(run.store, run.run_id, None, (), costs=[first, second])
+    assert "<th>USD</th>" in text and "<td>1.69</td>" in text and "<td>0.84</td>" in text
+    assert read_details(run).costs == (first, second)
 
 
 def test_what_is_spent_so_far_and_at_most(submit):
@@ -131,6 +139,7 @@ def test_show_has_no_sum_without_a_price(submit, capsys):
     run = submit("lab", 100)
     assert main(["show", run.run_id]) == 0
     assert "  spent" not in capsys.readouterr().out
+    assert spend.describe_attempts(run.attempts * 2, run.store.home) == []
 
 
 def test_without_runs(home: Path, capsys):
@@ -146,7 +155,5 @@ def test_the_table_on_the_page_is_what_is_printed(three, capsys):
 
 
 def test_the_console_says_it_too(submit):
-    from cloudtrain.console.pages.overview import read_details
-
     facts = dict(read_details(submit("prod", 7200)).facts)
     assert facts["spent"] == "3.38 USD (2h of nodes' time)" and facts["billed"] == "2h of nodes' time, 7,200 s"

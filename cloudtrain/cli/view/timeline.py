@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.cli.view import runs, terminal
 from cloudtrain.events import PLATFORM
 from cloudtrain.job.units import format_duration
+from cloudtrain.runs import spend
 
 if TYPE_CHECKING:
     from cloudtrain.events import Event
@@ -28,11 +29,15 @@ def print_timeline(run: Run) -> None:
     begin, end = runs.parse_time(record.created_at), runs.parse_time(record.status.ended_at) or datetime.now(UTC)
     assert begin is not None
     terminal.print_lines("", "attempts")
+    costs = spend.describe_attempts(attempts, run.store.home)
     whole_s, moved = max((end - begin).total_seconds(), 1e-3), runs.has_moved(attempts)
     terminal.print_table(
-        ("  attempt", *["on"] * moved, "state", "exit", "took", "when", "reason"),
-        [_attempt_row(attempt, begin, whole_s, moved) for attempt in attempts],
-        right=("exit", "took"),
+        ("  attempt", *["on"] * moved, "state", "exit", "took", *["USD"] * bool(costs), "when", "reason"),
+        [
+            _attempt_row(attempt, begin, whole_s, moved, costs[number : number + 1])
+            for number, attempt in enumerate(attempts)
+        ],
+        right=("exit", "took", "USD"),
         styles=runs.STYLES,
         spare=("when", "exit", "took"),
     )
@@ -45,13 +50,15 @@ def print_timeline(run: Run) -> None:
             terminal.print_folded(line, " " * 12)
 
 
-def _attempt_row(attempt: AttemptRecord, begin: datetime, whole_s: float, moved: bool) -> tuple[str, ...]:
+def _attempt_row(
+    attempt: AttemptRecord, begin: datetime, whole_s: float, moved: bool, cost: list[str]
+) -> tuple[str, ...]:
     status = attempt.status
     took = runs.elapsed(status.started_at, status.ended_at) if status.started_at else ""
     code = "" if status.exit_code is None else str(status.exit_code)
     place = [attempt.plan.target or attempt.plan.backend] * moved
     bar = _attempt_bar(attempt, begin, whole_s)
-    return f"  {attempt.number}", *place, str(status.state), code, took, bar, status.reason
+    return f"  {attempt.number}", *place, str(status.state), code, took, *cost, bar, status.reason
 
 
 def _attempt_bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> str:

@@ -25,6 +25,7 @@ class RunDetails:
     facts: tuple[tuple[str, str], ...]
     verdict: tuple[tuple[str, str], ...]
     attempts: tuple[tuple[str, ...], ...]
+    costs: tuple[str, ...]  # of each attempt, where a price is known
     bars: tuple[
         tuple[float, float, float], ...
     ]  # (created, started, ended) of each attempt, as fractions of the run's time
@@ -70,6 +71,7 @@ def read_details(run: Run) -> RunDetails:
         facts,
         (("reason", status.reason), ("since", since), ("platform", outage), *why.verdict_rows(run.verdict())),
         tuple(_attempt(attempt) for attempt in attempts),
+        tuple(spend.describe_attempts(attempts, run.store.home)),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
         tuple(timeline.event_lines(run, begin))[-MAX_EVENTS:],
         record.cancel_requested,
@@ -135,11 +137,16 @@ class Overview:
                 widgets.pairs(details.facts)
             with widgets.card("Timeline"):
                 moved = len({row[4] for row in details.attempts}) > 1
-                heads = ("attempt", *["on"] * moved, "state", "exit", "took", "when")
+                priced = bool(details.costs)
+                coded = not (moved and priced)  # there is no space for all; the events have the exit codes
+                heads = ("attempt", *["on"] * moved, "state", *["exit"] * coded, "took", *["USD"] * priced, "when")
                 rows: list[tuple[object, ...]] = []
-                for row, bar in zip(details.attempts, details.bars, strict=True):
-                    rows.append((row[0], *row[4:] * moved, _state(row[1]), *row[2:4], _bar_cell(bar)))
-                looks = {"exit": "ct-number ct-wide", "took": "ct-number", "when": "ct-fill"}
+                costs = [[cost] for cost in details.costs] or [[]] * len(details.bars)
+                for row, cost, bar in zip(details.attempts, costs, details.bars, strict=True):
+                    code = row[2:3] * coded
+                    rows.append((row[0], *row[4:] * moved, _state(row[1]), *code, row[3], *cost, _bar_cell(bar)))
+                looks = {"on": "ct-whole", "exit": "ct-number ct-wide", "took": "ct-number", "USD": "ct-number"}
+                looks["when"] = "ct-fill"
                 widgets.table(heads, rows, caption="Attempts", looks=looks)
                 if details.events:
                     opened = len(details.attempts) > 1 if self._opened is None else self._opened
