@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError, error_for_answer
 from cloudtrain.backends.kubernetes.jobset import API, as_job, child_name, pods_owner
+from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, CANCELLED, MAX_EXEC, QUEUE, RUN, STARTED
 from cloudtrain.backends.kubernetes.request import UID, fill_placeholders
 from cloudtrain.backends.kubernetes.status import (
@@ -169,7 +170,7 @@ class KubeJobs:
         cluster, namespace, name, uid, _ = parsed = parse_handle(handle)
         job = self._api.get(parsed.path, "the Job cannot be looked at")
         if job and job["metadata"]["uid"] == uid:
-            return as_job(job, self._child(parsed))
+            return with_ends(self._api, namespace, [as_job(job, self._child(parsed))])[0]
         current_cluster = self._api.access.identity
         if current_cluster != cluster:  # if it were the same cluster under another address, it would have this uid
             message = (

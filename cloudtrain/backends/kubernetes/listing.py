@@ -8,6 +8,7 @@ from dataclasses import replace
 from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import PATHS, KubeJobs, is_owned_by, parse_handle, pods_of
 from cloudtrain.backends.kubernetes.jobset import as_job
+from cloudtrain.backends.kubernetes.kueue import with_ends
 from cloudtrain.backends.kubernetes.names import ATTEMPT, STARTED
 from cloudtrain.backends.kubernetes.status import (
     PULLING,
@@ -77,7 +78,7 @@ class KubeList:
         found: dict[str, Status] = {}
         waiting: dict[str, tuple[Object, list[Object]]] = {}  # handle -> a Job and its pods, some of which wait
         silent: set[str] = set()  # uids of objects whose newest event is the reason
-        for job in jobs:
+        for job in with_ends(self._api, namespace, jobs):
             if handle := by_uid.get(str(job["metadata"]["uid"])):
                 own = pods_of(job, pods)
                 self._jobs.remember(handle, job, own)

@@ -17,6 +17,7 @@ from cloudtrain.simulators.replicas import pick_addresses
 KINDS = {
     "jobs": "Job",
     "jobsets": "JobSet",
+    "workloads": "Workload",
     "pods": "Pod",
     "services": "Service",
     "configmaps": "ConfigMap",
@@ -29,7 +30,12 @@ KINDS = {
     "serviceaccounts": "ServiceAccount",
 }
 # others are of the core group
-GROUPS = {"jobs": "batch/v1", "networkpolicies": "networking.k8s.io/v1", "jobsets": "jobset.x-k8s.io/v1alpha2"}
+GROUPS = {
+    "jobs": "batch/v1",
+    "networkpolicies": "networking.k8s.io/v1",
+    "jobsets": "jobset.x-k8s.io/v1alpha2",
+    "workloads": "kueue.x-k8s.io/v1beta1",
+}
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
            409: "AlreadyExists", 410: "Expired", 415: "UnsupportedMediaType", 422: "Invalid",
            504: "Timeout"}  # fmt: skip
