@@ -133,7 +133,8 @@ fp16 with anything but none and ddp, offload without a GPU (ZeRO excepted), clas
 say that it splits its model itself, in a comment line `# cloudtrain: tp_size`.
 
 Checkpoints: none and ddp, `cp_size` or not, write one copy and go on with any number of processes. fsdp, hsdp, tp and pp write every rank's parts (torch.distributed.checkpoint), ZeRO DeepSpeed's own; they need a
-folder that all nodes see, and ZeRO goes on in the layout that wrote it only; another one is refused.
+folder that all nodes see or an output in an object store. There every node uploads its parts, and a restart brings all of them to every node.
+ZeRO resumes in the layout that wrote it only; another one is refused.
 
 ## Limits today
 
