@@ -135,9 +135,9 @@ def test_a_job_that_names_none_takes_what_is_left_and_never_overtakes(locks: str
     assert rest.take_rest(1, GPUS) == [], "another waits for it"
 
 
-def test_what_other_users_leave_there_does_no_harm(locks: str, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("kept")
+def test_what_other_users_leave_there_does_no_harm(locks: str) -> None:
+    precious = Path(locks, "precious")  # what another program locks
+    precious.touch()
     precious.chmod(0o644)
     with user(1):
         os.symlink(precious, f"{locks}/cloudtrain-gpu-lock-GPU-aa")
@@ -146,11 +146,11 @@ def test_what_other_users_leave_there_does_no_harm(locks: str, tmp_path: Path) -
     job = Job(locks, 1, 0)
     job.look()
     assert job.gpus == ["GPU-bb"], "the lock that is a link keeps its GPU from all, and nothing else"
-    assert precious.read_text() == "kept"
     os.unlink(f"{locks}/cloudtrain-gpu-queue")
     os.symlink(precious, f"{locks}/cloudtrain-gpu-queue")
     with pytest.raises(OSError, match="cloudtrain-gpu-queue"):
         job.queue.take_rest(1, GPUS)
+    precious.write_text("a file that holds something")
     with pytest.raises(OSError, match="its owner or root must remove it"):
         open_lock(str(precious))
 
