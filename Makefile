@@ -62,9 +62,10 @@ strategies: $(STAMP) ## every training strategy; writes the tables of docs/train
 	$(BIN)/python docs/own_strategies.py --run
 	$(BIN)/python docs/generate.py
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell *.md docs cloudtrain entrypoints examples
 
 format: $(STAMP) ## ruff: mend what can be mended
 	$(BIN)/ruff check --fix .
