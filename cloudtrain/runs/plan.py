@@ -134,11 +134,9 @@ class Planner:
         self, resolved: Resolved, bundle: Bundle, key: str | None = None, earlier: Sequence[AttemptRecord] = ()
     ) -> Plan:
         """Return the plan of a job over a bundle: of a run with a new id or that of `key`, or of the attempt after `earlier`."""
-        labels = {
-            "user": label(getpass.getuser()),
-            **resolved.job.labels,
-            targets.HOME_LABEL: targets.home_id(self.home),
-        }
+        labels = {"user": label(getpass.getuser()), **resolved.job.labels}
+        if home_id := targets.home_id(self.home):
+            labels[targets.HOME_LABEL] = home_id
         if bundle.commit:
             labels["commit"] = bundle.commit[:12] + ("-dirty" if bundle.dirty else "")
         names = [file.path for file in bundle.files]
