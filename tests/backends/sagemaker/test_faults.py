@@ -385,7 +385,8 @@ def test_an_archive_that_leads_out_is_refused(bench: Bench, tmp_path: Path) -> N
     bench.simulator.call("s3", "put_object", Bucket=BUCKET, Key=key, Body=raw.getvalue())
     with pytest.raises(BackendError, match="cannot be unpacked"):
         bench.backend.fetch(handle, tmp_path / "deep" / "into")
-    assert not list(tmp_path.rglob("outside"))
+    # Not the whole of tmp_path: the simulator removes folders of its host meanwhile.
+    assert not (tmp_path / "outside").exists() and not list((tmp_path / "deep").rglob("outside"))
 
 
 def test_a_refused_cancel_says_that_it_is_still_billed(bench: Bench) -> None:
