@@ -68,9 +68,9 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """What happened, and on which rank; "probably" where that is not certain."""
-        head = (
-            "" if self.certain or self.label == "signal" else "probably "
-        )  # its sentence says that the cause is unknown
+        # A signal's sentence says that the cause is unknown; a traceback that names the job's own code is a fact.
+        stated = self.certain or self.label == "signal" or (self.label == "script-error" and self.raised)
+        head = "" if stated else "probably "
         return head + self.what + (f" (rank {self.rank})" if self.rank is not None else "")
 
     @property

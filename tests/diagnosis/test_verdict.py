@@ -214,7 +214,7 @@ def test_an_exception_of_the_scripts_own_code_is_named_and_placed(raised: str):
         2,
         "data/rows.py, line 12",
     )
-    assert verdict.certain is False
+    assert verdict.certain is False and verdict.sentence.startswith("the script raised an exception of its own")
 
 
 def test_where_is_the_last_call_of_the_jobs_own_code():
