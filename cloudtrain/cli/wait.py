@@ -24,9 +24,10 @@ TIMEOUT_EXIT_CODE = 124
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log. The exit code is the run's: 0, the script's code, 130 when it was
-    cancelled, 124 at its time limit, 75 when it was preempted, 69 when its machine was lost. Of several runs the first one in
-    the order of the arguments that is not 0 counts. The default RUN is the newest. Ctrl-C ends the waiting only.
+    It prints nothing until then; `logs -f` prints the log and exits with 0. The exit code is the run's: 0, the script's
+    code, 130 when it was cancelled, 124 at its time limit, 75 when it was preempted, 69 when its machine was lost. Of
+    several runs the first one in the order of the arguments that is not 0 counts. The default RUN is the newest. Ctrl-C
+    ends the waiting only.
     """
     code = 0
     for run_id in run_ids or (None,):
