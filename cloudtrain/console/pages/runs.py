@@ -40,6 +40,8 @@ class Listing:
         """Draw the filter, the choices and the table."""
         from nicegui import ui
 
+        # Back to an earlier sort or view. The link that skips to the content changes the hash alone.
+        ui.add_head_html("<script>window.onpopstate = () => location.hash || location.reload()</script>")
         names, views = await history.current().query(lambda store: (table.names(store), marks.views(store)))
         columns = list(dict.fromkeys([*self._query.names, *names]))
         with widgets.card(name="Filters"):
@@ -81,7 +83,6 @@ class Listing:
                 self._newer = widgets.button("Newer", lambda: self._change_page(-PAGE_SIZE))
                 self._older = widgets.button("Older", lambda: self._change_page(PAGE_SIZE))
                 self._range_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
-        ui.run_javascript("window.onpopstate = () => location.reload()")  # Back to an earlier sort or view
         self._choose()
         await self.refresh()
 
