@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cloudtrain.runs.listing import runs
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.submit import Submitter, submit
+    from cloudtrain.sweeps.sweep import Sweep
     from cloudtrain.training.distributed import DistributedTraining
 
 # public name -> its module; resolved at first use (PEP 562), so that `import cloudtrain` costs next to nothing
@@ -27,6 +28,7 @@ _HOME = {
     "State": "events",
     "Status": "events",
     "Submitter": "runs.submit",
+    "Sweep": "sweeps.sweep",
     "attach": "runs.attach",
     "runs": "runs",
     "submit": "runs.submit",
@@ -40,6 +42,7 @@ __all__ = [
     "State",
     "Status",
     "Submitter",
+    "Sweep",
     "__version__",
     "attach",
     "runs",

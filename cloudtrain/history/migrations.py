@@ -258,6 +258,35 @@ _ELEVENTH = (
     "CREATE TABLE views (name TEXT PRIMARY KEY, query TEXT NOT NULL)",
 )
 
+# Sweeps, and their trials: each becomes a run. `point` is what the method was asked for, `params` what the job gets.
+_TWELFTH = (
+    """CREATE TABLE sweeps (
+        sweep_id   TEXT PRIMARY KEY,
+        name       TEXT NOT NULL,
+        spec       TEXT NOT NULL,           -- JSON
+        created_at TEXT NOT NULL,
+        state      TEXT NOT NULL,
+        reason     TEXT NOT NULL DEFAULT '',
+        ended_at   TEXT,
+        extra      INTEGER NOT NULL DEFAULT 0, -- trials over its budget, by `sweep extend`
+        owner      TEXT NOT NULL DEFAULT '',
+        expires_at REAL NOT NULL DEFAULT 0
+    )""",
+    """CREATE TABLE trials (
+        sweep_id TEXT NOT NULL REFERENCES sweeps,
+        number   INTEGER NOT NULL,
+        params   TEXT NOT NULL,             -- JSON
+        point    TEXT NOT NULL,             -- JSON
+        target   TEXT NOT NULL,
+        retry_of INTEGER,                   -- the trial that failed
+        run_id   TEXT,                      -- NULL until it was submitted
+        stopped  TEXT NOT NULL DEFAULT '',  -- why it was cancelled
+        result   TEXT,                      -- JSON, of a trial that has ended: one value for each metric, or null
+        PRIMARY KEY (sweep_id, number)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX trials_by_run ON trials (run_id) WHERE run_id IS NOT NULL",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -270,6 +299,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _NINTH,
     _TENTH,
     _ELEVENTH,
+    _TWELFTH,
 )
 
 

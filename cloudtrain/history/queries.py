@@ -201,6 +201,12 @@ class History:
             row = db.execute("SELECT data FROM provenance WHERE run_id = ?", (run_id,)).fetchone()
         return dict(json.loads(row[0])) if row else {}
 
+    def why_cancelled(self, run_id: str) -> str:
+        """Return the reason of a cancelled run: why its sweep has stopped it, or that it was cancelled."""
+        with self.database.read() as db:
+            row = db.execute("SELECT stopped FROM trials WHERE run_id = ?", (run_id,)).fetchone()
+        return str(row[0]) if row and row[0] else "cancelled"
+
     def names(self) -> list[str]:
         """Return up to 1,000 run ids, the newest first (shell completion)."""
         with self.database.read() as db:

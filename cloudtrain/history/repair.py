@@ -37,11 +37,15 @@ TABLES = {
     "marks": ("run_id", "rowid"),
     "views": ("rowid", "rowid"),
     "watchers": ("host", "rowid"),
+    "sweeps": ("rowid", "rowid"),
+    "trials": ("sweep_id", "number"),
 }
 SEARCHED = "repair"  # `event` of an attempt for which its platform is to be asked
 MOST_ROWS = 10_000  # that are looked for behind a row that cannot be read
 _PARTS = ("-wal", "-shm", "-journal", "")  # the file itself comes last: until then the next command begins again
-_JSON = {"job", "plan", "data", "images", "pointers", "hidden", "lacking", "tags"}
+_JSON = {
+    "job", "plan", "data", "images", "pointers", "hidden", "lacking", "tags", "spec", "params", "point", "result"
+}  # fmt: skip
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -243,7 +247,7 @@ class _Copy:
         if whole:
             return
         if key != "rowid":
-            owners = "runs" if key == "run_id" else "attempts"
+            owners = {"run_id": "runs", "sweep_id": "sweeps"}.get(key, "attempts")
             for (owner,) in self._target.execute(f"SELECT {key} FROM {owners}").fetchall() if key != "host" else ():
                 for direction in ("", " DESC"):
                     columns_in_order = ", ".join(f"{column}{direction}" for column in order.split(", "))
@@ -272,6 +276,6 @@ def _is_valid(table: str, row: dict[str, Any], types: dict[str, str]) -> bool:
             plan = Plan.from_json(row["plan"])
             if (plan.attempt_id, plan.run_id, plan.attempt) != (row["attempt_id"], row["run_id"], row["number"]):
                 return False
-        return "state" not in row or row["state"] in State.__members__
+        return table == "sweeps" or "state" not in row or row["state"] in State.__members__
     except (ValueError, TypeError, BadRequest):
         return False

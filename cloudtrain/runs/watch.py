@@ -188,7 +188,8 @@ class Watcher(AttemptEnds):
             self._ended()
         self._read_log(attempt, backend, ended=status.state.final)  # after the status: when final, the log is whole now
         if run.cancel_requested and status.state.final and status.state is not State.SUCCEEDED:
-            status = replace(status, state=State.CANCELLED, exit_code=None, reason="cancelled", event="")
+            why = self.store.why_cancelled(self.run_id)
+            status = replace(status, state=State.CANCELLED, exit_code=None, reason=why, event="")
         self.collector.read_files(self.store, attempt, at_once=status.state.final)
         if status.state.final:
             return self.follow_up(run, attempt, status, backend)

@@ -21,6 +21,7 @@ from pathlib import Path
 from cloudtrain.errors import CloudtrainError, StoreError
 from cloudtrain.history.leases import EnvironmentRecord
 from cloudtrain.history.store import Store
+from cloudtrain.history.trials import SweepHistory
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import environment, mailbox, watch_log, watcher
 from cloudtrain.runs.mailbox import Mailbox, Message
@@ -31,6 +32,7 @@ from cloudtrain.runs.workers import Worker, patterns_of, serve
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
+DRIVER_S = 15.0  # for the process of a sweep to take its lease
 RESTART_S = 1.0  # before the runs of a worker that died are given to another one
 Environ = dict[str, str]
 
@@ -48,6 +50,9 @@ class HomeWatcher:
         self._workers: list[Worker] = []
         self._mailbox: Mailbox | None = None
         self._replaced = False
+        self._sweeps = SweepHistory(home)
+        self._sweeping = False
+        self._driven: dict[str, float] = {}  # sweep -> when its process was started here
         self._homeless: set[str] = set()  # runs whose worker died
         self._died_at = 0.0
         self._elected_at = self._orphans_at = 0.0
@@ -122,7 +127,7 @@ class HomeWatcher:
                 self._care_for_workers()
             except StoreError as error:  # a full disk, another process that locks it for long
                 watch_log.write(error)
-            if self._environs:
+            if self._environs or self._sweeping:
                 live_at = time.monotonic()
 
     def _is_gone(self) -> bool:
@@ -139,6 +144,21 @@ class HomeWatcher:
             self._restore(run_id, self._shell)
         if orphans:
             self._runs.lease_new()
+        self._drive_sweeps()
+
+    def _drive_sweeps(self) -> None:
+        """Start the processes of sweeps that have died, with what is known of their environments."""
+        records = self._sweeps.running()
+        self._sweeping = any(record.driven for record in records)
+        for sweep_id in (record.sweep_id for record in records if not record.driven):
+            stored = self.store.environments([sweep_id]).get(sweep_id)
+            if stored is None or any(name not in self._shell for name in stored.hidden):
+                continue  # a credential is known to its own shell alone: the next `cloudtrain sweep` there starts it
+            self._sweeping = True
+            if time.monotonic() - self._driven.get(sweep_id, -DRIVER_S) > DRIVER_S:
+                self._driven[sweep_id] = time.monotonic()
+                environ = environment.restore(stored.pointers, stored.hidden, self._shell)
+                watcher.drive(self.home, sweep_id, environ)
 
     def _restore(self, run_id: str, shell: Environ) -> None:
         """Watch a run with what is known of its environment; variables whose values are not stored come from a shell."""

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,13 @@ def own_version() -> str:
 
     newest = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
     return f"{__version__}+{newest}"
+
+
+def drive(home: Path, sweep_id: str, shell: Mapping[str, str]) -> None:
+    """Start the process that drives a sweep, with the environment of a shell; returns at once."""
+    command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.sweeps.drive", str(home), sweep_id]
+    base = environment.select(shell, environment.BASE)
+    detach(command, given=json.dumps(dict(shell)).encode(), log=home / watch_log.NAME, env=base, cwd=Path("/"))
 
 
 def _version_key(version: str) -> tuple[list[int], int]:

@@ -1,0 +1,288 @@
+"""cloudtrain sweep: start sweeps, look at them, and change them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudtrain.cli.view import options, terminal
+from cloudtrain.cli.view.failures import INTERRUPTED
+
+if TYPE_CHECKING:
+    from cloudtrain.history.trials import SweepRecord, TrialRecord
+    from cloudtrain.sweeps.sweep import Sweep
+
+EXIT_CODES = {"SUCCEEDED": 0, "CANCELLED": 130}
+
+
+class _Group(click.Group):
+    """A group whose first word is one of its commands, or the file of a sweep to start."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help", "--debug"):
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.option("--debug", is_flag=True, hidden=True, expose_value=False)
+def command() -> None:
+    """Run many trials of a job with other hyperparameters.
+
+    FILE is a sweep file with the keys of W&B's, or a job file with the section sweep. Each trial is a run. The background
+    watcher starts the trials: this command may end.
+
+    \b
+    cloudtrain sweep sweep.yaml -t prod
+    cloudtrain sweep show
+    cloudtrain sweep best > best.yaml
+    """
+
+
+@command.command("start", cls=options.Command)
+@click.argument("file", metavar="FILE", type=click.Path())
+@options.target_option
+@click.option("--key", metavar="KEY", help="A name for this sweep: starting it again returns the same sweep.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until the sweep has ended; exit with 0 when it reached its goal or budget."
+)
+@options.json_option
+def start(file: str, target: str | None, key: str | None, wait: bool, as_json: bool) -> int:
+    """Start a sweep; `cloudtrain sweep FILE` is short for it.
+
+    The job is planned and packaged once, so that all trials run the same source.
+    """
+    from cloudtrain.job.load import read
+    from cloudtrain.sweeps.sweep import begin
+
+    document, folder = read(file)
+    keys = dict(document.value)
+    section = keys.pop("sweep", None)
+    sweep = begin(section, folder, job=keys, target=target, key=key) if section else begin(
+        document.value, folder, target=target, key=key
+    )  # fmt: skip
+    for text in sweep.file.notes:
+        terminal.note(f"note: {text}")
+    if not wait:
+        if as_json:
+            terminal.print_json(_json(sweep))
+        else:
+            terminal.print_lines(f"{sweep.sweep_id}  is started", f"  look  cloudtrain sweep show {sweep.sweep_id}",
+                                 f"  end   cloudtrain sweep stop {sweep.sweep_id}")  # fmt: skip
+        return 0
+    return _wait(sweep, as_json)
+
+
+def _wait(sweep: Sweep, as_json: bool) -> int:
+    try:
+        record = sweep.wait()
+    except KeyboardInterrupt:
+        terminal.note(f"\n{sweep.sweep_id} continues; look with  cloudtrain sweep show {sweep.sweep_id}")
+        return INTERRUPTED
+    if as_json:
+        terminal.print_json(_json(sweep))
+    else:
+        terminal.print_lines(f"{sweep.sweep_id}  {record.state}: {record.reason}")
+        _print_best(sweep)
+    return EXIT_CODES.get(record.state, 1)
+
+
+@command.command("ls", cls=options.Command)
+@click.option("-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many sweeps.")
+@options.json_option
+def list_sweeps(limit: int, as_json: bool) -> int:
+    """List sweeps, the newest first."""
+    from cloudtrain.history.trials import SweepHistory
+    from cloudtrain.job.targets import home
+    from cloudtrain.sweeps.sweep import Sweep
+
+    sweeps = [Sweep.find(record.sweep_id) for record in SweepHistory(home()).sweeps(limit)]
+    for sweep in sweeps:
+        sweep.ensure_driven()
+    if as_json:
+        terminal.print_json([_json(sweep) for sweep in sweeps])
+    elif sweeps:
+        rows = [_row(sweep) for sweep in sweeps]
+        terminal.print_table(("sweep", "state", "trials", "live", "best", "reason"), rows, right=("trials", "live", "best"),
+                             spare=("reason",))  # fmt: skip
+    else:
+        terminal.print_lines("there are no sweeps yet; cloudtrain sweep FILE starts one")
+    return 0
+
+
+def _row(sweep: Sweep) -> tuple[str, ...]:
+    record, trials, best = sweep.record, sweep.trials, sweep.best
+    live = sum(not trial.ended for trial in trials)
+    value = f"{best.result[0]:.6g}" if best and best.result else ""
+    return (sweep.sweep_id, record.state, str(len(trials)), str(live), value, record.reason)
+
+
+_named = click.argument("sweep_id", metavar="SWEEP")
+
+
+@command.command("show", cls=options.Command)
+@click.argument("sweep_id", metavar="[SWEEP]", required=False)
+@options.json_option
+def show(sweep_id: str | None, as_json: bool) -> int:
+    """Show a sweep: its state, its best trial, and all trials. The default SWEEP is the newest."""
+    sweep = _find(sweep_id)
+    if as_json:
+        terminal.print_json(_json(sweep))
+        return 0
+    record, file = sweep.record, sweep.file
+    searched = [parameter.name for parameter in file.parameters if parameter.distribution != "constant"]
+    terminal.print_lines(f"{sweep.sweep_id}  {record.state}" + (f": {record.reason}" if record.reason else ""))
+    _print_best(sweep)
+    names = [metric.name for metric in file.metrics]
+    rows = [_trial_row(trial, searched, len(names)) for trial in sweep.trials]
+    if rows:
+        terminal.print_table(
+            ("trial", "state", *names, *searched, "run", "note"), rows, right=("trial", *names, *searched),
+            spare=("note",),
+        )  # fmt: skip
+    return 0
+
+
+def _trial_row(trial: TrialRecord, searched: list[str], metrics: int) -> tuple[str, ...]:
+    values = [f"{value:.6g}" for value in trial.result] if trial.result else [""] * metrics
+    params = [_short(trial.params.get(name)) for name in searched]
+    note = trial.stopped or (f"repeats trial {trial.retry_of}" if trial.retry_of else "")
+    return (str(trial.number), trial.state or "not sent", *values, *params, trial.run_id or "", note)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_best(sweep: Sweep) -> None:
+    best, file = sweep.best, sweep.file
+    if best and best.result:
+        params = ", ".join(f"{name} {_short(value)}" for name, value in best.params.items())
+        terminal.print_lines(f"  best: {file.metrics[0].name} {best.result[0]:.6g} by trial {best.number} ({params})",
+                             f"        cloudtrain fetch {best.run_id}")  # fmt: skip
+
+
+@command.command("stop", cls=options.Command)
+@_named
+@options.json_option
+def stop(sweep_id: str, as_json: bool) -> int:
+    """Cancel the live trials of a sweep and end it."""
+    sweep = _find(sweep_id)
+    sweep.stop()
+    return _changed(sweep, as_json, "is asked to end")
+
+
+@command.command("pause", cls=options.Command)
+@_named
+@options.json_option
+def pause(sweep_id: str, as_json: bool) -> int:
+    """Start no further trial; those that run continue."""
+    sweep = _find(sweep_id)
+    sweep.pause()
+    return _changed(sweep, as_json, "is paused")
+
+
+@command.command("resume", cls=options.Command)
+@_named
+@options.json_option
+def resume(sweep_id: str, as_json: bool) -> int:
+    """Start trials again after a pause."""
+    sweep = _find(sweep_id)
+    sweep.resume()
+    return _changed(sweep, as_json, "continues")
+
+
+@command.command("extend", cls=options.Command)
+@_named
+@click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="How many trials more.")
+@options.json_option
+def extend(sweep_id: str, trials: int, as_json: bool) -> int:
+    """Run more trials than the budget says; a sweep that has ended continues."""
+    sweep = _find(sweep_id)
+    sweep.extend(trials)
+    return _changed(sweep, as_json, f"runs {trials} trials more")
+
+
+@command.command("rerun-failed", cls=options.Command)
+@_named
+@options.json_option
+def rerun_failed(sweep_id: str, as_json: bool) -> int:
+    """Repeat the trials that have failed twice."""
+    sweep = _find(sweep_id)
+    count = sweep.rerun_failed()
+    return _changed(sweep, as_json, f"repeats {count} trials" if count else "has no trial that failed twice")
+
+
+@command.command("best", cls=options.Command)
+@click.argument("sweep_id", metavar="[SWEEP]", required=False)
+@options.json_option
+def best(sweep_id: str | None, as_json: bool) -> int:
+    """Print the job file of the best trial; `cloudtrain submit` takes it.
+
+    \b
+    cloudtrain sweep best > best.yaml
+    cloudtrain submit best.yaml
+    """
+    from cloudtrain.errors import BadRequest
+
+    sweep = _find(sweep_id)
+    found = sweep.best
+    if found is None:
+        raise BadRequest(f"no trial of {sweep.sweep_id} has a result yet", f"cloudtrain sweep show {sweep.sweep_id}")
+    job = dict(sweep.run(found).record.job)
+    job["env"] = {name: value for name, value in (job.get("env") or {}).items() if name != "SWEEP_TRIAL"}
+    job["labels"] = {name: value for name, value in (job.get("labels") or {}).items() if name in ("sweep", "trial")}
+    if as_json:
+        terminal.print_json({"run": found.run_id, "result": found.result, "params": dict(found.params), "job": job})
+    else:
+        import yaml
+
+        terminal.print_raw(
+            yaml.safe_dump({key: value for key, value in job.items() if value}, sort_keys=False).rstrip()
+        )
+    return 0
+
+
+def _find(sweep_id: str | None) -> Sweep:
+    from cloudtrain.sweeps.sweep import Sweep
+
+    sweep = Sweep.find(sweep_id)
+    sweep.ensure_driven()
+    return sweep
+
+
+def _changed(sweep: Sweep, as_json: bool, how: str) -> int:
+    if as_json:
+        terminal.print_json(_json(sweep))
+    else:
+        terminal.print_lines(f"{sweep.sweep_id}  {how}")
+    return 0
+
+
+def _json(sweep: Sweep) -> dict[str, Any]:
+    record: SweepRecord = sweep.record
+    found = sweep.best
+    return {
+        "sweep_id": sweep.sweep_id,
+        "state": record.state,
+        "reason": record.reason,
+        "created_at": record.created_at,
+        "ended_at": record.ended_at,
+        "metrics": [metric.name for metric in sweep.file.metrics],
+        "best": _trial_json(found) if found else None,
+        "trials": [_trial_json(trial) for trial in sweep.trials],
+    }
+
+
+def _trial_json(trial: TrialRecord) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "run_id": trial.run_id,
+        "state": trial.state,
+        "params": dict(trial.params),
+        "result": trial.result,
+        "target": trial.target,
+        "retry_of": trial.retry_of,
+        "stopped": trial.stopped,
+    }

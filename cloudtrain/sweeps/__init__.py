@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one job with other hyperparameters, as one object under one budget."""

@@ -1,0 +1,241 @@
+"""The process that drives one sweep: it draws trials, submits each once, stops the worse ones, and ends when all is done.
+
+    python -m cloudtrain.sweeps.drive HOME SWEEP        the environment of the sweep's shell as JSON on standard input
+
+A lease in the history says which process drives. Whatever was killed, the next one continues from the history: a trial is
+stored before it is submitted, under a key of its own, so that it becomes one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from cloudtrain.errors import BackendError, CloudtrainError, StoreError, Unreachable
+from cloudtrain.events import State
+from cloudtrain.history.leases import EnvironmentRecord
+from cloudtrain.history.store import Store
+from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
+from cloudtrain.nodes.process import Process
+from cloudtrain.runs import environment, watch_log, watcher
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.spend import total
+from cloudtrain.sweeps import standing
+from cloudtrain.sweeps.draw import draw
+from cloudtrain.sweeps.early_stop import EarlyStop
+from cloudtrain.sweeps.send import Trials
+from cloudtrain.sweeps.standing import Spent
+
+LEASE_S = 30.0
+PAUSE_S, BUSY_S = 1.0, 0.1  # between two looks at the trials, and where something has just happened
+CARE_S = 5.0  # how often it is checked that the live runs are watched
+
+
+class Driver:
+    """Drives a sweep from one look to the next."""
+
+    def __init__(self, home: Path, sweep_id: str) -> None:
+        self.home, self.sweep_id = home, sweep_id
+        self.me = Process.here()
+        self.history, self.store = SweepHistory(home), Store(home)
+        self.trials = Trials(home, self.history.find(sweep_id))
+        self.sweep = self.trials.sweep
+        self._cared_at = 0.0
+        self._looked: dict[str, str] = {}  # run -> cursor of its log when its reports were last compared
+        self._drawn_out = False  # nothing is left to draw, or to pay for
+
+    def run(self) -> None:
+        """Drive until the sweep has ended, is paused, or another process drives it; blocking."""
+        while self.history.lease(self.sweep_id, self.me, LEASE_S):
+            try:
+                moved = self.look()
+            except Unreachable as error:
+                watch_log.write(f"{self.sweep_id}: {error}")
+                moved = False
+            time.sleep(BUSY_S if moved else PAUSE_S)
+        self.history.release(self.sweep_id, self.me)
+
+    def look(self) -> bool:
+        """Bring the sweep forward once; True where something has happened. Raises StoreError, Unreachable."""
+        record, trials = self.history.find(self.sweep_id), self.history.trials(self.sweep_id)
+        moved = False
+        for trial in trials:
+            if trial.ended:
+                continue
+            if trial.run_id is None:
+                self._submit(trial)
+                moved = True
+            elif trial.state is not None and trial.state.final:
+                self._end(trial, trials)
+                moved = True
+        if moved:
+            return True
+        live = [trial for trial in trials if not trial.ended]
+        self._care(live)
+        spent = self._spent(trials)
+        end = standing.outcome(self.sweep, record, trials, spent, exhausted=self._drawn_out)
+        if end:
+            self._cancel(live, f"the sweep has ended: {end[1]}" if end[0] != "CANCELLED" else end[1])
+            if not live:
+                self.history.set_state(self.sweep_id, *end, old=("RUNNING", "STOPPING"))
+            return not live
+        for trial in live:
+            moved = self._stop_early(trial, trials) or moved
+        return self._draw(record, trials, live, spent) or moved
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    def _draw(self, record: SweepRecord, trials: list[TrialRecord], live: list[TrialRecord], spent: Spent) -> bool:
+        """Store and submit the next trial where one more may run; True where it did."""
+        budget = self.sweep.budget
+        drawn = sum(trial.retry_of is None for trial in trials)
+        if len(live) >= self.sweep.max_parallel or (
+            budget.trials is not None and drawn >= budget.trials + record.extra
+        ):
+            return False
+        if budget.hours is not None and spent.hours >= budget.hours:
+            return False
+        found = draw(self.sweep, drawn + 1, standing.past(self.sweep, trials, self.store))
+        if found is None:
+            self._drawn_out = True
+            return False
+        params, point = found
+        load = dict.fromkeys(map(str, self.trials.targets), 0)
+        for trial in live:
+            load[trial.target] = load.get(trial.target, 0) + 1
+        target = min(load, key=lambda name: load[name])
+        number = len(trials) + 1
+        if budget.usd is not None:
+            more = self.trials.most_usd(number, params, target)
+            if spent.usd + spent.promised_usd + more > budget.usd:
+                self._drawn_out = not live  # else an end may leave more than was promised
+                return False
+        self._drawn_out = False
+        self.history.add_trial(self.sweep_id, number, params, point, target)
+        self._submit(self.history.trials(self.sweep_id)[number - 1])
+        return True
+
+    def _submit(self, trial: TrialRecord) -> None:
+        """Submit a trial that is stored, or find the run that an earlier process has submitted for it."""
+        try:
+            run_id = self.trials.submit(trial)
+        except (Unreachable, StoreError):
+            raise
+        except CloudtrainError as error:
+            watch_log.write(f"{self.sweep_id}: trial {trial.number}: {error}")
+            run_id = self.trials.run_id(trial)
+            if self.store.get(run_id) is None:  # it was refused before it was stored
+                self.history.stop(self.sweep_id, trial.number, f"refused: {error.message}")
+                self.history.end_trial(self.sweep_id, trial.number, None)
+                return
+        self.history.submitted(self.sweep_id, trial.number, run_id)
+        self.store.acknowledge(run_id)
+
+    def _end(self, trial: TrialRecord, trials: list[TrialRecord]) -> None:
+        """Store the result of a trial that has ended, and repeat one that has failed once."""
+        result = standing.result_of(self.store, trial.run_id, self.sweep.metrics)
+        broken = trial.state not in (State.SUCCEEDED, State.CANCELLED)
+        if (
+            broken
+            and not trial.stopped
+            and trial.retry_of is None
+            and self.history.find(self.sweep_id).state == "RUNNING"
+        ):
+            repeated = any(other.retry_of == trial.number for other in trials)
+            if not repeated:
+                number = len(self.history.trials(self.sweep_id)) + 1
+                self.history.add_trial(
+                    self.sweep_id, number, trial.params, trial.point, trial.target, retry_of=trial.number
+                )
+        self.history.end_trial(self.sweep_id, trial.number, None if broken else result)
+
+    def _stop_early(self, trial: TrialRecord, trials: list[TrialRecord]) -> bool:
+        """Cancel a running trial that others have beaten; True where it did."""
+        rule = self.sweep.early_stop
+        if rule is None or trial.stopped or trial.run_id is None or trial.state is not State.RUNNING:
+            return False
+        cursor = str(self.store.attempts(trial.run_id)[-1].cursor)
+        if self._looked.get(trial.run_id) == cursor:
+            return False
+        self._looked[trial.run_id] = cursor
+        if why := self._why_stopped(rule, trial, trials):
+            self._cancel([trial], f"{standing.PRUNED}: {why}")
+        return bool(why)
+
+    def _why_stopped(self, rule: EarlyStop, trial: TrialRecord, trials: list[TrialRecord]) -> str:
+        metric = self.sweep.metrics[0]
+        sign = 1 if metric.goal == "minimize" else -1
+
+        def values(run_id: str | None) -> list[float]:
+            found = standing.reports(self.store, run_id, metric.name)
+            return [float("inf") if math.isnan(value) else sign * value for value in found]
+
+        mine = values(trial.run_id)
+        return rule.stops(mine, [values(other.run_id) for other in trials if other is not trial]) if mine else ""
+
+    def _cancel(self, trials: list[TrialRecord], why: str) -> None:
+        """Cancel trials; the reason is stored first. A platform that does not answer is asked again by the watcher."""
+        for trial in trials:
+            if trial.stopped or trial.run_id is None:
+                continue
+            self.history.stop(self.sweep_id, trial.number, why)
+            with contextlib.suppress(BackendError):
+                Run(trial.run_id, self.store).cancel()
+
+    # -- around them --------------------------------------------------------------------------------------------------
+
+    def _spent(self, trials: list[TrialRecord]) -> Spent:
+        """Return what the trials have used; only where the budget counts it."""
+        if self.sweep.budget.hours is None and self.sweep.budget.usd is None:
+            return Spent()
+        hours = usd = promised = 0.0
+        unpriced = False
+        for trial in trials:
+            if trial.run_id is None:
+                continue
+            attempts = self.store.attempts(trial.run_id)
+            used = total(attempts, self.home)
+            hours, usd, unpriced = hours + used.node_s / 3600, usd + used.usd, unpriced or bool(used.unpriced_s)
+            if not trial.ended:
+                promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
+        return Spent(hours, usd, promised, unpriced)
+
+    def _care(self, live: list[TrialRecord]) -> None:
+        """Start the watcher where it has died, with the environment that only this process and it have."""
+        if time.monotonic() - self._cared_at < CARE_S:
+            return
+        self._cared_at = time.monotonic()
+        for trial in live:
+            if trial.run_id and not self.store.watched(trial.run_id):
+                watcher.start(self.store, self.store.attempts(trial.run_id)[-1].plan)
+                return
+
+
+def start(home: Path, sweep_id: str) -> None:
+    """Start the process that drives a sweep, with this shell's environment, and store what may be stored of that."""
+    record = EnvironmentRecord(environment.pointers(os.environ), environment.hidden(os.environ, ()), ())
+    Store(home).keep_environments({sweep_id: record})
+    watcher.drive(home, sweep_id, os.environ)
+
+
+def main() -> int:
+    """Drive a sweep; see the module's docstring."""
+    home, sweep_id = Path(sys.argv[1]), sys.argv[2]
+    os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
+    try:
+        Driver(home, sweep_id).run()
+    except CloudtrainError as error:
+        watch_log.write(f"{sweep_id}: {error}")
+        with contextlib.suppress(StoreError):
+            SweepHistory(home).set_state(sweep_id, "FAILED", error.message, old=("RUNNING",))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

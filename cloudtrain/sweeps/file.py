@@ -1,0 +1,284 @@
+"""The sweep file: W&B's keys as people have them, and ours for the job, targets, budget and parallel trials.
+
+Every key is honoured or refused by its name. `read` gives what is wrong with a file all at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadJob, BadRequest, Problem
+from cloudtrain.sweeps.early_stop import EarlyStop
+from cloudtrain.sweeps.space import Parameter, grid, parse
+
+METHODS = {
+    "random": "random",
+    "grid": "grid",
+    "bayes": "tpe",  # W&B's own Gaussian process is not here
+    "tpe": "tpe",
+    "nsga2": "nsga2",
+    "cmaes": "cmaes",
+}
+WANDB = (
+    "name", "description", "program", "command", "job", "method", "metric", "metrics", "parameters", "early_terminate",
+    "run_cap", "project", "entity", "image_uri", "apiVersion", "kind",
+)  # fmt: skip
+OURS = ("target", "budget", "max_parallel", "max_failed", "seed")
+REFUSED = {
+    "controller": "the watcher of this machine drives a sweep: leave it out",
+    "scheduler": "use method: bayes, random, grid, tpe, nsga2 or cmaes",
+}
+_METRIC = ("name", "goal", "target", "impute")
+_JOB_KEYS = re.compile(
+    r"(hyperparameters|env|resources|parallelism|environment|limits|checkpoint|options)\..+|num_nodes|processes_per_node"
+)
+DEFAULT_PARALLEL, DEFAULT_FAILED = 4, 5
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a sweep optimizes: the last value of a metric that trials report."""
+
+    name: str
+    goal: str = "minimize"
+    target: float | None = None  # the sweep ends when a trial has reached it
+    impute: str = "worst"  # the value of a failed trial: worst of all, or its own latest or best
+
+    def is_better(self, value: float, other: float) -> bool:
+        return value < other if self.goal == "minimize" else value > other
+
+    def is_reached(self, value: float | None) -> bool:
+        if value is None or self.target is None:
+            return False
+        return value <= self.target if self.goal == "minimize" else value >= self.target
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a sweep may use; None for no limit. Hours are of all its trials' nodes together."""
+
+    trials: int | None = None
+    hours: float | None = None
+    usd: float | None = None
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep file that was read and checked."""
+
+    name: str
+    method: str  # a value of METHODS
+    job: Mapping[str, Any]  # job file's keys, without the trial's
+    folder: Path  # to which its relative paths belong
+    parameters: Sequence[Parameter]
+    metrics: Sequence[Metric]
+    early_stop: EarlyStop | None
+    budget: Budget
+    targets: Sequence[str | None]
+    max_parallel: int
+    max_failed: int
+    seed: int
+    notes: Sequence[str] = field(default=())
+    texts: bool = False  # every value is an argument as Python writes it: W&B's ${args}
+
+    @property
+    def size(self) -> int | None:
+        """How many trials there are at most; None without a limit."""
+        whole = sum(1 for _ in grid(self.parameters)) if self.method == "grid" else None
+        return min((n for n in (whole, self.budget.trials) if n is not None), default=None)
+
+    def settings(self, trial: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the job's keys that a trial sets, by dotted path."""
+        found = {}
+        for name, value in trial.items():
+            path = name if _JOB_KEYS.fullmatch(name) else f"hyperparameters.{name}"
+            found[path] = str(value) if self.texts and isinstance(value, bool) else value
+        return found
+
+
+def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | None = None) -> SweepFile:
+    """Return the sweep of a document; raises BadJob with all of its problems. Reads the job file that it names.
+
+    Args:
+        document: a sweep file's keys.
+        folder: to which its relative paths belong.
+        job: the job's keys, where the sweep is a section of a job file.
+    """
+    problems = [Problem(f"is not for a sweep here: {REFUSED[key]}", key) for key in document if key in REFUSED]
+    for key in document.keys() - {*WANDB, *OURS, *REFUSED}:
+        problems.append(Problem("is no key of a sweep", key, f"one of {', '.join((*WANDB, *OURS))}"))
+    if document.get("kind", "sweep") != "sweep":
+        problems.append(Problem(f"is {document['kind']!r}, not sweep", "kind"))
+    notes: list[str] = []
+    method = str(document.get("method", ""))
+    if method not in METHODS:
+        problems.append(Problem(f"is {method!r}" if method else "is missing", "method", f"one of {', '.join(METHODS)}"))
+    elif method == "bayes":
+        notes.append("method bayes is TPE here (Optuna), not W&B's Gaussian process")
+    parameters, wrong = parse(document.get("parameters") or {})
+    problems += wrong
+    metrics = _metrics(document, problems)
+    if method == "grid" and not problems:
+        try:
+            next(grid(parameters))
+        except ValueError as error:
+            problems.append(Problem(str(error), "method"))
+    if len(metrics) > 1 and METHODS.get(method) not in ("tpe", "nsga2", "random", "grid"):
+        problems.append(Problem(f"{method} has one metric", "metrics", "use nsga2 or tpe"))
+    if method not in ("random", "grid") and method in METHODS and not metrics:
+        problems.append(Problem("is missing: the method learns from it", "metric"))
+    stop = _early_stop(document, metrics, problems)
+    job, texts = _job(document, folder, job, problems)
+    budget = _budget(document, problems)
+    numbers = {
+        "max_parallel": _whole(document, "max_parallel", DEFAULT_PARALLEL, 1, problems),
+        "max_failed": _whole(document, "max_failed", DEFAULT_FAILED, 0, problems),
+        "seed": _whole(document, "seed", secrets.randbelow(1 << 31), 0, problems),
+    }
+    targets = document.get("target")
+    listed = targets if isinstance(targets, list) else [targets]
+    if not all(target is None or isinstance(target, str) for target in listed) or not listed:
+        problems.append(Problem("is a target's name or a list of names", "target"))
+    if problems:
+        raise BadJob(problems)
+    if METHODS[method] != "grid" and budget.trials is None and budget.hours is None and budget.usd is None:
+        raise BadJob(
+            [Problem("nothing ends this sweep", "run_cap", "write run_cap: 20, or budget with trials, hours or usd")]
+        )
+    name = str(document.get("name") or job.get("name") or folder.name)
+    return SweepFile(
+        name,
+        METHODS[method],
+        job,
+        folder,
+        parameters,
+        metrics,
+        stop,
+        budget,
+        listed,
+        notes=notes,
+        texts=texts,
+        **numbers,
+    )
+
+
+def _metrics(document: Mapping[str, Any], problems: list[Problem]) -> list[Metric]:
+    one, several = document.get("metric"), document.get("metrics")
+    if one is not None and several is not None:
+        problems.append(Problem("and metric exclude each other", "metrics"))
+    found = []
+    for at, given in enumerate(several if isinstance(several, list) else [one] if one is not None else []):
+        path = f"metrics.{at}" if several else "metric"
+        given = {"name": given} if isinstance(given, str) else given
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            problems.append(Problem("needs a name", path))
+            continue
+        for key in given.keys() - set(_METRIC):
+            problems.append(Problem(f"is no key of a metric here; it has {', '.join(_METRIC)}", f"{path}.{key}"))
+        metric = Metric(given["name"], given.get("goal", "minimize"), given.get("target"), given.get("impute", "worst"))
+        if metric.goal not in ("minimize", "maximize"):
+            problems.append(Problem(f"is {metric.goal!r}: minimize or maximize", f"{path}.goal"))
+        if metric.impute not in ("worst", "best", "latest"):
+            problems.append(Problem(f"is {metric.impute!r}: worst, best or latest", f"{path}.impute"))
+        if metric.target is not None and not isinstance(metric.target, int | float):
+            problems.append(Problem(f"is {metric.target!r}, not a number", f"{path}.target"))
+        found.append(metric)
+    return found
+
+
+def _early_stop(document: Mapping[str, Any], metrics: Sequence[Metric], problems: list[Problem]) -> EarlyStop | None:
+    given = document.get("early_terminate")
+    if given is None:
+        return None
+    try:
+        stop = EarlyStop.parse(given)
+    except ValueError as error:
+        problems.append(Problem(str(error), "early_terminate"))
+        return None
+    if len(metrics) != 1:
+        problems.append(Problem("needs exactly one metric", "early_terminate"))
+    return stop
+
+
+def _budget(document: Mapping[str, Any], problems: list[Problem]) -> Budget:
+    given = document.get("budget") or {}
+    if not isinstance(given, Mapping) or given.keys() - {"trials", "hours", "usd"}:
+        problems.append(Problem("has the keys trials, hours and usd", "budget"))
+        return Budget()
+    for key, value in given.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            problems.append(Problem(f"is {value!r}, not a number above 0", f"budget.{key}"))
+    limits = [n for n in (document.get("run_cap"), given.get("trials")) if n is not None]
+    for limit in limits:
+        if type(limit) is not int or limit < 1:
+            problems.append(Problem(f"is {limit!r}, not a whole number above 0", "run_cap"))
+            return Budget()
+    return Budget(min(limits, default=None), given.get("hours"), given.get("usd"))
+
+
+def _whole(document: Mapping[str, Any], key: str, default: int, least: int, problems: list[Problem]) -> int:
+    value = document.get(key, default)
+    if type(value) is not int or value < least:
+        problems.append(Problem(f"is {value!r}, not a whole number of {least} or more", key))
+        return default
+    return value
+
+
+def _job(
+    document: Mapping[str, Any], folder: Path, section_of: Mapping[str, Any] | None, problems: list[Problem]
+) -> tuple[dict[str, Any], bool]:
+    """Return the keys of the job that a sweep runs, and whether its values are arguments as Python writes them."""
+    named = [key for key in ("job", "program", "command") if document.get(key) is not None]
+    if section_of is not None:
+        if named:
+            problems.append(Problem("the job is this file: leave it out", named[0]))
+        return dict(section_of), False
+    if not named:
+        problems.append(
+            Problem("is missing: the job file that the trials run", "job", "job: job.yaml, or program: train.py")
+        )
+        return {}, False
+    if "job" in named and len(named) > 1:
+        problems.append(Problem("and job exclude each other", named[1]))
+        return {}, False
+    keys: dict[str, Any] = {}
+    texts = False
+    if "job" in named:
+        keys = _job_file(document["job"], folder, problems)
+    else:
+        from cloudtrain.sweeps.command import job_of
+
+        try:
+            keys, texts = job_of(document.get("program"), document.get("command"))
+        except ValueError as error:
+            problems.append(Problem(str(error), "command" if "command" in named else "program"))
+        keys["source"] = str(folder)
+    if image := document.get("image_uri"):
+        keys["image"] = image
+    account = {f"WANDB_{key.upper()}": str(document[key]) for key in ("project", "entity") if document.get(key)}
+    if account:
+        keys["env"] = {**account, **(keys.get("env") or {})}
+    return keys, texts
+
+
+def _job_file(given: Any, folder: Path, problems: list[Problem]) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    from cloudtrain.job.load import read as read_job
+
+    try:
+        found, at = read_job(folder / str(given))
+    except BadRequest as error:
+        problems.append(Problem(error.message, "job", error.hint))
+        return {}
+    keys = dict(found.value)
+    source = str(keys.get("source") or ".")
+    if not source.startswith("git+"):
+        keys["source"] = os.path.normpath(at / Path(source).expanduser())
+    return keys

@@ -1,0 +1,130 @@
+"""Turn the trials of a sweep into runs: one job over one bundle, each trial under a key of its own."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import BadRequest
+from cloudtrain.history.trials import SweepRecord, TrialRecord
+from cloudtrain.job.document import Document
+from cloudtrain.runs import plan as planning
+from cloudtrain.runs.exactly_once import ExactlyOnce
+from cloudtrain.source.bundle import Bundle
+from cloudtrain.sweeps.file import SweepFile, read
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.api import Plan
+    from cloudtrain.runs.plan import Resolved
+
+TRIAL = "SWEEP_TRIAL"  # a trial's parameters as JSON, in the environment of its processes
+
+
+class Trials:
+    """Plans and submits the trials of a stored sweep. Not for several threads."""
+
+    def __init__(self, home: Path, record: SweepRecord) -> None:
+        self.home, self.sweep_id = home, record.sweep_id
+        self.sweep = sweep_of(record.spec)
+        self.targets: list[str] = list(record.spec["targets"])
+        digest = record.spec["bundle"]
+        bundle = Bundle.stored(home / "bundles", digest)
+        if bundle is None:
+            raise BadRequest(
+                f"the bundle {digest[:12]} of {record.sweep_id} is no longer there", "start the sweep again"
+            )
+        self._folder = tempfile.TemporaryDirectory(prefix=".sweep-", dir=home)
+        atexit.register(self._folder.cleanup)
+        bundle.extract(Path(self._folder.name, "source"))
+        self._bundle = replace(bundle, source=f"{self._folder.name}/source")
+        self._submitters: dict[str, ExactlyOnce] = {}
+
+    def submit(self, trial: TrialRecord) -> str:
+        """Submit a trial exactly once and return its run's id; blocking. Raises what a submit raises."""
+        key = self.key(trial.number)
+        submitter = self._submitter(trial.target)
+        plan = self._plan(trial.number, trial.params, trial.target)
+        sent = submitter.adopt_interrupted(plan, key, adopt=False) or submitter.send_once(
+            plan, self._bundle, key=key, parent=self.sweep_id
+        )
+        return sent.run_id
+
+    def run_id(self, trial: TrialRecord) -> str:
+        """Return the id that the run of a trial has, or will have."""
+        return planning.run_id(str(self.sweep.job["name"]), self.key(trial.number))
+
+    def key(self, number: int) -> str:
+        return f"{self.sweep_id}/{number}"
+
+    def most_usd(self, number: int, params: Mapping[str, Any], target: str) -> float:
+        """Return what a trial can cost at most; raises BadRequest where nothing bounds it."""
+        usd = (self._plan(number, params, target).at_most or {}).get("usd")
+        if usd is None:
+            hint = "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
+            raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
+        return float(usd)
+
+    def _submitter(self, target: str) -> ExactlyOnce:
+        if target not in self._submitters:
+            self._submitters[target] = ExactlyOnce(target, home=self.home)
+        return self._submitters[target]
+
+    def _plan(self, number: int, params: Mapping[str, Any], target: str) -> Plan:
+        submitter = self._submitter(target)
+        resolved = resolve(submitter, self.sweep, params, {"sweep": self.sweep_id, "trial": str(number)})
+        return submitter.plan_of(resolved, self._bundle, self.key(number))
+
+
+def sweep_of(spec: Mapping[str, Any]) -> SweepFile:
+    """Return the sweep of a stored specification."""
+    found = read(spec["document"], Path(spec["folder"]))
+    return replace(found, texts=bool(spec["texts"]), targets=spec["targets"])
+
+
+def resolve(submitter: ExactlyOnce, sweep: SweepFile, params: Mapping[str, Any], labels: Mapping[str, str]) -> Resolved:
+    """Return the job of a trial, checked; raises BadJob."""
+    job = {**sweep.job, "labels": {**(sweep.job.get("labels") or {}), **labels}}
+    job["env"] = {**(job.get("env") or {}), TRIAL: json.dumps(dict(params), sort_keys=True)}
+    sets = [f"{path}={json.dumps(value)}" for path, value in sweep.settings(params).items()]
+    return submitter.resolve((Document.of(job, "sweep"), sweep.folder), sets)
+
+
+def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> dict[str, Any]:
+    """Return what the history keeps of a sweep: its file with the job written out, and the bundle of its source; blocking.
+
+    Plans the first trial on each target, so that what is wrong is said before anything is stored. Raises BadRequest.
+    """
+    from cloudtrain.sweeps.draw import draw
+
+    first = draw(sweep, 1, [])
+    assert first is not None, "a sweep has at least one trial"
+    params, _ = first
+    targets, bundle = [], None
+    name = ""
+    for target in sweep.targets:
+        submitter = ExactlyOnce(target, home=home, watch=False)
+        resolved = resolve(submitter, sweep, params, {})
+        bundle = bundle or submitter.package(resolved)
+        plan = submitter.plan_of(resolved, bundle)
+        if sweep.budget.usd is not None and (plan.at_most or {}).get("usd") is None:
+            hint = "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
+            raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
+        targets.append(plan.target or plan.backend)
+        name = resolved.job.name
+    assert bundle is not None
+    job = {**sweep.job, "name": name}
+    kept = {key: value for key, value in document.items() if key not in ("job", "program", "command", "image_uri")}
+    kept |= {"job": job, "seed": sweep.seed, "name": sweep.name}
+    return {
+        "document": kept,
+        "folder": os.fspath(sweep.folder),
+        "texts": sweep.texts,
+        "targets": targets,
+        "bundle": bundle.sha256,
+    }

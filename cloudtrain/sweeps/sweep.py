@@ -1,0 +1,185 @@
+"""A sweep: many runs of one job with other hyperparameters, started, looked at, paused, stopped and extended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import BadRequest
+from cloudtrain.history.store import Store
+from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
+from cloudtrain.job.problems import fit_name
+from cloudtrain.job.targets import home as default_home
+from cloudtrain.runs.run import Run
+from cloudtrain.sweeps import drive, standing
+from cloudtrain.sweeps.file import SweepFile, read
+from cloudtrain.sweeps.send import specification, sweep_of
+
+START_S = 15.0  # for a driver that was started to take its lease
+
+
+class Sweep:
+    """A sweep in the history.
+
+    `Sweep(job, parameters, ...)` starts one: `Sweep({"entrypoint": "train.py"}, {"lr": {"min": 1e-5, "max": 1e-2}},
+    method="tpe", metric={"name": "loss"}, run_cap=20, target="prod")`. It blocks until the first trial was planned, and
+    raises BadRequest with all that is wrong. The watcher of this machine does the rest; this process may end.
+
+    Args:
+        job: a job file, or its keys.
+        parameters: the section `parameters` of a sweep file.
+        home: where the history lives; None for the user's.
+        keys: the other keys of a sweep file (docs/how/sweep.md).
+    """
+
+    sweep_id: str
+    home: Path
+    _history: SweepHistory
+
+    def __init__(
+        self,
+        job: str | os.PathLike[str] | Mapping[str, Any],
+        parameters: Mapping[str, Any],
+        *,
+        home: Path | None = None,
+        **keys: Any,
+    ) -> None:
+        given = dict(job) if isinstance(job, Mapping) else os.fspath(job)
+        started: Sweep = begin({"job": given, "parameters": dict(parameters), **keys}, Path.cwd(), home=home)
+        self.sweep_id, self.home = started.sweep_id, started.home
+        self._history = started._history
+
+    @staticmethod
+    def find(sweep_id: str | None = None, home: Path | None = None) -> Sweep:
+        """Return the sweep of an id or a unique prefix, the newest for None; raises UnknownRun."""
+        found = Sweep.__new__(Sweep)
+        found.home = home or default_home()
+        found._history = SweepHistory(found.home)
+        found.sweep_id = found._history.find(sweep_id).sweep_id
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.sweep_id} {self.record.state}>"
+
+    @property
+    def record(self) -> SweepRecord:
+        """What the history has of it: `state` is RUNNING, PAUSED, STOPPING, SUCCEEDED, FAILED or CANCELLED."""
+        return self._history.find(self.sweep_id)
+
+    @property
+    def file(self) -> SweepFile:
+        """The sweep file as it was read."""
+        return sweep_of(self.record.spec)
+
+    @property
+    def trials(self) -> Sequence[TrialRecord]:
+        """Its trials in their order; each has its parameters, its run's id and state, and its result."""
+        return self._history.trials(self.sweep_id)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best trial by the first metric so far, of those that were not stopped early; None without any."""
+        return standing.best(self.file, self.trials)
+
+    def run(self, trial: TrialRecord) -> Run:
+        """Return the run of a trial; raises BadRequest for one that was not submitted."""
+        if trial.run_id is None:
+            raise BadRequest(
+                f"trial {trial.number} of {self.sweep_id} has no run", f"cloudtrain sweep show {self.sweep_id}"
+            )
+        return Run(trial.run_id, Store(self.home))
+
+    def wait(self, timeout_s: float | None = None) -> SweepRecord:
+        """Wait until the sweep has ended and return its record; blocking. Raises TimeoutError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while (record := self.record).live:
+            self.ensure_driven()
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"{self.sweep_id} is still {record.state}")
+            time.sleep(0.5)
+        return record
+
+    def stop(self) -> None:
+        """Cancel its live trials and end it; returns when the request is stored."""
+        self._change("STOPPING", "stopped", ("RUNNING", "PAUSED"))
+        self.ensure_driven()
+
+    def pause(self) -> None:
+        """Start no further trial; those that run continue."""
+        self._change("PAUSED", "paused", ("RUNNING",))
+
+    def resume(self) -> None:
+        """Start trials again after a pause."""
+        self._change("RUNNING", "", ("PAUSED",))
+        self.ensure_driven()
+
+    def extend(self, trials: int) -> None:
+        """Allow more trials than its budget says; a sweep that has ended continues."""
+        if self.file.budget.trials is None:
+            raise BadRequest(f"{self.sweep_id} has no budget of trials", "its other limits stay as they are")
+        self._history.extend(self.sweep_id, trials)
+        self.ensure_driven()
+
+    def rerun_failed(self) -> int:
+        """Repeat the trials that have failed twice, once more each, and return how many."""
+        broken = standing.failed_twice(self.trials)
+        for trial in broken:
+            number = len(self.trials) + 1
+            self._history.add_trial(
+                self.sweep_id, number, trial.params, trial.point, trial.target, retry_of=trial.number
+            )
+        if broken:
+            self._history.extend(self.sweep_id, 0)
+            self.ensure_driven()
+        return len(broken)
+
+    def ensure_driven(self) -> None:
+        """Start the process that drives it, where none lives; returns at once."""
+        record = self.record
+        if record.state in ("RUNNING", "STOPPING") and not record.driven:
+            marker = self.home / "sweeps" / f"{self.sweep_id}.starting"
+            if marker.exists() and abs(time.time() - marker.stat().st_mtime) < START_S:
+                return
+            marker.parent.mkdir(exist_ok=True)
+            marker.touch()
+            drive.start(self.home, self.sweep_id)
+
+    def _change(self, state: str, reason: str, old: Sequence[str]) -> None:
+        if not self._history.set_state(self.sweep_id, state, reason, old=old):
+            raise BadRequest(f"{self.sweep_id} is {self.record.state}", f"cloudtrain sweep show {self.sweep_id}")
+
+
+def begin(
+    document: Mapping[str, Any],
+    folder: Path,
+    *,
+    job: Mapping[str, Any] | None = None,
+    target: str | None = None,
+    home: Path | None = None,
+    key: str | None = None,
+) -> Sweep:
+    """Start a sweep and return it; blocks until its first trial was planned on each target. Raises BadRequest.
+
+    Args:
+        document: a sweep file's keys.
+        folder: to which its relative paths belong.
+        job: the job's keys, where the sweep is a section of a job file.
+        target: instead of the sweep's and the job's.
+        key: names the sweep: the same key returns the same one.
+    """
+    home = home or default_home()
+    document = {**document, **({"target": target} if target else {})}
+    sweep = read(document, folder, job=job)
+    spec = specification(home, document, sweep)
+    stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
+    name = fit_name(sweep.name) or "sweep"
+    sweep_id = f"{name}-sweep-{key}" if key else f"{name}-sweep-{stamp}-{secrets.token_hex(2)}"
+    SweepHistory(home).add(sweep_id, sweep.name, spec)
+    found = Sweep.find(sweep_id, home)
+    found.ensure_driven()
+    return found
