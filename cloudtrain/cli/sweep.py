@@ -225,14 +225,13 @@ def best(sweep_id: str | None, as_json: bool) -> int:
     cloudtrain submit best.yaml
     """
     from cloudtrain.errors import BadRequest
+    from cloudtrain.sweeps.send import job_of_trial
 
     sweep = _find(sweep_id)
     found = sweep.best
     if found is None:
         raise BadRequest(f"no trial of {sweep.sweep_id} has a result yet", f"cloudtrain sweep show {sweep.sweep_id}")
-    job = dict(sweep.run(found).record.job)
-    job["env"] = {name: value for name, value in (job.get("env") or {}).items() if name != "SWEEP_TRIAL"}
-    job["labels"] = {name: value for name, value in (job.get("labels") or {}).items() if name in ("sweep", "trial")}
+    job = job_of_trial(sweep.file, found.params)
     if as_json:
         terminal.print_json({"run": found.run_id, "result": found.result, "params": dict(found.params), "job": job})
     else:

@@ -17,8 +17,8 @@ _REFUSED = {
 _INTERPRETERS = ("${env}", "${interpreter}", "python", "python3", "/usr/bin/env")
 
 
-def job_of(program: Any, command: Any) -> tuple[dict[str, Any], bool]:
-    """Return the keys of the job for a program and a command, and whether all values are arguments as Python writes them.
+def job_of(program: Any, command: Any) -> tuple[dict[str, Any], str]:
+    """Return the keys of the job for a program and a command, and how the script gets its parameters (`file.GIVEN`).
 
     Raises ValueError with what cannot be taken over.
     """
@@ -47,7 +47,7 @@ def job_of(program: Any, command: Any) -> tuple[dict[str, Any], bool]:
         keys["arg_style"] = STYLES[macros[0]]
     if fixed := [word for word in rest if word not in STYLES]:
         keys["args"] = fixed
-    return keys, macros == ["${args}"]
+    return keys, "python" if macros == ["${args}"] else "arguments" if macros else "file"
 
 
 def _entrypoint(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -32,6 +32,7 @@ from cloudtrain.sweeps.send import Trials
 from cloudtrain.sweeps.standing import Spent
 
 LEASE_S = 30.0
+START_S = 15.0  # for a process that was started to take its lease
 PAUSE_S, BUSY_S = 1.0, 0.1  # between two looks at the trials, and where something has just happened
 CARE_S = 5.0  # how often it is checked that the live runs are watched
 
@@ -46,19 +47,22 @@ class Driver:
         self.trials = Trials(home, self.history.find(sweep_id))
         self.sweep = self.trials.sweep
         self._cared_at = 0.0
-        self._looked: dict[str, str] = {}  # run -> cursor of its log when its reports were last compared
+        self._looked: list[str] = []  # cursors of the logs when reports were last compared
         self._drawn_out = False  # nothing is left to draw, or to pay for
 
     def run(self) -> None:
         """Drive until the sweep has ended, is paused, or another process drives it; blocking."""
-        while self.history.lease(self.sweep_id, self.me, LEASE_S):
+        path = self.history.database.path  # SQLite would make a file anew that was removed
+        while path.exists() and self.history.lease(self.sweep_id, self.me, LEASE_S):
+            _marker(self.home, self.sweep_id).unlink(missing_ok=True)
             try:
                 moved = self.look()
             except Unreachable as error:
                 watch_log.write(f"{self.sweep_id}: {error}")
                 moved = False
             time.sleep(BUSY_S if moved else PAUSE_S)
-        self.history.release(self.sweep_id, self.me)
+        if path.exists():
+            self.history.release(self.sweep_id, self.me)
 
     def look(self) -> bool:
         """Bring the sweep forward once; True where something has happened. Raises StoreError, Unreachable."""
@@ -84,8 +88,7 @@ class Driver:
             if not live:
                 self.history.set_state(self.sweep_id, *end, old=("RUNNING", "STOPPING"))
             return not live
-        for trial in live:
-            moved = self._stop_early(trial, trials) or moved
+        moved = self._stop_early(live, trials)
         return self._draw(record, trials, live, spent) or moved
 
     # -- trials -------------------------------------------------------------------------------------------------------
@@ -154,18 +157,22 @@ class Driver:
                 )
         self.history.end_trial(self.sweep_id, trial.number, None if broken else result)
 
-    def _stop_early(self, trial: TrialRecord, trials: list[TrialRecord]) -> bool:
-        """Cancel a running trial that others have beaten; True where it did."""
+    def _stop_early(self, live: list[TrialRecord], trials: list[TrialRecord]) -> bool:
+        """Cancel the running trials that others have beaten, where any trial has reported since; True where it did."""
         rule = self.sweep.early_stop
-        if rule is None or trial.stopped or trial.run_id is None or trial.state is not State.RUNNING:
+        if rule is None:
             return False
-        cursor = str(self.store.attempts(trial.run_id)[-1].cursor)
-        if self._looked.get(trial.run_id) == cursor:
+        running = [trial for trial in live if trial.run_id and trial.state is State.RUNNING and not trial.stopped]
+        cursors = [str(self.store.attempts(trial.run_id)[-1].cursor) for trial in running if trial.run_id]
+        looked = [str(len(trials)), str(len(live)), *cursors]
+        if looked == self._looked:
             return False
-        self._looked[trial.run_id] = cursor
-        if why := self._why_stopped(rule, trial, trials):
-            self._cancel([trial], f"{standing.PRUNED}: {why}")
-        return bool(why)
+        self._looked = looked
+        beaten = {trial.number: why for trial in running if (why := self._why_stopped(rule, trial, trials))}
+        for trial in running:
+            if trial.number in beaten:
+                self._cancel([trial], f"{standing.PRUNED}: {beaten[trial.number]}")
+        return bool(beaten)
 
     def _why_stopped(self, rule: EarlyStop, trial: TrialRecord, trials: list[TrialRecord]) -> str:
         metric = self.sweep.metrics[0]
@@ -216,8 +223,21 @@ class Driver:
                 return
 
 
+def _marker(home: Path, sweep_id: str) -> Path:
+    """Return the file that says that a process was started and has not taken its lease yet."""
+    return home / "sweeps" / f"{sweep_id}.starting"
+
+
 def start(home: Path, sweep_id: str) -> None:
-    """Start the process that drives a sweep, with this shell's environment, and store what may be stored of that."""
+    """Start the process that drives a sweep, with this shell's environment, and store what may be stored of that.
+
+    Returns at once; nothing is started where a process was a moment ago that has not taken its lease yet.
+    """
+    marker = _marker(home, sweep_id)
+    if marker.exists() and abs(time.time() - marker.stat().st_mtime) < START_S:
+        return
+    marker.parent.mkdir(exist_ok=True)
+    marker.touch()
     record = EnvironmentRecord(environment.pointers(os.environ), environment.hidden(os.environ, ()), ())
     Store(home).keep_environments({sweep_id: record})
     watcher.drive(home, sweep_id, os.environ)

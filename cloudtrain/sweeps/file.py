@@ -38,6 +38,9 @@ _METRIC = ("name", "goal", "target", "impute")
 _JOB_KEYS = re.compile(
     r"(hyperparameters|env|resources|parallelism|environment|limits|checkpoint|options)\..+|num_nodes|processes_per_node"
 )
+# As the job's hyperparameters, the same with True and False as Python writes them (W&B's ${args}), or only in the file that
+# WANDB_SWEEP_PARAM_PATH names, which all have.
+GIVEN = ("arguments", "python", "file")
 DEFAULT_PARALLEL, DEFAULT_FAILED = 4, 5
 
 
@@ -85,7 +88,7 @@ class SweepFile:
     max_failed: int
     seed: int
     notes: Sequence[str] = field(default=())
-    texts: bool = False  # every value is an argument as Python writes it: W&B's ${args}
+    given: str = "arguments"  # how the script gets its parameters, one of GIVEN
 
     @property
     def size(self) -> int | None:
@@ -97,8 +100,11 @@ class SweepFile:
         """Return the job's keys that a trial sets, by dotted path."""
         found = {}
         for name, value in trial.items():
-            path = name if _JOB_KEYS.fullmatch(name) else f"hyperparameters.{name}"
-            found[path] = str(value) if self.texts and isinstance(value, bool) else value
+            if _JOB_KEYS.fullmatch(name):
+                found[name] = value
+            elif self.given != "file":
+                text = self.given == "python" and isinstance(value, bool)
+                found[f"hyperparameters.{name}"] = str(value) if text else value
         return found
 
 
@@ -134,7 +140,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
     if method not in ("random", "grid") and method in METHODS and not metrics:
         problems.append(Problem("is missing: the method learns from it", "metric"))
     stop = _early_stop(document, metrics, problems)
-    job, texts = _job(document, folder, job, problems)
+    job, given = _job(document, folder, job, problems)
     budget = _budget(document, problems)
     numbers = {
         "max_parallel": _whole(document, "max_parallel", DEFAULT_PARALLEL, 1, problems),
@@ -163,7 +169,7 @@ def read(document: Mapping[str, Any], folder: Path, *, job: Mapping[str, Any] | 
         budget,
         listed,
         notes=notes,
-        texts=texts,
+        given=given,
         **numbers,
     )
 
@@ -232,30 +238,30 @@ def _whole(document: Mapping[str, Any], key: str, default: int, least: int, prob
 
 def _job(
     document: Mapping[str, Any], folder: Path, section_of: Mapping[str, Any] | None, problems: list[Problem]
-) -> tuple[dict[str, Any], bool]:
-    """Return the keys of the job that a sweep runs, and whether its values are arguments as Python writes them."""
+) -> tuple[dict[str, Any], str]:
+    """Return the keys of the job that a sweep runs, and how its script gets the parameters."""
     named = [key for key in ("job", "program", "command") if document.get(key) is not None]
     if section_of is not None:
         if named:
             problems.append(Problem("the job is this file: leave it out", named[0]))
-        return dict(section_of), False
+        return dict(section_of), "arguments"
     if not named:
         problems.append(
             Problem("is missing: the job file that the trials run", "job", "job: job.yaml, or program: train.py")
         )
-        return {}, False
+        return {}, "arguments"
     if "job" in named and len(named) > 1:
         problems.append(Problem("and job exclude each other", named[1]))
-        return {}, False
+        return {}, "arguments"
     keys: dict[str, Any] = {}
-    texts = False
+    given = "arguments"
     if "job" in named:
         keys = _job_file(document["job"], folder, problems)
     else:
         from cloudtrain.sweeps.command import job_of
 
         try:
-            keys, texts = job_of(document.get("program"), document.get("command"))
+            keys, given = job_of(document.get("program"), document.get("command"))
         except ValueError as error:
             problems.append(Problem(str(error), "command" if "command" in named else "program"))
         keys["source"] = str(folder)
@@ -264,7 +270,7 @@ def _job(
     account = {f"WANDB_{key.upper()}": str(document[key]) for key in ("project", "entity") if document.get(key)}
     if account:
         keys["env"] = {**account, **(keys.get("env") or {})}
-    return keys, texts
+    return keys, given
 
 
 def _job_file(given: Any, folder: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -84,15 +84,34 @@ class Trials:
 def sweep_of(spec: Mapping[str, Any]) -> SweepFile:
     """Return the sweep of a stored specification."""
     found = read(spec["document"], Path(spec["folder"]))
-    return replace(found, texts=bool(spec["texts"]), targets=spec["targets"])
+    return replace(found, given=spec["given"], targets=spec["targets"])
 
 
 def resolve(submitter: ExactlyOnce, sweep: SweepFile, params: Mapping[str, Any], labels: Mapping[str, str]) -> Resolved:
     """Return the job of a trial, checked; raises BadJob."""
     job = {**sweep.job, "labels": {**(sweep.job.get("labels") or {}), **labels}}
-    job["env"] = {**(job.get("env") or {}), TRIAL: json.dumps(dict(params), sort_keys=True)}
+    job["env"] = {**(job.get("env") or {}), TRIAL: json.dumps(_nested(params), sort_keys=True)}
     sets = [f"{path}={json.dumps(value)}" for path, value in sweep.settings(params).items()]
     return submitter.resolve((Document.of(job, "sweep"), sweep.folder), sets)
+
+
+def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
+    made = Document.of({}, "sweep")
+    for name, value in params.items():
+        made.put(tuple(name.split(".")), Document.of(value, "sweep"))
+    found: dict[str, Any] = made.value
+    return found
+
+
+def job_of_trial(sweep: SweepFile, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job file's keys with the parameters of a trial in them, without anything of the sweep."""
+    made = Document.of(dict(sweep.job), "sweep")
+    for path, value in sweep.settings(params).items():
+        made.put(tuple(path.split(".")), Document.of(value, "sweep"))
+    if sweep.given == "file":
+        made.put(("env", TRIAL), Document.of(json.dumps(_nested(params), sort_keys=True), "sweep"))
+    found: dict[str, Any] = made.value
+    return found
 
 
 def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> dict[str, Any]:
@@ -124,7 +143,7 @@ def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> 
     return {
         "document": kept,
         "folder": os.fspath(sweep.folder),
-        "texts": sweep.texts,
+        "given": sweep.given,
         "targets": targets,
         "bundle": bundle.sha256,
     }

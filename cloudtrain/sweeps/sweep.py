@@ -20,8 +20,6 @@ from cloudtrain.sweeps import drive, standing
 from cloudtrain.sweeps.file import SweepFile, read
 from cloudtrain.sweeps.send import specification, sweep_of
 
-START_S = 15.0  # for a driver that was started to take its lease
-
 
 class Sweep:
     """A sweep in the history.
@@ -142,11 +140,6 @@ class Sweep:
         """Start the process that drives it, where none lives; returns at once."""
         record = self.record
         if record.state in ("RUNNING", "STOPPING") and not record.driven:
-            marker = self.home / "sweeps" / f"{self.sweep_id}.starting"
-            if marker.exists() and abs(time.time() - marker.stat().st_mtime) < START_S:
-                return
-            marker.parent.mkdir(exist_ok=True)
-            marker.touch()
             drive.start(self.home, self.sweep_id)
 
     def _change(self, state: str, reason: str, old: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ WORLD = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+TRIAL = "SWEEP_TRIAL"  # the parameters of a sweep's trial as JSON (cloudtrain/sweeps/send.py)
 
 
 class Prepared(
@@ -107,10 +108,25 @@ def node_environment(
     for name in ("every_s", "every_steps", "keep"):
         if manifest.checkpoint.get(name) is not None:
             env[f"CLOUDTRAIN_CHECKPOINT_{name.upper()}"] = str(manifest.checkpoint[name])
+    if TRIAL in manifest.env:
+        env["WANDB_SWEEP_PARAM_PATH"] = write_trial(source, manifest.env[TRIAL])
     if prepared.sync is not None and prepared.sync.epoch:
         env["CLOUDTRAIN_EPOCH"] = str(prepared.sync.epoch)
     env.update({input_variable(name): path for name, path in prepared.inputs.items()})
     return env
+
+
+def write_trial(source: str, text: str) -> str:
+    """Write a trial's parameters where W&B reads them for `wandb.config`, and return the path.
+
+    The form is that of wandb.sdk.lib.config_util.dict_from_config_file of wandb 0.31 (2026-11-23); JSON is YAML.
+    """
+    path = os.path.join(source, ".cloudtrain", "trial.json")
+    config = {"wandb_version": 1, **{name: {"value": value} for name, value in json.loads(text).items()}}
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    os.replace(path + ".new", path)
+    return path
 
 
 def rank_environment(

@@ -1,0 +1,111 @@
+"""Sweep files as people have them: every key is honoured, or refused by its name, with all problems at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.errors import BadJob
+from cloudtrain.job.load import read as read_yaml
+from cloudtrain.sweeps.file import Budget, read
+
+LR = "parameters: {lr: {min: 0.001, max: 0.1}}"
+# Written after the shapes in https://docs.wandb.ai/models/sweeps/define-sweep-configuration (2026-11-23).
+TAKEN = {
+    "random search": f"program: train.py\nmethod: random\nrun_cap: 9\nmetric: {{name: loss, goal: minimize}}\n{LR}",
+    "grid": "program: train.py\nmethod: grid\nparameters: {bs: {values: [8, 16]}, opt: {value: adam}}",
+    "bayes": f"program: train.py\nmethod: bayes\nrun_cap: 9\nmetric: {{name: val/acc, goal: maximize, target: 0.9}}\n{LR}",
+    "hyperband from below": f"program: t.py\nmethod: random\nrun_cap: 9\nmetric: {{name: loss}}\n{LR}\n"
+    "early_terminate: {type: hyperband, min_iter: 3, eta: 2}",
+    "hyperband from above": f"program: t.py\nmethod: random\nrun_cap: 9\nmetric: {{name: loss}}\n{LR}\n"
+    "early_terminate: {type: hyperband, max_iter: 27, s: 2, strict: true}",
+    "nested": "program: t.py\nmethod: random\nrun_cap: 3\nparameters: {optim: {parameters: {lr: {min: 0.1, max: 0.2}}}}",
+    "a command": 'program: t.py\nmethod: grid\nparameters: {a: {values: [1]}}\n'
+    'command: ["${env}", "${interpreter}", "${program}", "--epochs", "3", "${args_no_boolean_flags}"]',
+    "hydra": 'program: t.py\nmethod: grid\nparameters: {a: {values: [1]}}\n'
+    'command: ["${env}", python3, "${program}", "${args_no_hyphens}"]',
+    "a module": 'method: grid\nparameters: {a: {values: [1]}}\ncommand: [python, -m, pkg.train, "${args}"]',
+    "an account": f"program: t.py\nmethod: random\nrun_cap: 2\nproject: p\nentity: e\nname: n\ndescription: d\n{LR}",
+}  # fmt: skip
+REFUSED = {
+    "controller": (f"program: t.py\nmethod: random\nrun_cap: 2\ncontroller: {{type: local}}\n{LR}", "controller"),
+    "a scheduler": (f"program: t.py\nmethod: random\nrun_cap: 2\nscheduler: {{engine: optuna}}\n{LR}", "scheduler"),
+    "custom": (f"program: t.py\nmethod: custom\nrun_cap: 2\n{LR}", "method"),
+    "torchrun": (f'program: t.py\nmethod: random\nrun_cap: 2\n{LR}\ncommand: [torchrun, "${{program}}"]', "command"),
+    "args_json": (f'program: t.py\nmethod: random\nrun_cap: 2\n{LR}\ncommand: ["${{program}}", "${{args_json}}"]', "command"),
+    "an environment variable": (
+        f'program: t.py\nmethod: random\nrun_cap: 2\n{LR}\ncommand: ["${{program}}", "${{envvar:HOME}}"]', "command"),
+    "no end": (f"program: t.py\nmethod: random\n{LR}", "run_cap"),
+    "no metric": (f"program: t.py\nmethod: bayes\nrun_cap: 2\n{LR}", "metric"),
+    "a grid of numbers": (f"program: t.py\nmethod: grid\n{LR}", "method"),
+    "impute_while_running": (
+        f"program: t.py\nmethod: random\nrun_cap: 2\nmetric: {{name: a, impute_while_running: best}}\n{LR}",
+        "metric.impute_while_running"),
+    "no job": (f"method: random\nrun_cap: 2\n{LR}", "job"),
+    "an unknown key": (f"program: t.py\nmethod: random\nrun_cap: 2\nrunCap: 3\n{LR}", "runCap"),
+}  # fmt: skip
+
+
+def document(text: str) -> dict:
+    return read_yaml(text + "\n")[0].value
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_it_is_taken(name: str, tmp_path: Path):
+    found = read(document(TAKEN[name]), tmp_path)
+    assert found.parameters and found.job["entrypoint"] and (found.size or found.budget.trials)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_its_key(name: str, tmp_path: Path):
+    text, path = REFUSED[name]
+    with pytest.raises(BadJob) as caught:
+        read(document(text), tmp_path)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_all_problems_are_said_at_once(tmp_path: Path):
+    with pytest.raises(BadJob) as caught:
+        read(document("method: guess\nbudget: {trials: none}\nmax_parallel: 0\nparameters: {a: 1}\nseed: x"), tmp_path)
+    assert {problem.path for problem in caught.value.problems} == {
+        "method", "budget.trials", "run_cap", "max_parallel", "parameters.a", "seed", "job"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "job", "given"),
+    [
+        (None, {"entrypoint": "t.py", "arg_style": "argparse"}, "python"),
+        (["${program}", "${args_no_hyphens}"], {"entrypoint": "t.py", "arg_style": "hydra"}, "arguments"),
+        (["python", "${program}"], {"entrypoint": "t.py"}, "file"),
+        (["python", "-m", "a.b", "x", "${args_no_boolean_flags}"],
+         {"entrypoint": "-m a.b", "arg_style": "argparse", "args": ["x"]}, "arguments"),
+    ],
+)  # fmt: skip
+def test_a_command_becomes_a_job(command, job, given, tmp_path: Path):
+    found = read(
+        {"program": "t.py", "command": command, "method": "grid", "parameters": {"a": {"values": [True]}}}, tmp_path
+    )
+    assert found.job == {**job, "source": str(tmp_path)} and found.given == given
+    values = {"python": {"hyperparameters.a": "True"}, "arguments": {"hyperparameters.a": True}, "file": {}}
+    assert found.settings({"a": True}) == values[given]
+
+
+def test_a_parameter_may_be_any_key_of_the_job(tmp_path: Path):
+    found = read(document(TAKEN["grid"]), tmp_path)
+    assert found.settings({"processes_per_node": 2, "resources.accelerators": "A100:1", "env.X": "1", "lr": 0.1}) == {
+        "processes_per_node": 2, "resources.accelerators": "A100:1", "env.X": "1", "hyperparameters.lr": 0.1
+    }  # fmt: skip
+
+
+def test_the_smaller_limit_of_trials_counts(tmp_path: Path):
+    found = read({**document(TAKEN["random search"]), "budget": {"trials": 4, "hours": 2, "usd": 5.5}}, tmp_path)
+    assert found.budget == Budget(4, 2, 5.5)
+
+
+def test_a_job_file_keeps_its_own_folder(tmp_path: Path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "job.yaml").write_text("name: tune\nsource: src\nentrypoint: train.py\n")
+    found = read({"job": "jobs/job.yaml", "method": "grid", "parameters": {"a": {"values": [1]}}}, tmp_path)
+    assert found.job["source"] == str(tmp_path / "jobs" / "src") and found.name == "tune"
