@@ -111,7 +111,15 @@ def cli_page() -> str:
         for name in names:
             command = program.get_command(parent, name)
             assert command is not None
-            parts += ["", f"### {name}", "", *_command(command, click.Context(command, info_name=name, parent=parent))]
+            ctx = click.Context(command, info_name=name, parent=parent)
+            parts += ["", f"### {name}", "", *_command(command, ctx)]
+            for inner, each in getattr(command, "commands", {}).items():
+                parts += [
+                    "",
+                    f"### {name} {inner}",
+                    "",
+                    *_command(each, click.Context(each, info_name=inner, parent=ctx)),
+                ]
     return "\n".join(parts) + "\n"
 
 
@@ -127,6 +135,8 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
     rows = [
         row for param in command.params if not isinstance(param, click.Argument) and (row := param.get_help_record(ctx))
     ]
+    if not rows:
+        return
     yield "| option | |"
     yield "| --- | --- |"
     for option, text in rows:

@@ -101,6 +101,9 @@ SLOW = (
     "runs/test_watch_all.py",
     "simulators/test_vertex.py",
     "source/test_provenance.py",
+    "sweeps/test_draw.py::test_tpe_finds_what_optuna_alone_finds",
+    "sweeps/test_sweep.py",
+    "sweeps/test_wandb.py",
     "test_examples.py",
     "test_scripts_page.py",
     "test_site.py::test_the_site_is_built_strictly_and_fetches_nothing",
@@ -114,6 +117,7 @@ SLOW = (
     "thirdparty",
 )
 SMOKE = (
+    "sweeps/test_sweep.py::test_a_sweep_by_the_command_line",
     "runs/test_resume_elsewhere.py::test_what_cannot_go_along_is_refused_before_anything_is_sent",
     "history/test_repair.py::test_a_few_drawn_damages_are_repaired",
     "history/test_repair.py::test_a_read_only_home_is_read",

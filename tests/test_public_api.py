@@ -9,8 +9,8 @@ import pytest
 import cloudtrain
 
 NAMES = [
-    "CloudtrainError", "DistributedTraining", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "__version__",
-    "attach", "runs", "submit",
+    "CloudtrainError", "DistributedTraining", "Job", "Run", "RunFailed", "State", "Status", "Submitter", "Sweep",
+    "__version__", "attach", "runs", "submit",
 ]  # fmt: skip
 
 
