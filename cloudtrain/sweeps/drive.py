@@ -249,6 +249,9 @@ def main() -> int:
     os.environ.update(json.loads(sys.stdin.read() or "{}"))  # in memory only: /proc shows what a process began with
     try:
         Driver(home, sweep_id).run()
+    except StoreError as error:  # the watcher starts another process
+        watch_log.write(f"{sweep_id}: {error}")
+        return error.exit_code
     except CloudtrainError as error:
         watch_log.write(f"{sweep_id}: {error}")
         with contextlib.suppress(StoreError):

@@ -59,10 +59,10 @@ def failed_twice(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def best(sweep: SweepFile, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the best trial by the first metric, of those that were not stopped; None without any."""
+    """Return the best trial by the first metric, of those that have succeeded; None without any."""
     found: TrialRecord | None = None
     for trial in trials:
-        if trial.result is None or not sweep.metrics or trial.stopped or failed(trial):
+        if trial.result is None or not sweep.metrics or not succeeded(trial):
             continue
         if found is None or sweep.metrics[0].is_better(trial.result[0], (found.result or [math.nan])[0]):
             found = trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import time
@@ -81,7 +82,7 @@ class Sweep:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial by the first metric so far, of those that were not stopped early; None without any."""
+        """The best trial by the first metric so far, of those that have succeeded; None without any."""
         return standing.best(self.file, self.trials)
 
     def run(self, trial: TrialRecord) -> Run:
@@ -171,8 +172,16 @@ def begin(
     spec = specification(home, document, sweep)
     stamp = datetime.now(UTC).strftime("%y%m%d-%H%M%S")
     name = fit_name(sweep.name) or "sweep"
-    sweep_id = f"{name}-sweep-{key}" if key else f"{name}-sweep-{stamp}-{secrets.token_hex(2)}"
+    ending = f"k{hashlib.sha256(key.encode()).hexdigest()[:16]}" if key else f"{stamp}-{secrets.token_hex(2)}"
+    sweep_id = f"{name}-sweep-{ending}"
     SweepHistory(home).add(sweep_id, sweep.name, spec)
     found = Sweep.find(sweep_id, home)
+    if key and _comparable(found.record.spec) != _comparable(spec):
+        raise BadRequest(f"the key {key!r} names {sweep_id}, another sweep", "use another --key, or the file as it was")
     found.ensure_driven()
     return found
+
+
+def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a specification without the seed, which is drawn where the file names none."""
+    return {**spec, "document": {name: value for name, value in spec["document"].items() if name != "seed"}}

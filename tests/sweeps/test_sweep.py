@@ -25,10 +25,14 @@ def test_a_sweep_by_the_command_line(project: Path, tmp_path: Path, census: Path
     said = command(project, "sweep", "sweep.yaml", "--wait")
     assert "SUCCEEDED: all 3 trials have run" in said and "best: loss 0.6 by trial 2 (lr 0.4, steps 2)" in said
     shown = json.loads(command(project, "sweep", "show", "--json"))
+    assert sorted(start["lr"] for start in starts(tmp_path)) == [0.1, 0.4, 0.8]
     assert [trial["result"] for trial in shown["trials"]] == [[pytest.approx(loss)] for loss in (0.9, 0.6, 0.8)]
     assert shown["best"]["number"] == 2 and shown["state"] == "SUCCEEDED"
-    assert sorted(start["lr"] for start in starts(tmp_path)) == [0.1, 0.4, 0.8]
     assert shown["sweep_id"] in command(project, "sweep", "ls")
+    keyed = [json.loads(command(project, "sweep", "sweep.yaml", "--key", "a/b", "--wait", "--json")) for _ in range(2)]
+    assert keyed[0] == keyed[1] and len(keyed[0]["trials"]) == 3 and len(starts(tmp_path)) == 6
+    (project / "sweep.yaml").write_text((project / "sweep.yaml").read_text().replace("0.8", "0.7"))
+    command(project, "sweep", "sweep.yaml", "--key", "a/b", code=2)
     assert "lr: 0.4" in command(project, "sweep", "best")
     (project / "best.yaml").write_text(command(project, "sweep", "best"))
     assert "--lr 0.4" in command(project, "plan", "best.yaml")
