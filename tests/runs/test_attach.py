@@ -18,6 +18,7 @@ from cloudtrain.cli.view import runs
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
 from cloudtrain.history.store import Store
+from cloudtrain.job.targets import HOME_FILE, HOME_LABEL
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.submit import Submitter
 from cloudtrain.runs.watch import Watcher
@@ -81,6 +82,7 @@ def told(run: Run) -> dict[str, Any]:
             each.pop(name, None)
     for name in ("client", "configuration", "attached"):
         shown["provenance"].pop(name, None)
+    shown["job"]["labels"].pop(HOME_LABEL, None)
     metrics = [row._asdict() if hasattr(row, "_asdict") else vars(row) for row in run.metrics(rank=None)]
     log = [(line.at, line.node, line.rank, line.seq, line.text) for line in run.logs(raw=True)]
     return {
@@ -114,6 +116,8 @@ def test_a_run_is_rebuilt_attempt_by_attempt_when_the_laptop_is_gone(submitted, 
     verdict = first.verdict()
     assert verdict is not None and (verdict.label, verdict.rank) == ("missing-file", 1)
     assert told(first) == told(run)
+    homes = [each.record.job["labels"].get(HOME_LABEL) for each in (run, first)]
+    assert homes == [(home / HOME_FILE).read_text(), None], "the home that submitted it is its own label's only reader"
     assert first.record.status.exit_code == 1 and first.record.attached == str(output / run.run_id)
     assert {row.node for row in first.metrics("loss", rank=None)} == {0, 1}
     origin = first.store.provenance(run.run_id)
