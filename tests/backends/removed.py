@@ -15,4 +15,5 @@ def check_removal(contract: Any, backend: Any, handle: str) -> None:
     for _ in range(2):
         backend.remove(handle)
         assert backend.remains(handle) == {}
-    assert backend.status(handle).state is State.LOST and contract.leftovers(handle) == []
+    assert backend.status(handle).state is State.LOST
+    contract.assert_no_leftovers(handle)

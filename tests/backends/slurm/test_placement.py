@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.events import State
 from cloudtrain.runs.submit import Submitter
-from tests.conftest import WAIT_S
+from tests.conftest import WAIT_S, wait_for
 from tests.lab.slurm import Slurm
 
 TARGETS = """\
@@ -55,8 +55,9 @@ def test_the_next_partition_takes_the_job_where_it_may_run(
     finally:
         slurm.ask("scontrol", "update", "partitionname=high", "state=UP")
         slurm.ask("scancel", "--user=root")
+        wait_for(lambda: not slurm.ask("squeue", "-h"), "the end of its jobs")
+        slurm.ask("scontrol", "delete", "reservationname=course")  # until then its nodes are reserved, not idle
         slurm.ready()
-        slurm.ask("scontrol", "delete", "reservationname=course")
     assert [attempt.plan.target for attempt in run.attempts] == ["fast", "slow"]
     first, second = run.attempts
     assert first.status.event == "capacity" and "partition not available" in first.status.reason
