@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ from tests.forecast.cases import COUNTED, TORCH
 REST = ("one process, no", "one process, checkpointing", "fsdp", "ddp")
 LIVE = ("tiny 4x512, bf16", "tiny 4x512, no, checkpointing", "small 1x256, fsdp 8", "mistral 4x1024")
 pytestmark = pytest.mark.train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    """End the oracle's fake group: later tests of this process would make theirs from its store."""
+    yield
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cloudtrain
-from cloudtrain.backends.attached import records
+from cloudtrain.backends import records
 from cloudtrain.backends.local import backend as local
 from cloudtrain.cli import main
 from cloudtrain.errors import BadRequest

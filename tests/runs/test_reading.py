@@ -14,10 +14,10 @@ from cloudtrain.backends import registry
 from cloudtrain.cli import main
 from cloudtrain.console.logbook import Logbook
 from cloudtrain.console.pages.overview import read_details
-from cloudtrain.console.pages.runs import RunQuery
-from cloudtrain.console.pages.runs import _rows as listed_rows
+from cloudtrain.console.runrows import _outages
 from cloudtrain.errors import Unreachable
 from cloudtrain.events import State
+from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.job.job import Job
 from cloudtrain.runs import asked, reading
@@ -290,7 +290,7 @@ def test_the_console_reads_the_copy_and_says_that_there_is_no_answer(run, platfo
     wait_for(lambda: book.read_on(store) or book.count == 2, "two lines")
     platform.down = True
     wait_for(lambda: dict(read_details(run).verdict)["platform"].startswith("no answer since"), "the outage")
-    assert "shared: no answer since" in listed_rows(store, RunQuery())[2]
+    assert "shared: no answer since" in _outages(store, table.page(store, table.Query(), limit=50)[0])
     book.read_on(store)
     assert book.count == 2 and not book.complete
     platform.down = False
@@ -299,4 +299,8 @@ def test_the_console_reads_the_copy_and_says_that_there_is_no_answer(run, platfo
     watcher.join(WAIT_S)
     book.read_on(store)
     assert book.count == 3 and book.complete and platform.calls["lines"] == 3
-    assert dict(read_details(run).verdict)["platform"] == listed_rows(store, RunQuery())[2] == ""
+    assert (
+        dict(read_details(run).verdict)["platform"]
+        == _outages(store, table.page(store, table.Query(), limit=50)[0])
+        == ""
+    )

@@ -136,7 +136,7 @@ def test_a_start_looks_again_when_all_that_it_listed_was_removed_for_a_newer_one
 
     write(tmp_path, 3)
     monkeypatch.setattr(files, "damage", removed_meanwhile)
-    epoch, chosen, held = manager(tmp_path, attempt=2)[0]._begin()
+    epoch, chosen, held = manager(tmp_path, attempt=2)[0]._begin(None)
     assert (epoch, chosen.path.name, held.path.name) == (2, "step-00000006.a1", "step-00000006.a2")
 
 
@@ -146,7 +146,7 @@ def test_what_an_older_start_is_removing_is_no_place_to_resume_from(tmp_path: Pa
     epochs.claim(tmp_path, 2, 0, lambda: files.find(tmp_path)[0])
     write(tmp_path, 6)
     (files.folder_of(tmp_path, 3, 1) / "COMPLETE").unlink()
-    epoch, chosen, _ = manager(tmp_path, attempt=2)[0]._begin()
+    epoch, chosen, _ = manager(tmp_path, attempt=2)[0]._begin(None)
     assert (epoch, chosen.path.name) == (3, "step-00000006.a1")
 
 
