@@ -70,11 +70,16 @@ def test_sagemaker_is_asked_once_in_five_seconds_for_all_readers(simulator: Simu
         return {event.node for event in events if event.data["state"] == "RUNNING"}
 
     wait_for(lambda: running() == {0, 1}, "what both nodes say of it: the platform is asked again then")
-    time.sleep(2 * asked.FRESH_S)  # what is asked more often because something has changed is over
 
     def questions() -> int:
         return sum(call.endswith(("DescribeTrainingJob", "ListTrainingJobs")) for call in simulator.calls)
 
+    def paused() -> bool:
+        before = questions()
+        time.sleep(0.8 * asked.FRESH_S)
+        return questions() == before
+
+    wait_for(paused, "the pause between two questions: it is asked more often because something has changed")
     began, before = time.monotonic(), questions()
     for words in (["ls"], ["show", run_id], ["logs", run_id], ["ls"]):
         cloudtrain(*words)
