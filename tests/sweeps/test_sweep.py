@@ -106,7 +106,7 @@ def test_the_watcher_starts_the_process_of_a_sweep_again(start: Start, tmp_path:
     assert [trial.state for trial in sweep.trials] == [State.SUCCEEDED] * 2
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_kills_neither_lose_nor_double_a_trial(start: Start, home: Path, tmp_path: Path, kills: int, figure):
     number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
     print(f"CLOUDTRAIN_SEED={number}")
