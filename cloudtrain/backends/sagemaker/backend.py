@@ -277,9 +277,12 @@ class SagemakerBackend:
         return job if job and job["TrainingJobArn"] == handle else None
 
     def _recent_job(self, handle: str, positions: Sequence[Position] | None) -> Mapping[str, Any] | None:
-        """Return the job as it was seen not long ago; asks again where the log says that all nodes have ended."""
+        """Return the job as it was seen not long ago; asks again where the log says that all nodes have ended.
+
+        Who watches asks once in `poll_s`, and may read the log just before that.
+        """
         seen_at, job = self._known.get(handle.rpartition("/")[2], (-math.inf, None))
-        if job is None or job["TrainingJobArn"] != handle or time.monotonic() - seen_at >= self.poll_s:
+        if job is None or job["TrainingJobArn"] != handle or time.monotonic() - seen_at >= 2 * self.poll_s:
             return self._job(handle)
         running = not status.parse_status(job).state.final
         if running and positions and all(position.ended for position in positions):
