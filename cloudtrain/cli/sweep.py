@@ -131,9 +131,11 @@ def show(sweep_id: str | None, as_json: bool) -> int:
         terminal.print_json(_json(sweep))
         return 0
     record, file = sweep.record, sweep.file
-    searched = [parameter.name for parameter in file.parameters if parameter.distribution != "constant"]
+    searched = [parameter.name for parameter in file.searched]
     terminal.print_lines(f"{sweep.sweep_id}  {record.state}" + (f": {record.reason}" if record.reason else ""))
     _print_best(sweep)
+    if shares := _importance(sweep):
+        terminal.print_lines("  importance: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     names = [metric.name for metric in file.metrics]
     rows = [_trial_row(trial, searched, len(names)) for trial in sweep.trials]
     if rows:
@@ -145,52 +147,35 @@ def show(sweep_id: str | None, as_json: bool) -> int:
 
 
 def _trial_row(trial: TrialRecord, searched: list[str], metrics: int) -> tuple[str, ...]:
+    from cloudtrain.sweeps.sweep import format_value
+
     values = [f"{value:.6g}" for value in trial.result] if trial.result else [""] * metrics
-    params = [_short(trial.params.get(name)) for name in searched]
+    params = [format_value(trial.params.get(name)) for name in searched]
     note = trial.stopped or (f"repeats trial {trial.retry_of}" if trial.retry_of else "")
     return (str(trial.number), trial.state or "not sent", *values, *params, trial.run_id or "", note)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _print_best(sweep: Sweep) -> None:
-    best, file = sweep.best, sweep.file
-    if best and best.result:
-        params = ", ".join(f"{name} {_short(value)}" for name, value in best.params.items())
-        terminal.print_lines(f"  best: {file.metrics[0].name} {best.result[0]:.6g} by trial {best.number} ({params})",
-                             f"        cloudtrain fetch {best.run_id}")  # fmt: skip
+    if best := sweep.best:
+        terminal.print_lines(f"  best: {sweep.best_text}", f"        cloudtrain fetch {best.run_id} -o best")
 
 
-@command.command("stop", cls=options.Command)
-@_named
-@options.json_option
-def stop(sweep_id: str, as_json: bool) -> int:
-    """Cancel the live trials of a sweep and end it."""
-    sweep = _find(sweep_id)
-    sweep.stop()
-    return _changed(sweep, as_json, "is asked to end")
+def _change(name: str, help: str, how: str) -> None:
+    """Add a command that asks one method of a sweep for a change."""
+
+    @_named
+    @options.json_option
+    def change(sweep_id: str, as_json: bool) -> int:
+        sweep = _find(sweep_id)
+        getattr(sweep, name)()
+        return _changed(sweep, as_json, how)
+
+    command.command(name, cls=options.Command, help=help)(change)
 
 
-@command.command("pause", cls=options.Command)
-@_named
-@options.json_option
-def pause(sweep_id: str, as_json: bool) -> int:
-    """Start no further trial; those that run continue."""
-    sweep = _find(sweep_id)
-    sweep.pause()
-    return _changed(sweep, as_json, "is paused")
-
-
-@command.command("resume", cls=options.Command)
-@_named
-@options.json_option
-def resume(sweep_id: str, as_json: bool) -> int:
-    """Start trials again after a pause."""
-    sweep = _find(sweep_id)
-    sweep.resume()
-    return _changed(sweep, as_json, "continues")
+_change("stop", "Cancel the live trials of a sweep and end it.", "is asked to end")
+_change("pause", "Start no further trial; those that run continue.", "is paused")
+_change("resume", "Start trials again after a pause.", "continues")
 
 
 @command.command("extend", cls=options.Command)
@@ -243,6 +228,16 @@ def best(sweep_id: str | None, as_json: bool) -> int:
     return 0
 
 
+def _importance(sweep: Sweep) -> dict[str, float]:
+    from cloudtrain.errors import MissingExtra
+
+    try:
+        return sweep.importance
+    except MissingExtra as error:
+        terminal.note(f"note: {error}")
+        return {}
+
+
 def _find(sweep_id: str | None) -> Sweep:
     from cloudtrain.sweeps.sweep import Sweep
 
@@ -270,6 +265,7 @@ def _json(sweep: Sweep) -> dict[str, Any]:
         "ended_at": record.ended_at,
         "metrics": [metric.name for metric in sweep.file.metrics],
         "best": _trial_json(found) if found else None,
+        "importance": _importance(sweep),
         "trials": [_trial_json(trial) for trial in sweep.trials],
     }
 

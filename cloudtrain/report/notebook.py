@@ -51,19 +51,28 @@ def card(store: Store, run_id: str) -> str:
     """Return a run as a small piece of HTML: state, times, reason, and a curve for each of its first metrics."""
     record = store.find(run_id)
     status = record.status
-    colour = _COLOURS.get(status.state.value, "#9a6700")
     rows = [
         ("backend", record.backend if record.target in ("", record.backend) else f"{record.target} ({record.backend})"),
         ("took", _took(status.started_at, status.ended_at)),
         ("reason", status.reason),
     ]
-    body = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows if value)
+    curves = []
     for summary in store.curves.summary(run_id)[:6]:
         curve = _svg(store.curves.points(run_id, summary.name, 100))
         value = f"{summary.last:.4g} at step {summary.step}"
-        body += f"<tr><th>{escape(summary.name)}</th><td>{curve} {escape(value)}</td></tr>"
-    head = f'<b>{escape(run_id)}</b> <span style="color:{colour}">{escape(status.state.value)}</span>'
-    return f"<div>{head}<table>{body}</table></div>"
+        curves.append((summary.name, curve, value))
+    return frame(run_id, status.state.value, rows, curves)
+
+
+def frame(name: str, state: str, rows: Sequence[tuple[str, str]], curves: Sequence[tuple[str, str, str]] = ()) -> str:
+    """Return a card of a name and its state: rows of a head and a text, then those of a head, a picture and a text."""
+    colour = _COLOURS.get(state, "#9a6700")
+    body = "".join(
+        f"<tr><th>{escape(head)}</th><td>{picture} {escape(value)}</td></tr>"
+        for head, picture, value in (*((head, "", value) for head, value in rows if value), *curves)
+    )
+    title = f'<b>{escape(name)}</b> <span style="color:{colour}">{escape(state)}</span>'
+    return f"<div>{title}<table>{body}</table></div>"
 
 
 def _row(store: Store, run_id: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def draw(sweep: SweepFile, number: int, past: Sequence[Past]) -> tuple[dict[str,
     if sweep.method == "grid":
         params = next(islice(grid(sweep.parameters), number - 1, number), None)
         return None if params is None else (params, {})
-    searched = [parameter for parameter in sweep.parameters if parameter.distribution != "constant"]
+    searched = sweep.searched
     if sweep.method == "random" or not searched:
         choose = random.Random(f"{sweep.seed}/{number}")
         point: dict[str, Any] = {parameter.name: choose.random() for parameter in searched}

@@ -32,7 +32,6 @@ from cloudtrain.sweeps.send import Trials
 from cloudtrain.sweeps.standing import Spent
 
 LEASE_S = 30.0
-START_S = 15.0  # for a process that was started to take its lease
 PAUSE_S, BUSY_S = 1.0, 0.1  # between two looks at the trials, and where something has just happened
 CARE_S = 5.0  # how often it is checked that the live runs are watched
 
@@ -53,14 +52,20 @@ class Driver:
     def run(self) -> None:
         """Drive until the sweep has ended, is paused, or another process drives it; blocking."""
         path = self.history.database.path  # SQLite would make a file anew that was removed
-        while path.exists() and self.history.lease(self.sweep_id, self.me, LEASE_S):
-            _marker(self.home, self.sweep_id).unlink(missing_ok=True)
-            try:
-                moved = self.look()
-            except Unreachable as error:
-                watch_log.write(f"{self.sweep_id}: {error}")
-                moved = False
-            time.sleep(BUSY_S if moved else PAUSE_S)
+        starting = watcher.starting(self.home, self.sweep_id)
+        try:
+            while path.exists() and self.history.lease(self.sweep_id, self.me, LEASE_S):
+                starting.unlink(missing_ok=True)
+                try:
+                    moved = self.look()
+                except Unreachable as error:
+                    watch_log.write(f"{self.sweep_id}: {error}")
+                    moved = False
+                time.sleep(BUSY_S if moved else PAUSE_S)
+        except Exception:
+            with contextlib.suppress(OSError):
+                starting.touch()  # the watcher starts the next process after a pause
+            raise
         if path.exists():
             self.history.release(self.sweep_id, self.me)
 
@@ -201,16 +206,15 @@ class Driver:
         if self.sweep.budget.hours is None and self.sweep.budget.usd is None:
             return Spent()
         hours = usd = promised = 0.0
-        unpriced = False
         for trial in trials:
             if trial.run_id is None:
                 continue
             attempts = self.store.attempts(trial.run_id)
             used = total(attempts, self.home)
-            hours, usd, unpriced = hours + used.node_s / 3600, usd + used.usd, unpriced or bool(used.unpriced_s)
+            hours, usd = hours + used.node_s / 3600, usd + used.usd
             if not trial.ended:
                 promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
-        return Spent(hours, usd, promised, unpriced)
+        return Spent(hours, usd, promised)
 
     def _care(self, live: list[TrialRecord]) -> None:
         """Start the watcher where it has died, with the environment that only this process and it have."""
@@ -223,24 +227,14 @@ class Driver:
                 return
 
 
-def _marker(home: Path, sweep_id: str) -> Path:
-    """Return the file that says that a process was started and has not taken its lease yet."""
-    return home / "sweeps" / f"{sweep_id}.starting"
-
-
 def start(home: Path, sweep_id: str) -> None:
     """Start the process that drives a sweep, with this shell's environment, and store what may be stored of that.
 
     Returns at once; nothing is started where a process was a moment ago that has not taken its lease yet.
     """
-    marker = _marker(home, sweep_id)
-    if marker.exists() and abs(time.time() - marker.stat().st_mtime) < START_S:
-        return
-    marker.parent.mkdir(exist_ok=True)
-    marker.touch()
-    record = EnvironmentRecord(environment.pointers(os.environ), environment.hidden(os.environ, ()), ())
-    Store(home).keep_environments({sweep_id: record})
-    watcher.drive(home, sweep_id, os.environ)
+    if watcher.drive(home, sweep_id, os.environ):
+        record = EnvironmentRecord(environment.pointers(os.environ), environment.hidden(os.environ, ()), ())
+        Store(home).keep_environments({sweep_id: record})
 
 
 def main() -> int:

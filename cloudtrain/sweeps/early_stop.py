@@ -25,7 +25,7 @@ class EarlyStop:
     Attributes:
         kind: hyperband, asha or median.
         bands: iterations at which trials are compared; for `median` the first one.
-        eta: a trial goes on where it is among the best 1/eta of a band.
+        eta: a trial continues where it is among the best 1/eta of a band.
         strict: whether its value at the band counts, instead of its best one so far.
         startup_trials: of the median rule: how many others must have come as far.
     """
@@ -66,7 +66,7 @@ class EarlyStop:
         return cls(kind, tuple(bands), float(eta), strict=kind == "asha" or bool(given.get("strict", True)))
 
     def stops(self, mine: Sequence[float], others: Sequence[Sequence[float]]) -> str:
-        """Return why a trial is to be stopped, "" where it goes on.
+        """Return why a trial is to be stopped, "" where it continues.
 
         Args:
             mine: the values that it has reported, in order; lower is better.

@@ -91,10 +91,9 @@ class SweepFile:
     given: str = "arguments"  # how the script gets its parameters, one of GIVEN
 
     @property
-    def size(self) -> int | None:
-        """How many trials there are at most; None without a limit."""
-        whole = sum(1 for _ in grid(self.parameters)) if self.method == "grid" else None
-        return min((n for n in (whole, self.budget.trials) if n is not None), default=None)
+    def searched(self) -> list[Parameter]:
+        """Its parameters without the constant ones."""
+        return [parameter for parameter in self.parameters if parameter.distribution != "constant"]
 
     def settings(self, trial: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job's keys that a trial sets, by dotted path."""

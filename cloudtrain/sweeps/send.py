@@ -64,11 +64,7 @@ class Trials:
 
     def most_usd(self, number: int, params: Mapping[str, Any], target: str) -> float:
         """Return what a trial can cost at most; raises BadRequest where nothing bounds it."""
-        usd = (self._plan(number, params, target).at_most or {}).get("usd")
-        if usd is None:
-            hint = "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
-            raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
-        return float(usd)
+        return _most_usd(self._plan(number, params, target))
 
     def _submitter(self, target: str) -> ExactlyOnce:
         if target not in self._submitters:
@@ -114,6 +110,16 @@ def job_of_trial(sweep: SweepFile, params: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _most_usd(plan: Plan) -> float:
+    usd = (plan.at_most or {}).get("usd")
+    if usd is None:
+        hint = (
+            "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
+        )
+        raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
+    return float(usd)
+
+
 def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> dict[str, Any]:
     """Return what the history keeps of a sweep: its file with the job written out, and the bundle of its source; blocking.
 
@@ -131,9 +137,8 @@ def specification(home: Path, document: Mapping[str, Any], sweep: SweepFile) -> 
         resolved = resolve(submitter, sweep, params, {})
         bundle = bundle or submitter.package(resolved)
         plan = submitter.plan_of(resolved, bundle)
-        if sweep.budget.usd is not None and (plan.at_most or {}).get("usd") is None:
-            hint = "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
-            raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
+        if sweep.budget.usd is not None:
+            _most_usd(plan)
         targets.append(plan.target or plan.backend)
         name = resolved.job.name
     assert bundle is not None

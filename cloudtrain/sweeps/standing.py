@@ -25,7 +25,6 @@ class Spent:
     hours: float = 0.0  # of all nodes
     usd: float = 0.0
     promised_usd: float = 0.0
-    unpriced: bool = False  # the price of some is not known
 
 
 def reports(store: Store, run_id: str | None, name: str) -> list[float]:
@@ -103,7 +102,7 @@ def _imputed(
 def outcome(
     sweep: SweepFile, record: SweepRecord, trials: Sequence[TrialRecord], spent: Spent, *, exhausted: bool
 ) -> tuple[str, str] | None:
-    """Return the state and the reason with which a sweep is to end, None where it goes on.
+    """Return the state and the reason with which a sweep is to end, None while it continues.
 
     Args:
         exhausted: whether nothing is left to draw: the grid is done.

@@ -7,15 +7,18 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, MissingExtra
 from cloudtrain.history.store import Store
 from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.job.problems import fit_name
 from cloudtrain.job.targets import home as default_home
+from cloudtrain.report import notebook
+from cloudtrain.report.importance import importance
 from cloudtrain.runs.run import Run
 from cloudtrain.sweeps import drive, standing
 from cloudtrain.sweeps.file import SweepFile, read
@@ -65,6 +68,13 @@ class Sweep:
     def __repr__(self) -> str:
         return f"<Sweep {self.sweep_id} {self.record.state}>"
 
+    def _repr_html_(self) -> str:
+        record = self.record
+        rows = [("reason", record.reason), ("trials", str(len(self.trials))), ("best", self.best_text)]
+        with suppress(MissingExtra):
+            rows.append(("importance", ", ".join(f"{name} {share:.0%}" for name, share in self.importance.items())))
+        return notebook.frame(self.sweep_id, record.state, rows)
+
     @property
     def record(self) -> SweepRecord:
         """What the history has of it: `state` is RUNNING, PAUSED, STOPPING, SUCCEEDED, FAILED or CANCELLED."""
@@ -84,6 +94,25 @@ class Sweep:
     def best(self) -> TrialRecord | None:
         """The best trial by the first metric so far, of those that have succeeded; None without any."""
         return standing.best(self.file, self.trials)
+
+    @property
+    def best_text(self) -> str:
+        """The best trial in a line, with the parameters that were searched; "" without any."""
+        file, best = self.file, self.best
+        if not best or not best.result:
+            return ""
+        params = ", ".join(f"{one.name} {format_value(best.params.get(one.name))}" for one in file.searched)
+        return f"{file.metrics[0].name} {best.result[0]:.6g} by trial {best.number} ({params})"
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """The share of the first metric's variance that each parameter explains; {} before 8 trials have a result.
+
+        Raises MissingExtra without Optuna and scikit-learn.
+        """
+        known = [trial for trial in self.trials if trial.result]
+        values = [trial.result[0] if trial.result else None for trial in known]
+        return importance([trial.params for trial in known], values)
 
     def run(self, trial: TrialRecord) -> Run:
         """Return the run of a trial; raises BadRequest for one that was not submitted."""
@@ -146,6 +175,11 @@ class Sweep:
     def _change(self, state: str, reason: str, old: Sequence[str]) -> None:
         if not self._history.set_state(self.sweep_id, state, reason, old=old):
             raise BadRequest(f"{self.sweep_id} is {self.record.state}", f"cloudtrain sweep show {self.sweep_id}")
+
+
+def format_value(value: Any) -> str:
+    """Return a parameter's value as lists show it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def begin(

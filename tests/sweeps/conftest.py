@@ -33,6 +33,7 @@ if given.lr < 0:
     sys.exit("this rate cannot be")
 while given.gate and not pathlib.Path(given.gate).exists():
     time.sleep(0.05)
+pathlib.Path(os.environ["CLOUDTRAIN_MODEL_DIR"], "rate").write_text(str(given.lr))
 """
 Start = Callable[..., Sweep]
 

@@ -104,7 +104,7 @@ def test_a_grid_ends():
     found = sweep("grid", parameters={"a": {"values": [1, 2]}, "b": {"values": ["x", "y", "z"]}}, run_cap=None)
     drawn = [draw(found, number, []) for number in range(1, 8)]
     assert [params for params, _ in drawn[:2]] == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}] and drawn[6] is None
-    assert found.size == 6
+    assert drawn[5] == ({"a": 2, "b": "z"}, {})
 
 
 def test_without_optuna_the_command_that_installs_it_is_named(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from cloudtrain.errors import BadJob
 from cloudtrain.job.load import read as read_yaml
 from cloudtrain.sweeps.file import Budget, read
+from cloudtrain.sweeps.send import specification
 
 LR = "parameters: {lr: {min: 0.001, max: 0.1}}"
 # Written after the shapes in https://docs.wandb.ai/models/sweeps/define-sweep-configuration (2026-11-23).
@@ -54,7 +55,7 @@ def document(text: str) -> dict:
 @pytest.mark.parametrize("name", TAKEN)
 def test_it_is_taken(name: str, tmp_path: Path):
     found = read(document(TAKEN[name]), tmp_path)
-    assert found.parameters and found.job["entrypoint"] and (found.size or found.budget.trials)
+    assert found.parameters and found.job["entrypoint"] and (found.method == "grid" or found.budget.trials)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -109,3 +110,11 @@ def test_a_job_file_keeps_its_own_folder(tmp_path: Path):
     (tmp_path / "jobs" / "job.yaml").write_text("name: tune\nsource: src\nentrypoint: train.py\n")
     found = read({"job": "jobs/job.yaml", "method": "grid", "parameters": {"a": {"values": [1]}}}, tmp_path)
     assert found.job["source"] == str(tmp_path / "jobs" / "src") and found.name == "tune"
+
+
+def test_the_quickstart_is_tuned_by_its_sweep_file(home: Path):
+    document, folder = read_yaml(Path(__file__).parents[2] / "examples" / "quickstart" / "sweep.yaml")
+    found = read(document.value, folder)
+    assert [parameter.name for parameter in found.searched] == ["learning_rate", "hidden_size"]
+    spec = specification(home, document.value, found)
+    assert spec["targets"] == ["local"] and spec["document"]["job"]["name"] == "quickstart"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.errors import BadRequest
 from cloudtrain.events import State
+from cloudtrain.sweeps.sweep import Sweep
 from tests.conftest import WAIT_S, wait_for
 from tests.sweeps.conftest import Start, command, drivers, kill_clients, starts
 
@@ -23,7 +25,10 @@ def test_a_sweep_by_the_command_line(project: Path, tmp_path: Path, census: Path
         "parameters: {lr: {values: [0.1, 0.4, 0.8]}, steps: {value: 2}}\n"
     )
     said = command(project, "sweep", "sweep.yaml", "--wait")
-    assert "SUCCEEDED: all 3 trials have run" in said and "best: loss 0.6 by trial 2 (lr 0.4, steps 2)" in said
+    assert "SUCCEEDED: all 3 trials have run" in said and "best: loss 0.6 by trial 2 (lr 0.4)" in said
+    assert "loss 0.6 by trial 2 (lr 0.4)" in Sweep.find()._repr_html_()
+    command(project, *re.search(r"cloudtrain (fetch .*)", said)[1].split())
+    assert [path.read_text() for path in (project / "best").rglob("rate")] == ["0.4"]
     shown = json.loads(command(project, "sweep", "show", "--json"))
     assert sorted(start["lr"] for start in starts(tmp_path)) == [0.1, 0.4, 0.8]
     assert [trial["result"] for trial in shown["trials"]] == [[pytest.approx(loss)] for loss in (0.9, 0.6, 0.8)]
