@@ -162,6 +162,8 @@ def _describe_error(status: int, server_message: str, failure: str) -> tuple[str
         return f"{failure}: the namespace's quota does not allow it: {text}", "kubectl describe quota"
     if status == 403:
         return f"{failure}: permission denied: {text}", "docs/kubernetes.md lists the rules that are needed"
+    if status == 400 and "strict decoding error" in text:
+        return f"{failure}: {text}", "options.kubernetes.overlay: misspelt, or newer than the cluster"
     if status == 404 and "namespaces" in text:
         return f"{failure}: {text}", "options.kubernetes.namespace names another"
     return f"{failure}: {text or 'no reason was given'} ({status})", "" if status < 500 else "try again"

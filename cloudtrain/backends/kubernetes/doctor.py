@@ -64,8 +64,9 @@ class KubeDoctor:
             "labels": job["spec"]["template"]["metadata"]["labels"],
         }
         path = f"/api/v1/namespaces/{self._namespace}/pods"
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
         try:
-            self._api.call("POST", path, "its pods would not be taken", query={"dryRun": "All"}, body=pod)
+            self._api.call("POST", path, "its pods would not be taken", query=query, body=pod)
         except KubeError as error:
             if "cannot create resource" in error.message:
                 return []  # who may only create Jobs cannot try a pod

@@ -41,6 +41,7 @@ PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
+STRICT = {"fieldValidation": "Strict"}  # kubectl's default too; the server's is to drop unknown fields with a warning
 KINDS = {"job": "Job", "jobset": "JobSet"}  # values of options.kubernetes.kind
 
 
@@ -118,10 +119,10 @@ class KubeJobs:
                 raise Unreachable(message, error.hint) from None
 
     def _create(self, namespace: str, manifest: Mapping[str, Any]) -> Object:
-        """Create an object, or return the existing one with that name."""
+        """Create an object, or return the existing one with that name; a field that the server does not know is refused."""
         failure = f"the {manifest['kind']} was not accepted"
         collection = PATHS[manifest["kind"]].format(namespace)
-        answer = self._api.call("POST", collection, failure, body=manifest, accept=(409,))
+        answer = self._api.call("POST", collection, failure, query=STRICT, body=manifest, accept=(409,))
         if answer.status != 409:
             return dict(answer.json)
         existing = self._api.get(f"{collection}/{manifest['metadata']['name']}", failure)
@@ -149,15 +150,12 @@ class KubeJobs:
     def labels(self, handle: str) -> dict[str, str]:
         """Return the user's labels of an attempt's Job, without our own."""
         job = self.job(handle) or {"metadata": {}}
-        own_labels = (RUN, ATTEMPT, QUEUE, MAX_EXEC)
-        return {
-            name: str(value) for name, value in (job["metadata"].get("labels") or {}).items() if name not in own_labels
-        }
+        labels, own_labels = job["metadata"].get("labels") or {}, (RUN, ATTEMPT, QUEUE, MAX_EXEC)
+        return {name: str(value) for name, value in labels.items() if name not in own_labels}
 
     def handle(self, job: Object) -> str:
         """Return the handle of an attempt's Job."""
-        metadata = job["metadata"]
-        prefix = "jobset:" if job["kind"] == "JobSet" else ""
+        metadata, prefix = job["metadata"], "jobset:" if job["kind"] == "JobSet" else ""
         return f"{self._api.access.identity}/{metadata['namespace']}/{prefix}{metadata['name']}/{metadata['uid']}"
 
     # -- look ----------------------------------------------------------------------------------------------------------
@@ -195,8 +193,8 @@ class KubeJobs:
         """
         _, namespace, name, uid, kind = parse_handle(handle)
         job = job or (self.job(handle) if kind == "JobSet" else None) or {"metadata": {"uid": uid}}
-        query = {"labelSelector": f"{ATTEMPT}={name}"}
-        pod_list = self._api.get(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query) or {}
+        path, query = f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{ATTEMPT}={name}"}
+        pod_list = self._api.get(path, "the pods cannot be listed", query) or {}
         return pods_of(job, pod_list.get("items") or ())
 
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:

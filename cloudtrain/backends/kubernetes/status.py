@@ -72,19 +72,25 @@ def waiting_reason(job: Object, pods: Iterable[Object], noted: Mapping[str, str]
     Args:
         noted: uid -> the newest event of a pod, or of the Job, that says nothing itself (`silent_objects`).
     """
+    newest, of_job = newest_by_node(pods), noted.get(str(pods_owner(job)["metadata"]["uid"]), "")
     ranks: dict[str, list[int]] = {}
-    for rank, pod in newest_by_node(pods).items():
-        if is_waiting(pod) and (reason := pod_reason(pod) or noted.get(str(pod["metadata"]["uid"]), "")):
+    for rank in range(job["spec"]["completions"]):
+        if pod := newest.get(rank):
+            reason = (pod_reason(pod) or noted.get(str(pod["metadata"]["uid"]), "")) if is_waiting(pod) else ""
+        else:
+            reason = of_job
+        if reason:
             ranks.setdefault(reason, []).append(rank)
-    if not ranks or job["spec"]["completions"] == 1:
-        return next(iter(ranks), noted.get(str(pods_owner(job)["metadata"]["uid"]), ""))
+    if not newest or job["spec"]["completions"] == 1:
+        return next(iter(ranks), of_job)
     return "; ".join(f"node {', '.join(map(str, nodes))}: {reason}" for reason, nodes in ranks.items())
 
 
 def silent_objects(job: Object, pods: Iterable[Object]) -> list[Object]:
-    """Return the pods that wait and do not say why, or the Job if it has no pods (an exceeded quota)."""
+    """Return the pods that wait and do not say why, and the Job if pods of it are missing (an exceeded quota)."""
     newest = newest_by_node(pods).values()
-    return [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)] if newest else [pods_owner(job)]
+    silent = [pod for pod in newest if is_waiting(pod) and not pod_reason(pod)]
+    return silent if len(newest) == job["spec"]["completions"] else [*silent, pods_owner(job)]
 
 
 def newest_note(events: Iterable[Object]) -> str:

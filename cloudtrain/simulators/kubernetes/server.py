@@ -3,8 +3,9 @@
     with Cluster(folder) as cluster: ...      cluster.kubeconfig is a file that any client takes
 
 Its semantics are those that were recorded of a real 1.36 server; what it enforces of a Job is in backends/kubernetes/rules.
-Pods are processes of this machine (kubelet.py). What it is not: roles, schemas, a scheduler with more than
-one node, rotation of logs. A watch is answered when something has happened or its time is over, and closed.
+Pods are processes of this machine (kubelet.py). Fields that 1.36 does not know are dropped (fields.py). What it is not:
+roles, a scheduler with more than one node, rotation of logs. A watch is answered when something has happened or its time
+is over, and closed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cloudtrain.backends.kubernetes import rules
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.simulators.http import Fault, Request, Response, Route, Server
 from cloudtrain.simulators.kubernetes.admission import check_pod
+from cloudtrain.simulators.kubernetes.fields import drop_unknown
 from cloudtrain.simulators.kubernetes.job_controller import OWNED
 from cloudtrain.simulators.kubernetes.jobset_controller import check_jobset
 from cloudtrain.simulators.kubernetes.kubelet import Kubelet
@@ -150,6 +152,7 @@ class Cluster:
                 400, "the namespace of the provided object does not match the namespace sent on the request"
             )
         resource |= {"kind": KINDS[plural], "apiVersion": GROUPS.get(plural, "v1")}
+        headers = drop_unknown(resource, request.query.get("fieldValidation", "Warn"))
         self._validate(plural, resource)
         if plural == "jobs":
             set_job_defaults(resource)
@@ -162,8 +165,9 @@ class Cluster:
             if request.query.get("dryRun") == "All":
                 if self.objects.get(plural, namespace, resource["metadata"]["name"]) is not None:
                     raise StatusError(409, f'{plural} "{resource["metadata"]["name"]}" already exists')
-                return Response({**resource, "metadata": {**resource["metadata"], "uid": str(uuid.uuid4())}}, 201)
-            return Response(_copy(self.objects.add(plural, namespace, resource)), 201)
+                stored = {**resource, "metadata": {**resource["metadata"], "uid": str(uuid.uuid4())}}
+                return Response(stored, 201, headers)
+            return Response(_copy(self.objects.add(plural, namespace, resource)), 201, headers)
 
     def _validate(self, plural: str, resource: Object) -> None:
         checks: dict[str, Callable[[Object], Iterator[rules.Violation]]] = {
@@ -257,11 +261,12 @@ class Cluster:
                 before = resource.get("spec", {}).get(field)
                 if plural == "jobs" and new["spec"].get(field) != before and not resource["spec"].get("suspend"):
                     raise StatusError(422, f'Job.batch "{name}" is invalid: spec.{field}: field is immutable')
+            headers = drop_unknown(new, request.query.get("fieldValidation", "Warn"))
             self._validate(plural, new)
             resource.clear()
             resource.update(new)
             resource["metadata"]["generation"] += 1
-            return Response(_copy(self.objects.touch(plural, resource)))
+            return Response(_copy(self.objects.touch(plural, resource)), headers=headers)
 
     def _delete(self, request: Request, namespace: str, plural: str, name: str) -> Response:
         self._authorize("delete", plural, namespace)

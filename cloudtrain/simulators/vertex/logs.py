@@ -113,7 +113,7 @@ def _matches(entry: Mapping[str, Any], path: list[str], operator: str, value: st
     text = str(field)
     if operator == ":":
         return fnmatchcase(text.lower(), f"*{value.lower()}*")
-    if path in (["timestamp"], ["create_time"]):
+    if path in (["timestamp"], ["create_time"], ["createTime"]):
         text, value = _pad_fraction(text), _pad_fraction(value)
     return {"=": text == value, "!=": text != value, ">=": text >= value, "<=": text <= value, ">": text > value,
             "<": text < value}[operator]  # fmt: skip

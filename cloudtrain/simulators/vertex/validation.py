@@ -17,11 +17,12 @@ europe-southwest1 europe-west1 europe-west12 europe-west2 europe-west3 europe-we
 me-central1 me-central2 me-west1 northamerica-northeast1 northamerica-northeast2 southamerica-east1 southamerica-west1
 us-central1 us-east1 us-east4 us-east5 us-east7 us-south1 us-west1 us-west2 us-west3 us-west4 us-west8
 """
-# The docstring of google.cloud.aiplatform_v1.types.ListCustomJobsRequest (2026-11-23); a label's key:* means that it exists
+# The docstring of google.cloud.aiplatform_v1.types.ListCustomJobsRequest (2026-11-23); a label's key:* means that it exists.
+# That of aiplatform.CustomJob.list adds camelCase names (google-cloud-aiplatform 2.7.0, jobs.py).
 FILTERS = (
-    r'display_name\s*(=|!=|:)\s*"[^"]*"',
+    r'display(?:_n|N)ame\s*(=|!=|:)\s*"[^"]*"',
     r'state\s*(=|!=)\s*"JOB_STATE_[A-Z_]+"',
-    r'create_time\s*(=|!=|<=|>=|<|>)\s*"\d{4}-\d\d-\d\dT[^"]+Z"',
+    r'create(?:_t|T)ime\s*(=|!=|<=|>=|<|>)\s*"\d{4}-\d\d-\d\dT[^"]+Z"',
     r'labels\.[a-z][a-z0-9_-]*(="?[a-z0-9_-]+"?|:\*)',
 )
 _TERM = re.compile(rf"\s*(NOT\s+)?({'|'.join(FILTERS)})\s*")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.client import KubeError
+from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from cloudtrain.job.job import Job
 from cloudtrain.source.bundle import Bundle
@@ -17,10 +23,26 @@ from tests.conftest import wait_for
 
 ENFORCE = {"pod-security.kubernetes.io/enforce": "restricted"}
 SMALL = {"cpus": 1, "memory": "512MiB"}
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
+
+
+def documented_rules(without: str) -> list[dict[str, Any]]:
+    """Return the rules of the page's Role, but for one resource."""
+    role = yaml.safe_load(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
+    assert role["kind"] == "Role" and any(without in rule["resources"] for rule in role["rules"])
+    return [rule for rule in role["rules"] if without not in rule["resources"]]
 
 
 class LockedDown:
-    """Inherit it and give a fixture `options`: of the backend, without a namespace."""
+    """Inherit it, and give the options of the backend without a namespace, and the accounts of a limited user."""
+
+    def create_user(self, space: str, without: str) -> str:
+        """Return the kubeconfig of a user who has the page's Role, but not its rule for the resource `without`."""
+        raise AssertionError("of each cluster")
+
+    def end_token(self, space: str) -> AbstractContextManager[None]:
+        """Within it the server does not accept the user's token."""
+        raise AssertionError("of each cluster")
 
     @pytest.fixture
     def space(self, options: dict[str, Any], tmp_path: Path) -> Iterator[str]:
@@ -85,3 +107,77 @@ class LockedDown:
         backend, handle = self.submit(options=locked)
         wait_for(lambda: backend.status(handle).state is State.LOST, "its end and its deletion", 200)
         assert backend.status(queued).state is State.QUEUED
+
+    def test_a_job_ends_at_its_deadline_and_a_suspended_one_does_not(self, space: str) -> None:
+        locked = {"security": "restricted", "overlay": {"spec": {"activeDeadlineSeconds": 2}}}
+        _, queued = self.submit(options={**locked, "queue": "none"})
+        backend, handle = self.submit("import time; time.sleep(900)", locked)
+        wait_for(lambda: backend.status(handle).state is State.TIMED_OUT, "its deadline", 200)
+        assert backend.status(queued).state is State.QUEUED
+
+    def test_a_node_that_comes_late_is_waited_for_and_named_where_it_does_not_come(self, space: str) -> None:
+        """A quota holds the second pod back."""
+        self.create_quota(space, pods="1")
+        locked, script = {"security": "restricted"}, "print('together')"
+        backend, handle = self.submit(script, locked, num_nodes=2, limits={"max_wait": "3s"})
+        status = wait_for(lambda: s if (s := backend.status(handle)).state.final else None, "its end", 200)
+        assert status.state is State.PREEMPTED, status
+        assert "1 of 2 nodes joined within 3 s; missing: 1" in status.reason
+        backend.remove(handle)
+        backend, handle = self.submit(script, locked, num_nodes=2)
+        wait_for(
+            lambda: (
+                (said := backend.status(handle).reason).startswith("node 1: FailedCreate: ")
+                and "exceeded quota: small" in said
+            ),
+            "why it waits",
+        )
+        self._api.call("DELETE", f"/api/v1/namespaces/{space}/resourcequotas/small", "quota", body={})
+        wait_for(lambda: backend.status(handle).state is State.SUCCEEDED, "its end", 200)
+        assert sorted(line.rank for line in backend.logs(handle) if line.text == "together") == [0, 1]
+
+    def test_a_user_may_do_what_the_page_says_and_a_missing_rule_is_named(self, space: str) -> None:
+        user = {"security": "restricted", "kubeconfig": self.create_user(space, "pods/log")}
+        backend, handle = self.submit(options=user)
+        problems = [problem.message for problem in backend.check()]
+        assert len(problems) == 1 and "may not get pods/log" in problems[0], problems
+        wait_for(lambda: backend.status(handle).state is State.SUCCEEDED, "its end", 200)
+        with pytest.raises(BackendError, match="permission denied"):
+            list(backend.logs(handle))
+        backend.remove(handle)
+
+    def test_a_token_that_has_ended_is_said_and_the_run_is_not_lost(self, space: str) -> None:
+        user = {"security": "restricted", "kubeconfig": self.create_user(space, "pods/log")}
+        backend, handle = self.submit(options=user)
+
+        def refusal() -> str:
+            try:
+                return f"no refusal: {backend.status(handle)}"
+            except BackendError as error:
+                return error.message
+
+        with self.end_token(space):
+            wait_for(lambda: "does not accept the credentials" in refusal(), "the refusal")
+        other = KubernetesBackend(self._options, self._tmp / "runs")
+        wait_for(lambda: other.status(handle).state is State.SUCCEEDED, "its end", 200)
+
+    def test_unknown_fields_are_dropped_with_a_warning_and_refused_where_that_is_asked(self, space: str) -> None:
+        # Dry runs in `default`: the namespace `space` warns of Pod Security too, and the client keeps one warning.
+        container = {"name": "node", "image": "any:1", "imge": "x"}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"typo-{secrets.token_hex(4)}"}}
+        job["spec"] = {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
+
+        def send(validation: str) -> Any:
+            query = {"dryRun": "All", "fieldValidation": validation}
+            return self._api.call("POST", "/apis/batch/v1/namespaces/default/jobs", "the Job", query=query, body=job)
+
+        unknown, taken = 'unknown field "spec.template.spec.containers[0].imge"', send("Warn")
+        assert "imge" not in str(taken.json["spec"]) and json.dumps(unknown) in taken.headers["warning"]
+        assert "warning" not in send("Ignore").headers
+        with pytest.raises(KubeError, match=re.escape(f"strict decoding error: {unknown}")) as caught:
+            send("Strict")
+        assert caught.value.status == 400
+        typo = {"spec": {"template": {"spec": {"tolerationz": []}}}}
+        with pytest.raises(KubeError, match=r'unknown field "spec.template.spec.tolerationz"'):
+            self.submit(options={"security": "restricted", "overlay": typo})
+        assert self._api.get(f"/apis/batch/v1/namespaces/{space}/jobs", "Jobs")["items"] == []

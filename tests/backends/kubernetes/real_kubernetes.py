@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.backends.kubernetes.jobs import PATHS
 from cloudtrain.events import State
 from cloudtrain.testing.contract import WAIT_S, BackendContract
-from tests.backends.kubernetes.locked_down import LockedDown
+from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
 from tests.backends.kubernetes.test_request import CASES, made
 
 SPACE = os.environ.get("CLOUDTRAIN_TEST_NAMESPACE", "default")
 MOUNT = "/cloudtrain-test"
+USER = "cloudtrain-test"
 
 
 def needed(name: str, what: str) -> str:
@@ -66,14 +69,57 @@ def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case
         sent = json.loads(json.dumps(manifest).replace("${bundle.bytes}", "cGFja2Vk").replace("${job.uid}", "0-1"))
         sent["metadata"]["namespace"] = SPACE
         place, query = PATHS[manifest["kind"]].format(SPACE), {"dryRun": "All", "fieldValidation": "Strict"}
-        status, _ = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
-        assert status == 201
+        answer = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
+        assert answer.status == 201
 
 
 class TestLockedDown(LockedDown):
     @pytest.fixture
     def options(self) -> dict[str, Any]:
         return {name: value for name, value in options().items() if name not in ("namespace", "volumes", "ttl")}
+
+    def create_user(self, space: str, without: str) -> str:
+        """A service account with the page's Role, and a token of it."""
+        group, named = "rbac.authorization.k8s.io", {"metadata": {"name": USER, "namespace": space}}
+        core, roles = f"/api/v1/namespaces/{space}/serviceaccounts", f"/apis/{group}/v1/namespaces/{space}"
+        subject = {"kind": "ServiceAccount", "name": USER, "namespace": space}
+        role = {"apiGroup": group, "kind": "Role", "name": USER}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 3600},
+        }
+        self._create(core, {"apiVersion": "v1", "kind": "ServiceAccount", **named})
+        rules = documented_rules(without)
+        self._create(f"{roles}/roles", {"apiVersion": f"{group}/v1", "kind": "Role", **named, "rules": rules})
+        binding = {"apiVersion": f"{group}/v1", "kind": "RoleBinding", **named}
+        self._create(f"{roles}/rolebindings", {**binding, "roleRef": role, "subjects": [subject]})
+        token = self._create(f"{core}/{USER}/token", request)["status"]["token"]
+        access, name = self._api.access, {"name": USER}
+        cluster = dict(access.cluster)
+        if path := cluster.get("certificate-authority"):
+            cluster["certificate-authority"] = str((access.folder / path).absolute())
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": USER,
+            "clusters": [{**name, "cluster": cluster}],
+            "users": [{**name, "user": {"token": token}}],
+            "contexts": [{**name, "context": {"cluster": USER, "user": USER}}],
+        }
+        kubeconfig = self._tmp / "limited.kubeconfig"
+        kubeconfig.touch(mode=0o600)
+        kubeconfig.write_text(json.dumps(config))
+        return str(kubeconfig)
+
+    @contextmanager
+    def end_token(self, space: str) -> Iterator[None]:
+        """A token's shortest life is 10 minutes: without its account it ends as soon as the server's cache has."""
+        self._api.call("DELETE", f"/api/v1/namespaces/{space}/serviceaccounts/{USER}", "account", body={})
+        yield
+
+    def _create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return dict(self._api.call("POST", path, path, body=body).json)
 
 
 class TestKubernetes(BackendContract):

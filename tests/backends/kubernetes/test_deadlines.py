@@ -29,6 +29,17 @@ def test_nodes_that_come_late_are_waited_for():
     assert spec["activeDeadlineSeconds"] == pod_s + 7200, "limits.max_wait wins over the option of an older name"
 
 
+def test_limits_that_are_not_set_are_those_of_the_page():
+    """docs/kubernetes.md: a pod's margin of 16.5 minutes, 24 h of waiting, 30 minutes for each other, 7 days of ttl."""
+    limits = {"limits": {"max_runtime": "1h", "grace": "30s"}}
+    for nodes, together_s in ((1, 0), (2, 1800)):
+        spec = made({**limits, "num_nodes": nodes}, {}).job["spec"]
+        pod_s = spec["template"]["spec"]["activeDeadlineSeconds"]
+        assert pod_s == 3600 + 30 + 990 + together_s
+        assert spec["activeDeadlineSeconds"] == pod_s + 24 * 3600
+        assert spec["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+
+
 def test_a_pod_is_ended_at_its_deadline(place: Ground):  # noqa: F811
     overlay = {"spec": {"template": {"spec": {"activeDeadlineSeconds": 3}}}}
     backend, handle = started(place, WAITING, {"overlay": overlay})

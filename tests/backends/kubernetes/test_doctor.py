@@ -89,6 +89,13 @@ def test_a_job_is_tried_against_pod_security(cluster: Cluster):
     assert probed(cluster) == []
 
 
+def test_a_field_of_an_overlay_that_the_server_does_not_know_is_found(cluster: Cluster):
+    overlay = {"spec": {"template": {"spec": {"tolerationz": [{"key": "team"}]}}}}
+    (unknown,) = probed(cluster, {"overlay": overlay})
+    assert 'unknown field "spec.tolerationz"' in unknown
+    assert probed(cluster, {"overlay": {"spec": {"template": {"spec": {"tolerations": [{"key": "team"}]}}}}}) == []
+
+
 def test_a_job_is_held_against_the_quotas_with_all_its_pods(cluster: Cluster):
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.nvidia.com/gpu": "8", "pods": "10"}}}
     cluster.objects.add("resourcequotas", "default", {**quota, "status": {"used": {"requests.nvidia.com/gpu": "4"}}})

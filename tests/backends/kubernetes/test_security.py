@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cloudtrain.backends.kubernetes import fetch_pod
 from cloudtrain.backends.kubernetes.rules import parse_quantity
 from cloudtrain.backends.kubernetes.security import check_restricted
 from cloudtrain.simulators.kubernetes.server import Cluster
-from tests.backends.kubernetes.locked_down import LockedDown
+from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
 from tests.backends.kubernetes.test_request import made, problems
 
 RESTRICTED = {"security": "restricted"}
@@ -22,8 +23,22 @@ CLAIM = {"volumes": [{"claim": "shared", "path": "/data"}]}
 class TestSimulated(LockedDown):
     @pytest.fixture
     def options(self, tmp_path: Path) -> Iterator[dict[str, Any]]:
-        with Cluster(tmp_path / "cluster") as cluster:
-            yield {"kubeconfig": str(cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
+        with Cluster(tmp_path / "cluster") as self.cluster:
+            yield {"kubeconfig": str(self.cluster.kubeconfig), "image": "any:1", "poll_s": 0.1}
+
+    def create_user(self, space: str, without: str) -> str:
+        rules = documented_rules(without)
+        allowed = {(verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]}
+        resources = {*(name for _, name in allowed), without, "secrets"}
+        verbs = ("create", "delete", "get", "list", "patch")
+        self.cluster.denied = {(verb, name) for verb in verbs for name in resources} - allowed
+        return str(self.cluster.kubeconfig)
+
+    @contextmanager
+    def end_token(self, space: str) -> Iterator[None]:
+        token, self.cluster.token = self.cluster.token, "another"
+        yield
+        self.cluster.token = token
 
 
 def pod_of(options: dict, **changes) -> dict[str, Any]:

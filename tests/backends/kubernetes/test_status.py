@@ -59,3 +59,7 @@ def test_each_node_that_waits_has_its_reason():
     notes = {"pod-1": "not asked", "pod-2": "Pulling: the image"}
     assert waiting_reason(job, pods, notes) == "node 1, 3: Unschedulable: 0/3 nodes; node 2: Pulling: the image"
     assert waiting_reason(job, [], {"job": "FailedCreate: exceeded quota"}) == "FailedCreate: exceeded quota"
+    refused = {"pod-2": "Pulling: the image", "job": "FailedCreate: exceeded quota"}
+    assert silent_objects(job, pods[:3]) == [pods[2], job], "a pod that is not there cannot say why"
+    found = waiting_reason(job, pods[::2], refused)
+    assert found == "node 1, 3: FailedCreate: exceeded quota; node 2: Pulling: the image"
