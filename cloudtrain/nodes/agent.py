@@ -3,14 +3,13 @@
 A node has Python 3.9 or newer and no cloudtrain. So this file is sent as text; it imports only the standard library and
 the modules sent with it (rpc.SENT_MODULES). `serve` answers requests: a line of JSON, then `size` bytes.
 
-    <root>/src/<sha256>.tar.gz   bundles, by their digest
+    <root>/src/                  bundles, by their digest (bundles.py)
     <root>/runs/<run>/           checkpoints, outputs, model of a run without a shared output
     <root>/runs/<run>/a<N>/      an attempt: node-<rank>/ (see directory.py), and the token that its nodes share
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -21,7 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.nodes.files import AnyPath, expand_path, make_folders, read, read_texts, restrict, token, walk, write
+from cloudtrain.nodes import bundles
+from cloudtrain.nodes.files import AnyPath, expand_path, make_folders, read, read_texts, token, walk, write
 from cloudtrain.nodes.removal import measure, remove_run, stop_and_wait
 from cloudtrain.nodes.supervisor import (
     FINAL,
@@ -84,61 +84,6 @@ def cancel_node(folder: AnyPath, rank: int) -> None:
         return
     node.mkdir(exist_ok=True)
     stop(node)
-
-
-def store_piece(root: AnyPath, sha256: str, offset: int, last: bool, given: bytes = b"") -> None:
-    """Write a piece of an uploaded bundle; the last piece moves it to its digest's name. Raises OSError if the disk is full."""
-    folder = expand_path(root) / "src"
-    make_folders(folder)
-    partial = folder / f".{sha256}.{os.getpid()}"
-    try:
-        with open(partial, "wb" if offset == 0 else "r+b") as file:
-            file.seek(offset)
-            file.write(given)
-        if last:
-            partial.replace(folder / f"{sha256}.tar.gz")
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def extract_bundle(root: AnyPath, sha256: str, into: AnyPath, mode: int = 0o700) -> None:
-    """Unpack an uploaded bundle into a folder, all or nothing; does nothing if the folder exists.
-
-    `mode` is that of its folders, and its files have no more.
-
-    Raises ValueError, and deletes the bundle, if its digest is wrong; OSError if the disk is full.
-    """
-    import hashlib
-
-    from cloudtrain.errors import StoreError
-    from cloudtrain.source import archive  # here: most operations do not need it
-
-    into, bundle = expand_path(into), expand_path(root) / "src" / f"{sha256}.tar.gz"
-    if into.exists():
-        return
-    partial = into.with_name(f".{into.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    make_folders(partial, mode)
-    try:
-        digest = hashlib.sha256()
-        try:
-            with open(bundle, "rb", buffering=0) as stream:
-                archive.extract(stream, partial, digest.update)
-            intact = digest.hexdigest() == sha256
-        except StoreError:
-            intact = False
-        if not intact:
-            bundle.unlink()
-            raise ValueError("what arrived is not the bundle that was sent")
-        restrict(partial, mode)
-        try:
-            partial.rename(into)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def launch_node(
@@ -225,32 +170,6 @@ def machine_facts(root: AnyPath) -> dict[str, Any]:
     }
 
 
-_LISTENING: list[Any] = []  # sockets
-
-
-def listen_on(host: str) -> int:
-    """Listen on a free port of an address until this agent ends, and return the port; raises OSError."""
-    import socket  # here: planning for `local` imports this file and needs no network
-
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    server = socket.socket(family, kind, protocol)
-    server.bind(address)
-    server.listen(128)
-    _LISTENING.append(server)
-    return int(server.getsockname()[1])
-
-
-def check_connection(host: str, port: int, wait_s: float = 5.0) -> str | None:
-    """Return why a connection to an address fails, or None if it succeeds."""
-    import socket
-
-    try:
-        socket.create_connection((host, port), timeout=wait_s).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
 # -- server -----------------------------------------------------------------------------------------------------------------
 
 # Names on the wire -> functions
@@ -268,8 +187,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "end": stop_and_wait,
     "size": measure,
     "remove": remove_run,
-    "put": store_piece,
-    "extract": extract_bundle,
+    "arrived": bundles.arrived,
+    "put": bundles.store_piece,
+    "extract": bundles.extract_bundle,
+    "give": bundles.give_bundle,
+    "fetch": bundles.fetch_bundle,
     "launch": launch_node,
     "token": token,
     "read": read,
@@ -281,8 +203,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "each": run_each,
     "facts": machine_facts,
     "clock": time.time,
-    "listen": listen_on,
-    "reach": check_connection,
+    "listen": bundles.listen_on,
+    "close": bundles.close_port,
+    "reach": bundles.check_connection,
 }
 
 

@@ -50,6 +50,7 @@ agent.serve()
 """
 SENT_MODULES = (
     "nodes.agent",
+    "nodes.bundles",
     "nodes.removal",
     "nodes.supervisor",
     "nodes.files",

@@ -14,6 +14,7 @@ from types import ModuleType
 from cloudtrain.source.bundle import runtime_files
 
 PACKAGE = "cloudtrain_node"
+IN_MEMORY = ".cloudtrain/trainer/pickled.py"  # the script of DistributedTraining
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.nodes import agent, files, paths
+from cloudtrain.nodes import bundles, files, paths
 from cloudtrain.source.bundle import Bundle
 
 
@@ -36,8 +36,8 @@ def test_what_is_made_for_a_run_is_for_its_user_or_for_the_group(tmp_path, umask
     root, mode = tmp_path / "root", paths.folder_mode(paths.umask(share))
     files.make_folders(root / "runs" / "r" / "a1", mode)
     given = bundle.path.read_bytes()
-    agent.store_piece(root, bundle.sha256, 0, True, given)
-    agent.extract_bundle(root, bundle.sha256, root / "runs" / "r" / "a1" / "source", mode)
+    bundles.store_piece(root, bundle.sha256, 0, len(given), given)
+    bundles.extract_bundle(root, bundle.sha256, root / "runs" / "r" / "a1" / "source", mode)
     found = modes(root)
     for name in (".", "runs", "runs/r", "runs/r/a1", "runs/r/a1/source/deep/er"):
         assert found[name] == folder, name

@@ -167,7 +167,7 @@ def test_the_same_operations_here_and_there(there, tmp_path):
         ((name, size, _, mode, target),) = place.ask("walk", path=folder).value
         assert (name, size, mode, target) == ("deep/file", 8, 0o640, "")
         for junk in (b"\x1f\x8b junk", b"", gzip.compress(b"\0" * 1024)):  # damaged, empty, of another digest
-            place.ask("put", junk, root=folder, sha256="0" * 64, offset=0, last=True)
+            place.ask("put", junk, root=folder, sha256="0" * 64, offset=0, size=len(junk))
             with pytest.raises(BackendError, match="not the bundle"):
                 place.ask("extract", root=folder, sha256="0" * 64, into=f"{folder}/into")
         assert place.ask("walk", path=f"{folder}/src").value == place.ask("walk", path=f"{folder}/into").value == []

@@ -16,7 +16,7 @@ from cloudtrain.backends import folders
 from cloudtrain.backends.api import FETCHABLE, Feature, FoundAttempt, Plan, TimeLimit
 from cloudtrain.backends.manifest import Manifest, chosen_gpus, env_secrets, gpu_notes, without_effect
 from cloudtrain.backends.ssh import status
-from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, launch_node, min_nodes_of
+from cloudtrain.backends.ssh.launch import START_S, check_shared_output, choose_machines, deliver_source, launch_node
 from cloudtrain.backends.ssh.machines import (
     Machine,
     Node,
@@ -73,6 +73,7 @@ class SshBackend:
         lease = str(options.get("lease") or "supervisors")
         self.lease_s = float(options.get("lease_s") or LEASE_S) if lease == "client" else None
         self.lost_after_s = float(options.get("lost_after_s") or LOST_AFTER_S)
+        self.host_to_host = options.get("host_to_host") is not False
         self.machines = [Machine(dict(options), dict(host)) for host in options.get("hosts") or []]
         identity = [[machine.to_dict() for machine in self.machines], lease, self.lost_after_s]
         self.group = f"ssh {json.dumps(identity, sort_keys=True)}"
@@ -136,25 +137,7 @@ class SshBackend:
         folder = str(plan.request["folder"])
         chosen = choose_machines(plan, self.root, lambda folder: self._find_requested(folder)[0])
         labels = [machine.label for machine, _ in chosen]
-        run_dir = plan.request["env"]["CLOUDTRAIN_RUN_DIR"]
-        request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": min_nodes_of(plan)}
-        request_json = json.dumps(request).encode()
-        mode = paths.folder_mode(plan.request["env"].get("CLOUDTRAIN_UMASK", "077"))
-
-        def ship(item: tuple[int, tuple[Machine, Mapping[str, Any]]]) -> None:
-            rank, (machine, answer) = item
-            machine.agent.ask("folders", path=folder, mode=mode)
-            if not answer["bundle"]:
-                transfer.send_bundle(machine.agent, self.root, bundle)
-            arguments: dict[str, Any] = {"root": self.root, "sha256": bundle.sha256, "mode": mode}
-            into = f"{folder}/node-{rank}/source"
-            machine.agent.ask("extract", into=into, timeout_s=transfer.SEND_S, **arguments)
-            machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
-            machine.agent.ask("write", request_json, path=f"{folder}/request.json")
-            if rank == 0:
-                machine.agent.ask("write", b"", path=f"{self.root}/runs/{plan.run_id}/first")
-
-        raise_first(call_all(ship, enumerate(chosen)))
+        deliver_source(plan, chosen, self.root, bundle, self.host_to_host)
         machines = [machine for machine, _ in chosen]
         check_shared_output(plan, machines)
         launch_input: dict[str, Any] = {"secrets": env_secrets(plan), "token": os.urandom(16).hex()}

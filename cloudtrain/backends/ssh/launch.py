@@ -1,19 +1,24 @@
-"""Begin an attempt on SSH machines: choose those that answer, check the output that they share, start a supervisor on each."""
+"""Begin an attempt on SSH machines: choose those that answer, bring the source, start a supervisor on each."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import folders
 from cloudtrain.backends.api import Plan
 from cloudtrain.backends.ssh.machines import Machine, make_handle, raise_first
 from cloudtrain.errors import BackendError, CloudtrainError, Unreachable
-from cloudtrain.nodes import paths
+from cloudtrain.nodes import paths, transfer
 from cloudtrain.nodes.rpc import RemoteAgent
 from cloudtrain.nodes.ssh import call_all
+
+if TYPE_CHECKING:
+    from cloudtrain.source.bundle import Bundle
 
 SKEW_S = 2.0  # allowed difference of clocks
 START_S = 120.0  # for a supervisor, and for the end of what an earlier attempt left running
@@ -77,6 +82,39 @@ def with_gpus(machines: list[Machine], plan: Plan) -> list[Machine]:
         message = f"{asked} GPUs per node are asked for; the machines show (nvidia-smi): {shown}"
         raise BackendError(message, "leave resources.accelerators out: the ranks see the GPUs that are there")
     return enough
+
+
+def deliver_source(
+    plan: Plan, chosen: Sequence[tuple[Machine, Mapping[str, Any]]], root: str, bundle: Bundle, host_to_host: bool
+) -> None:
+    """Unpack the source on the chosen machines and write the attempt's plan and request there; blocking.
+
+    Raises BackendError.
+    """
+    folder, sha256 = str(plan.request["folder"]), bundle.sha256
+    run_dir = plan.request["env"]["CLOUDTRAIN_RUN_DIR"]
+    labels = [machine.label for machine, _ in chosen]
+    request = {"hosts": labels, "run_dir": run_dir, "labels": dict(plan.job["labels"]), "least": min_nodes_of(plan)}
+    mode = paths.folder_mode(plan.request["env"].get("CLOUDTRAIN_UMASK", "077"))
+    uploads = not any(answer["bundle"] for _, answer in chosen)
+    distribution = transfer.Distribution(root, bundle, uploads, host_to_host and len(chosen) > 1)
+
+    def deliver(item: tuple[int, tuple[Machine, Mapping[str, Any]]]) -> None:
+        rank, (machine, answer) = item
+
+        def extract() -> None:
+            machine.agent.ask("folders", path=folder, mode=mode)
+            into = f"{folder}/node-{rank}/source"
+            machine.agent.ask("extract", root=root, sha256=sha256, into=into, mode=mode, timeout_s=transfer.SEND_S)
+
+        distribution.bring(machine, answer["bundle"], extract)
+        machine.agent.ask("write", plan.to_json().encode(), path=f"{folder}/{folders.PLAN}")
+        machine.agent.ask("write", json.dumps(request).encode(), path=f"{folder}/request.json")
+        if rank == 0:
+            machine.agent.ask("write", b"", path=f"{root}/runs/{plan.run_id}/first")
+
+    raise_first(call_all(deliver, sorted(enumerate(chosen), key=lambda item: not item[1][1]["bundle"])))
+    distribution.report()
 
 
 def check_shared_output(plan: Plan, machines: Sequence[Machine]) -> None:

@@ -33,6 +33,7 @@ class Machine:
         self.python = str(value("python") or "python3")
         self.setup = tuple(value("setup") or ())
         self.agent = RemoteAgent(self.host, self.python, self.setup)
+        self.courier = RemoteAgent(self.host, self.python, self.setup, "bundles")
 
     def to_dict(self) -> dict[str, Any]:
         fields = {

@@ -35,6 +35,9 @@ class SshOptions(Access):
     share: Literal["group"] | None = Field(
         None, description="group: the group of the folder may read runs; left out: only you may"
     )
+    host_to_host: bool = Field(
+        True, description="the machines copy the source from each other, over TLS; false: each gets it from here"
+    )
     lease: Literal["supervisors", "client"] = Field(
         "supervisors", description="client: the job leaves, resumable, when no client has looked at it for lease_s"
     )

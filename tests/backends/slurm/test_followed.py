@@ -36,6 +36,7 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_squeue_is_called_once_in_five_seconds_for_all_readers(
     slurm: Slurm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_three_hosts_go_on_as_two_where_min_nodes_allows(lab, tmp_path):
     assert set(worlds) == {(first, 3), (second, 2)}
 
 
+@pytest.mark.long  # test_a_node_that_says_nothing_is_lost shows it with launchers alone
 def test_cut_off_node_ends_itself_and_the_others_with_it(lab, prepare, home):
     backend = SshBackend(options(lab), home / "runs")
     handle = backend.submit(*prepare(backend, SLEEPER, num_nodes=2))
