@@ -110,7 +110,7 @@ def command(
 
             rows, _ = listing.read(store, query, limit=limit)
         else:
-            rows, _ = table.page(store, query, limit=limit)
+            rows = table.first_rows(store, query, limit=limit)
         _print_rows(store, rows, query, as_json)
     if save_view:
         marks.keep_view(store, save_view, query.address())
@@ -191,10 +191,14 @@ def _refresh_live(store: Store, query: Query, limit: int) -> None:
     A target that did not answer once is skipped: each try may take seconds.
     """
     from cloudtrain.history import table
+
+    records = [row.record for row in table.first_rows(store, query, limit=limit)]
+    if not records:
+        return  # without the imports that a refresh needs
     from cloudtrain.runs.run import Run
 
     unreachable: dict[tuple[str, str], list[str]] = {}  # (backend, target) -> ids of the runs that were skipped
-    for record in (row.record for row in table.page(store, query, limit=limit)[0]):
+    for record in records:
         target_key = (record.backend, record.target)
         if target_key in unreachable:
             unreachable[target_key].append(record.run_id)

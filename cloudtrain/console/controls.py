@@ -93,7 +93,7 @@ class Controls:
             else:
                 control = ui.input(field.label, value=value, on_change=lambda e: self.set_value(field, e.value or ""))
                 control.props["placeholder"] = text.clean(field.default, 80)
-            self._mark(field, around)
+        self.mark(field, around)
         return self.style(control, field)
 
     def style(self, control: Element, field: Field) -> Element:
@@ -112,6 +112,7 @@ class Controls:
 
         singular, *labels = _ROWS[field.name]
         pairs = self.form.rows(field.path, without) or [("", "")]
+        was: list[Any] = []  # of each row the label with its original value
 
         def keep() -> None:
             self.form.set_rows(field.path, pairs, without)
@@ -134,12 +135,23 @@ class Controls:
             draw()
             ui.run_javascript(f"document.querySelector('#c{body.id} .ct-pair:last-child input')?.focus()")
 
+        def mark() -> None:
+            """Mark each row that differs from the original, and name those that are missing."""
+            old = dict(self.original.rows(field.path, without))
+            for (name, value), label in zip(pairs, was, strict=False):  # `remove` draws them afterwards
+                differs = self.marked and bool(name) and old.get(name) != value
+                label.text = (f"was {text.clean(f'{name}: {old[name]}', 200)}" if name in old else "new") * differs
+                label.parent_slot.parent.classes(add="ct-changed" * differs, remove="" if differs else "ct-changed")
+            left = [f"{name}: {old[name]}" for name in old if name not in dict(pairs)] if self.marked else []
+            removed.text = f"removed: {text.clean('; '.join(left), 200)}" if left else ""
+
         def draw() -> None:
             for control_name in [
                 control_name for control_name in self._controls if control_name.startswith(f"{field.name}#")
             ]:
                 del self._controls[control_name]
             body.clear()
+            was.clear()
             with body:
                 for index, (name, value) in enumerate(pairs):
                     with ui.element("div").classes("ct-pair"):
@@ -155,19 +167,22 @@ class Controls:
                         right.props["data-value"] = field.name
                         out = ui.button(icon="close", on_click=lambda index=index: remove(index), color=None)
                         out.props(f'flat round dense aria-label="Remove {singular} {index + 1}"')
+                        was.append(ui.label("").classes("ct-was ct-small"))
                         self._controls[f"{field.name}#{index}"] = right
+            mark()
             self._rows[field.name] = pairs
             self.show_problems(self.problems)
 
-        with ui.element("div").classes("ct-field ct-rows") as around:
+        with ui.element("div").classes("ct-field ct-rows"):
             if field.label != field.group:
                 shell.heading(field.label, 3)
             ui.label(text.clean(field.help)).classes("ct-dim ct-small")
             body = ui.element("div").classes("ct-pairs-edited")
             self._error_labels[field.name] = ui.label("").classes("ct-wrong").props('role="alert"')
+            removed = ui.label("").classes("ct-was ct-small")
+            self._update_mark[field.name] = mark
             draw()
             ui.button(f"Add {singular}", icon="add", on_click=add, color=None).props("flat dense").classes("ct-add")
-            self._mark(field, around)
 
     def show_problems(self, problems: Sequence[Problem]) -> None:
         """Show every problem at its control; problems without a control are shown elsewhere."""
@@ -233,7 +248,7 @@ class Controls:
             self._update_mark[field.name]()
         self.edited()
 
-    def _mark(self, field: Field, around: Element) -> None:
+    def mark(self, field: Field, around: Element) -> None:
         """Mark a field that differs from the original form, and show the original value."""
         from nicegui import ui
 
@@ -245,10 +260,7 @@ class Controls:
         def mark() -> None:
             differs = self.form.differs(self.original, field.path)
             around.classes(add="ct-changed" if differs else "", remove="" if differs else "ct-changed")
-            rows_text = (
-                "; ".join(f"{n}: {v}" for n, v in self.original.rows(field.path)) if field.kind == "rows" else ""
-            )
-            original_text = rows_text or self.original.field_text(field) or "left out"
+            original_text = self.original.field_text(field) or "left out"
             label.set_text(f"was {text.clean(original_text, 200)}" if differs else "")
 
         self._update_mark[field.name] = mark

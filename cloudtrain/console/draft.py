@@ -179,6 +179,8 @@ class Draft:
     def changes(self) -> list[tuple[str, str, str]]:
         """Return (path, old text, new text) of every value that differs from the draft as it was opened."""
         old, new = dict(_leaves(self.original.table)), dict(_leaves(self.form.table))
+        if self.parent and not self.same_source and old.get("source") == new.get("source"):
+            old["source"] = f"as {self.parent} packaged it"
         return [
             (path, old.get(path, ""), new.get(path, "")) for path in {**old, **new} if old.get(path) != new.get(path)
         ]

@@ -216,7 +216,7 @@ def lean(data: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inputs":
-            value = {name: item["uri"] if item.get("mode") == "copy" else item for name, item in value.items()}
+            value = {name: _lean_input(item) for name, item in value.items()}
         if isinstance(value, dict) and isinstance(defaults.get(key), dict):
             value = {
                 name: item for name, item in value.items() if name not in defaults[key] or defaults[key][name] != item
@@ -224,6 +224,13 @@ def lean(data: Mapping[str, Any]) -> dict[str, Any]:
         if value != defaults.get(key) and value not in ({}, None):
             kept[key] = value
     return kept
+
+
+def _lean_input(item: dict[str, Any]) -> Any:
+    """Return an input as people write it: a text for a place, and of a run no place, which is found anew."""
+    found = ("uri", "sha256") if "run" in item else ()
+    kept = {key: value for key, value in item.items() if key not in found and (key, value) != ("mode", "copy")}
+    return kept["uri"] if kept.keys() == {"uri"} else kept
 
 
 class GitSource(NamedTuple):

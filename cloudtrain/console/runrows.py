@@ -125,8 +125,7 @@ def to_csv(store: Store, query: Query) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("run", "state", *names))
     for row in rows:
-        # A text that begins with `=` would be a formula in a spreadsheet.
-        cells = (f"'{value}" if str(value)[:1] in ("=", "+", "@") else value for value in row.values)
+        cells = map(text.spreadsheet_cell, row.values)
         writer.writerow((row.record.run_id, row.record.status.state.value, *cells))
     return stream.getvalue()
 

@@ -33,6 +33,10 @@ POLICY = (  # NiceGUI needs inline scripts and compiles templates in the browser
 # Scripts and styles of NiceGUI and ours: their URL changes with their content, and they hold no user data.
 CACHEABLE = re.compile(r"/_nicegui/\d[\w.]*/(static|components|libraries|esm)/.")
 CACHE_FOREVER = "private, max-age=31536000, immutable"
+_WHERE_TO = (
+    "This address belongs to another console, or the console was restarted."
+    " Open the address that cloudtrain console printed last. Run it again if it has ended."
+)
 HEADERS = {
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -62,9 +66,7 @@ class SecurityMiddleware:
         if not refusal and is_handover:
             await self._hand_over_token(scope, send)
             return
-        if refusal := refusal or (
-            "" if self._has_token(headers) else "the token is missing: open the address that it printed"
-        ):
+        if refusal := refusal or ("" if self._has_token(headers) else _WHERE_TO):
             await _refuse(scope, receive, send, refusal)
             return
 
@@ -89,7 +91,7 @@ class SecurityMiddleware:
         """Check the token of the printed address and set the cookie."""
         query = parse_qs(scope["query_string"].decode("latin-1"))
         if not hmac.compare_digest(query.get("token", [""])[0].encode(), self.token.encode()):
-            await _answer(send, 403, _html_page("this token is of another console: open the address that it printed"))
+            await _answer(send, 403, _html_page(_WHERE_TO))
             return
         path = query.get("to", ["/"])[0]
         path = quote(path, safe="/?=&-._~") if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"

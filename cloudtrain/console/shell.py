@@ -23,17 +23,26 @@ _THEMES: dict[bool | None, tuple[str, str]] = {  # NiceGUI's dark mode -> name a
     False: ("light", "light_mode"),
     True: ("dark", "dark_mode"),
 }
+_LOADING = """<script>
+  for (const [event, loading] of [["beforeunload", true], ["pageshow", false]])
+    addEventListener(event, () => document.body.classList.toggle("ct-loading", loading));
+</script>"""
+_LOST = "The console does not answer: this page is no longer updated."
+_WHERE_TO = "If it was stopped or restarted, run cloudtrain console and open the address that it prints."
 _theme: list[bool | None] = [None]  # for the whole process: it has one user
 
 
 def add_styles() -> None:
-    """Add the stylesheet to all pages."""
+    """Add to all pages the stylesheet, a sign while the next page loads, and what a page says without its console."""
     from nicegui import app, ui
+    from nicegui.translations import translations
 
     app.config.quasar_config["loadingBar"] = {
         "skipHijack": True
     }  # it flickers at every request, and has no accessible name
     ui.add_css((Path(__file__).parent / "style.css").read_text("utf-8"), shared=True)
+    ui.add_head_html(_LOADING, shared=True)
+    translations["en-US"].update(connection_lost=_LOST, trying_to_reconnect=_WHERE_TO)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudtrain.job.units import format_number
+
 LONGEST = 400  # characters of a value on a page
 # Characters that change the text direction, join letters or hide them
 _DIRECTION_MARKS = re.compile("[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
@@ -25,17 +27,15 @@ def clean(value: object, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
+def spreadsheet_cell(value: object) -> object:
+    """Return a value for CSV; a text that begins with `=`, `+` or `@` would be a formula in a spreadsheet."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
+
+
 def _to_text(value: object) -> str:
     if isinstance(value, float):
         return format_number(value)
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def format_number(value: float | None) -> str:
-    """Format a number with five digits, "" for None."""
-    if value is None:
-        return ""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e9 else f"{value:.5g}"
 
 
 def format_time(iso_time: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,16 @@ def state(run_state: State) -> None:
 def state_class(run_state: State) -> str:
     """Return the CSS class of a state's colour."""
     return _STATE_CLASSES.get(run_state, "")
+
+
+@contextmanager
+def loading(area: Any) -> Iterator[None]:
+    """Show that an element's content is being read, where that takes longer than a blink."""
+    area.classes("ct-busy").props("aria-busy=true")
+    try:
+        yield
+    finally:
+        area.classes(remove="ct-busy").props(remove="aria-busy")
 
 
 @contextmanager
@@ -131,3 +141,20 @@ def button(label: str, on_click: Any, look: str = "ct-plain", icon: str = "") ->
     from nicegui import ui
 
     return ui.button(label, on_click=on_click, color=None, icon=icon or None).props("unelevated no-caps").classes(look)
+
+
+def slider(label: str, value: float, most: float, on_change: Callable[[float], Awaitable[None]]) -> None:
+    """Draw a slider from 0 to `most` in steps of a hundredth, with its value beside it."""
+    from nicegui import ui
+
+    async def changed(event: Any) -> None:
+        shown.text = f"{event.args:.2f}"
+        await on_change(event.args)
+
+    with ui.element("label").classes("ct-row ct-slider"):
+        element("span", label).classes("ct-dim ct-small")
+        control = ui.element("input").props(f'type=range min=0 max={most} step=0.01 aria-label="{label}"')
+        # `^` sets the attribute: Vue would set the property again at every update of the page, below the person's finger.
+        control.props["^value"] = str(value)
+        control.on("input", changed, throttle=0.1, js_handler="(event) => emit(event.target.valueAsNumber)")
+        shown = element("span", f"{value:.2f}").classes("ct-dim ct-small")

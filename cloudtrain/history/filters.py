@@ -6,10 +6,9 @@ All terms of a filter must hold. A term is `FIELD OPERATOR VALUE` or a word, whi
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -95,8 +94,7 @@ def _term(parts: dict[str, str], match: re.Match[str]) -> tuple[str, list[object
         return _tags(options, op)
     column = find_column(field)
     if column is None or column.sql is None:
-        close = difflib.get_close_matches(field, FIELDS, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(FIELDS)}"
+        hint = _closest(field, FIELDS) or f"the fields are {', '.join(FIELDS)}"
         raise FilterError(match.start("field"), f"there is no field {field!r}", hint)
     return _comparison(column, op, options, value_at)
 
@@ -152,10 +150,16 @@ def _only(op: str, allowed: Sequence[str], field: str, match: re.Match[str]) -> 
 
 def _one_of(known: Mapping[str, T], name: str, at: int, what: str) -> T:
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"write {', '.join(known)}"
+        hint = _closest(name, known) or f"write {', '.join(known)}"
         raise FilterError(at, f"{name!r} is no {what}", hint)
     return known[name]
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    import difflib  # of a wrong filter alone: each `ls` would pay for it
+
+    close = difflib.get_close_matches(name, list(known), 1, 0.5)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _number(text: str, at: int) -> float:

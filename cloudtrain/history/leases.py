@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cloudtrain.backends.plan import ATTACHED
+from cloudtrain.backends.plan import ATTACHED, Plan
 from cloudtrain.events import FINAL
 from cloudtrain.history.database import placeholders
 from cloudtrain.history.file import repaired
@@ -98,6 +98,19 @@ class Leases(History):
         with self.database.write() as db:
             db.execute("UPDATE leases SET expires_at = ? WHERE owner = ?", (time.time() + ttl_s, str(owner)))
             return {row[0] for row in db.execute("SELECT run_id FROM leases WHERE owner = ?", (str(owner),))}
+
+    def begin_held(self, plan: Plan, owner: Process) -> bool:
+        """Give a held attempt its final plan and the process that sends it; False when another process was first."""
+        job = json.dumps(plan.job)
+        with self.database.write() as db:
+            row = (plan.to_json(), str(owner), plan.attempt_id)
+            query = "UPDATE attempts SET plan = ?, owner = ? WHERE attempt_id = ? AND owner = '' AND handle IS NULL"
+            released = bool(db.execute(query, row).rowcount)
+            if released:
+                db.execute("UPDATE runs SET job = ?, reason = '' WHERE run_id = ?", (job, plan.run_id))
+        if released:
+            self.database.record_attempt(plan)
+        return released
 
     def orphans(self) -> list[str]:
         """Return the runs that have not ended and whose watcher, on this host, has died or hangs."""

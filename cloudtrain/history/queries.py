@@ -201,6 +201,12 @@ class History:
             row = db.execute("SELECT data FROM provenance WHERE run_id = ?", (run_id,)).fetchone()
         return dict(json.loads(row[0])) if row else {}
 
+    def dependents(self, run_id: str) -> list[RunRecord]:
+        """Return the runs that are sent after this one, the oldest first."""
+        named = "instr(job, '\"after\": [\"') AND EXISTS (SELECT 1 FROM json_each(job, '$.after') WHERE value = ?)"
+        with self.database.read() as db:
+            return [run_from_row(row) for row in db.execute(f"{RUNS} WHERE {named} ORDER BY created_at", (run_id,))]
+
     def why_cancelled(self, run_id: str) -> str:
         """Return the reason of a cancelled run: why its sweep has stopped it, or that it was cancelled."""
         with self.database.read() as db:

@@ -37,7 +37,7 @@ class Store(Leases):
         plan: Plan,
         *,
         identity: str,
-        owner: Process,
+        owner: Process | str,
         key: str | None = None,
         parent: str | None = None,
         provenance: Mapping[str, Any] | None = None,
@@ -110,7 +110,7 @@ class Store(Leases):
             self.database.record_attempt(plan, **({"identity": RESUMED} if resume else {}))
         return stored
 
-    def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process) -> bool:
+    def _add_attempt(self, db: sqlite3.Connection, plan: Plan, owner: Process | str) -> bool:
         return bool(
             db.execute(
                 "INSERT OR IGNORE INTO attempts (attempt_id, run_id, number, plan, owner, created_at, state)"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import images
+from cloudtrain.history import table
 from cloudtrain.report.packages import requirements
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 SECTIONS = ("spec", "hyperparameters", "request", "source", "requirements", "results")
 _ELSEWHERE = ("hyperparameters", "args", "name", "source", "labels")  # told in another section, or of no account
 _PIECES = ("CLOUDTRAIN_MANIFEST_", "ct_manifest_")  # the job once more, packed
+MOST_PARTS = 4  # of a run's name by what differs
+LONGEST_PART = 40  # characters
 _ABSENT = object()
 _UNKNOWN = ("requirements",)  # sections of which a run may have nothing, because nothing was reported
 
@@ -57,6 +61,25 @@ def among(store: Store, run_ids: Sequence[str]) -> list[Row]:
             if any(value != values[0] for value in values):
                 rows.append(Row(section, path, tuple(None if value is _ABSENT else value for value in values)))
     return rows
+
+
+def describe_runs(store: Store, run_ids: Sequence[str]) -> dict[str, str]:
+    """Return a name for each run: its title, else what its hyperparameters and labels differ in (`lr 1e-3, bs 64`)."""
+    rows = table.rows_of(store, run_ids, ["title"])
+    values = {
+        name.partition(".")[2]: of
+        for name, of in table.values_of(store, run_ids).items()
+        if len(set(of.values())) > 1 or len(of) < len(run_ids)
+    }
+    names = {}
+    for row in rows:
+        run_id, parts = row.record.run_id, []
+        for name, of in values.items():
+            if run_id in of:
+                parts.append(f"{name} {of[run_id]}"[:LONGEST_PART])
+        names[run_id] = str(row.values[0] or ", ".join(parts[:MOST_PARTS]) or run_id)
+    counts = Counter(names.values())
+    return {run_id: name if counts[name] == 1 else f"{name} ({run_id[-4:]})" for run_id, name in names.items()}
 
 
 def diff_patches(store: Store, first: str, second: str) -> str:

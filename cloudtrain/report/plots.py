@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 ROW_PX = 260
 LOST_OPACITY = 0.3
+TOKENS = ("tokens", "num_tokens", "tokens_seen", "total_tokens", "num_input_tokens_seen")  # metrics that count them
+TITLES = {"step": "step", "epoch": "epoch", "time": "time (s)", "tokens": "tokens"}
+Over = Literal["step", "epoch", "time", "tokens"]
 _FIELDS = (("cpu_percent", "processors (percent of one)", 1.0), ("rss_bytes", "memory (GB)", 1e-9))
 
 
@@ -28,11 +34,15 @@ def curves(
     run_ids: Sequence[str],
     names: Sequence[str] = (),
     *,
-    over: Literal["step", "epoch", "time"] = "step",
+    over: Over = "step",
     rank: int | None = 0,
     smoothing: float = 0.0,
     log: bool = False,
+    log_x: bool = False,
     most: int = MOST,
+    bands: bool = True,
+    labels: Mapping[str, str] | None = None,
+    stored: Sequence[str] | None = None,
 ) -> Any:
     """Return a plotly figure of some metrics, or of all: a picture for each, with a curve for every run.
 
@@ -43,42 +53,50 @@ def curves(
         store: The history.
         run_ids: The runs.
         names: The metrics, all without.
-        over: The axis. Over time, every run begins at 0 s; over epochs, points whose epoch is not known are left out.
+        over: The axis. Over time, every run begins at 0 s. Over epochs, points whose epoch is not known are left out; over
+            tokens, runs without a metric that counts them (TOKENS).
         rank: Whose curves; None draws one for each rank.
         smoothing: Weight of the past (0 to 1) in a running mean, which is then drawn over the curve itself.
-        log: Whether the values' axis is logarithmic.
+        log: Whether the values' axis is logarithmic; log_x: the other axis.
         most: Points of a curve.
+        bands: Whether a long curve has the band that its values lie in.
+        labels: Names of the runs, their ids without.
+        stored: The metrics that there are, where the caller knows them.
     """
-    stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id, rank)))
+    if stored is None:
+        stored = list(dict.fromkeys(row.name for run_id in run_ids for row in store.curves.summary(run_id, rank)))
     chosen = [name for name in stored if not names or name in names]
     if not chosen:
         raise BadRequest("there are no such metrics", f"there is {', '.join(stored)}" if stored else "")
-    figure = _grid([_text(name) for name in chosen])
+    figure = new_grid([escape_name(name) for name in chosen])
     owners = [(run_id, of) for run_id in run_ids for of in (store.curves.ranks(run_id) if rank is None else [rank])]
     in_legend: set[int] = set()
     for number, (run_id, of) in enumerate(owners):
         record = store.find(run_id)
         begin = _seconds(record.status.started_at or record.created_at) if over == "time" else 0.0
+        tokens = _tokens(store, run_id, of) if over == "tokens" else ()
+        along_axis = partial(_along, over=over, begin=begin, tokens=tokens)
         for at, name in enumerate(chosen):
             all_points = store.curves.points(run_id, name, most, of)
             if over == "epoch":
                 all_points = [point for point in all_points if point.epoch is not None]
-            points, lost = split_lost(all_points)
-            if not points and (rank is None or over == "epoch"):
+            points, lost = split_lost(all_points if over != "tokens" or tokens else [])
+            if not points and (rank is None or over in ("epoch", "tokens") or len(run_ids) > 1):
                 continue
-            along = [_along(point, over, begin) for point in points]
+            along = [along_axis(point) for point in points]
             cell = {"row": at // 2 + 1, "col": at % 2 + 1}
-            group = run_id if rank is not None else f"{run_id} rank {of}" if len(run_ids) > 1 else f"rank {of}"
+            label = (labels or {}).get(run_id, run_id)
+            group = label if rank is not None else f"{label} rank {of}" if len(run_ids) > 1 else f"rank {of}"
             look = {"legendgroup": group, "showlegend": len(owners) > 1 and number not in in_legend}
             in_legend.add(number)
-            colour = COLOURS[number % len(COLOURS)]
+            colour = colour_of(number)
             for part in lost:
                 figure.add_scatter(
-                    x=[_along(point, over, begin) for point in part], y=[_drawn(point.value) for point in part],
-                    name=_text(f"{group}, lost"), mode=_mode(part), opacity=LOST_OPACITY, showlegend=False,
+                    x=[along_axis(point) for point in part], y=[_drawn(point.value) for point in part],
+                    name=escape_name(f"{group}, lost"), mode=_mode(part), opacity=LOST_OPACITY, showlegend=False,
                     legendgroup=group, line={"color": colour, "width": 1}, **cell,
                 )  # fmt: skip
-            if any(point.points > 1 for point in points):
+            if bands and any(point.points > 1 for point in points):
                 band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
                 figure.add_scatter(x=along, y=[_drawn(point.highest) for point in points], **band, **cell)
                 figure.add_scatter(
@@ -92,20 +110,48 @@ def curves(
                 )  # fmt: skip
             values = smooth([point.value for point in points], smoothing)
             figure.add_scatter(
-                x=along, y=[_drawn(value) for value in values], name=_text(group), **_epochs(points, over),
-                mode=_mode(points), line={"color": colour, "width": 1.5},
+                x=along, y=[_drawn(value) for value in values], name=escape_name(group), **_epochs(points, over),
+                mode=_mode(points), line={"color": colour, "width": 1.5}, hoverlabel={"bordercolor": colour},
                 **look, **cell,
             )  # fmt: skip
     if log:
         figure.update_yaxes(type="log")
-    if over != "step":
-        figure.update_xaxes(**{"ticksuffix": " s"} if over == "time" else {"title_text": "epoch"})
+    if log_x:
+        figure.update_xaxes(type="log")
+    figure.update_xaxes(title_text=TITLES[over], title_standoff=4)
     return figure
 
 
-def _along(point: Point, over: str, begin: float) -> float:
+def colour_of(number: int) -> str:
+    """Return the colour of the curve of a number: COLOURS first, then others that differ from their neighbours."""
+    if number < len(COLOURS):
+        return COLOURS[number]
+    hue = number * 0.618033988749895 % 1.0  # the golden ratio spreads any count over the circle
+    parts = colorsys.hls_to_rgb(hue, 0.36 + 0.08 * (number % 3), 0.65)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+def _tokens(store: Store, run_id: str, rank: int) -> list[tuple[int, float]]:
+    """Return the steps at which a run has logged how many tokens it has seen, and how many; nothing where it has not."""
+    names = [row.name for row in store.curves.summary(run_id, rank) if row.name.rpartition("/")[2] in TOKENS]
+    points = store.curves.points(run_id, names[0], MOST, rank) if names else []
+    return sorted((point.step, point.value) for point in points if math.isfinite(point.value) and not point.lost)
+
+
+def _along(point: Point, *, over: str, begin: float, tokens: Sequence[tuple[int, float]]) -> float:
     """Return where a point is on the axis."""
+    if over == "tokens":
+        return _between(tokens, point.step)
     return _seconds(point.at) - begin if over == "time" else point.epoch or 0.0 if over == "epoch" else point.step
+
+
+def _between(known: Sequence[tuple[int, float]], step: int) -> float:
+    """Return the count at a step between two of which it is known, the nearest one outside of them."""
+    at = bisect_left(known, (step, -math.inf))
+    if at == 0 or at == len(known):
+        return known[min(at, len(known) - 1)][1]
+    (first, low), (last, high) = known[at - 1], known[at]
+    return low + (high - low) * (step - first) / (last - first)
 
 
 def _epochs(points: Sequence[Point], over: str) -> dict[str, Any]:
@@ -118,7 +164,7 @@ def _epochs(points: Sequence[Point], over: str) -> dict[str, Any]:
 
 def histogram(counts: Sequence[float], edges: Sequence[float]) -> Any:
     """Return a plotly figure of counts between edges, of which there is one more."""
-    figure = _grid([""])
+    figure = new_grid([""])
     pairs = list(pairwise(edges))
     figure.add_bar(
         x=[(low + high) / 2 for low, high in pairs], width=[high - low for low, high in pairs], y=list(counts)
@@ -150,7 +196,7 @@ def use(store: Store, run_id: str) -> Any:
         return None
     gpus = any(usage.gpus for _, _, usage in events)
     titles = [title for _, title, _ in _FIELDS] + (["GPUs (percent)", "GPU memory (GB)"] if gpus else [])
-    figure = _grid(titles)
+    figure = new_grid(titles)
     for node in sorted({node for node, _, _ in events}):
         of_node = [(at, usage) for event_node, at, usage in events if event_node == node]
         colour = {"color": COLOURS[node % len(COLOURS)], "width": 1.5}
@@ -170,7 +216,7 @@ def use(store: Store, run_id: str) -> Any:
     return figure
 
 
-def _grid(titles: Sequence[str]) -> Any:
+def new_grid(titles: Sequence[str]) -> Any:
     try:
         from plotly.subplots import make_subplots
     except ImportError:
@@ -181,8 +227,10 @@ def _grid(titles: Sequence[str]) -> Any:
     )
     figure.update_layout(
         template="plotly_white", height=ROW_PX * rows + 60, margin={"l": 50, "r": 20, "t": 40, "b": 40},
-        hovermode="x unified",
+        hovermode="x unified", hoverlabel={"namelength": -1},
     )  # fmt: skip
+    for update in (figure.update_xaxes, figure.update_yaxes):
+        update(exponentformat="e")  # 5.2e-4, not 520µ
     return figure
 
 
@@ -190,7 +238,7 @@ def _mode(points: Sequence[object]) -> str:
     return "lines+markers" if len(points) < 3 else "lines"
 
 
-def _text(name: str) -> str:
+def escape_name(name: str) -> str:
     """Return a name as plotly shows it: it takes tags of HTML in every text, and entities, but none for a quote."""
     return html.escape("".join(letter if letter.isprintable() else "?" for letter in name), quote=False)
 

@@ -164,6 +164,10 @@ def test_a_rerun_with_a_change_keeps_its_parent_and_its_source(root, home):
     assert draft.changes() == []
     draft.form.set_rows(("hyperparameters",), [("lr", "2e-4")])
     assert draft.changes() == [("hyperparameters.lr", "1e-4", "2e-4")]
+    draft.same_source = False
+    source = [change for change in draft.changes() if change[0] == "source"]
+    assert source == [("source", f"as {draft.parent} packaged it", draft.form.get(("source",)))]
+    draft.same_source = True
     assert [file.path for file in draft.list_source().files] == ["job.yaml", "train.py"]
     review = draft.review()
     assert review.plan.bundle["sha256"] == run.attempts[0].plan.bundle["sha256"]

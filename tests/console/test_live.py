@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from playwright.sync_api import expect
 from cloudtrain.history.store import Store
 from cloudtrain.runs.run import Run
 from tests.conftest import wait_for
-from tests.console.conftest import submit
+from tests.console.conftest import console_of, submit
 
 LIVE = """
 import json, os, sys, time
@@ -87,3 +88,33 @@ def test_a_live_run_is_followed_cancelled_and_resumed(console, page, seemly, ord
     expect(attempts.nth(1)).to_contain_text("SUCCEEDED")
     expect(page.get_by_role("button", name="Resume")).to_have_count(0)
     assert len(Store(console.home).attempts(run.run_id)) == 2
+
+
+def test_the_next_page_is_announced_while_it_loads(console, page):
+    page.goto(console.root)
+    shown = "getComputedStyle(document.querySelector('.ct-bar'), '::after').content"
+    assert page.evaluate(shown) == "none"
+    page.evaluate(f"addEventListener('pagehide', () => sessionStorage.shown = {shown})")
+    page.get_by_role("link", name="New job").click()
+    expect(page.locator("main h1")).to_have_text("New job")
+    assert page.evaluate(f"[sessionStorage.shown, {shown}]") == ['"Loading…"', "none"]
+
+
+def test_a_page_without_its_console_says_where_to_go_and_looks_stale(browser, tmp_path, picture):
+    context = browser.new_context()
+    page = context.new_page()
+    with console_of(tmp_path / "home") as ended:
+        run = submit(ended, tmp_path / "project", "import time\ntime.sleep(600)")
+        page.goto(ended.url)
+        page.goto(f"{ended.root}/runs/{run.run_id}")
+        live = "getComputedStyle(document.querySelector('.ct-live'), '::before').animationName"
+        expect(page.locator(".ct-live").first).to_be_visible()
+        page.wait_for_function(f"{live} === 'ct-pulse'")
+        expect(page.get_by_text("The console does not answer")).to_be_hidden()
+        ended.process.send_signal(signal.SIGINT)
+        expect(page.get_by_text("run cloudtrain console and open the address that it prints")).to_be_visible()
+        expect(page.locator(".ct-main")).to_have_css("opacity", "0.45")
+        assert page.evaluate(live) == "none"
+        picture(page, "console-ended")
+    Run(run.run_id, Store(tmp_path / "home")).cancel()
+    context.close()

@@ -193,6 +193,36 @@ def test_a_run_opens_with_its_values_and_is_run_again_with_one_changed(page, con
     assert made.wait(120).state is State.SUCCEEDED
 
 
+def test_a_rerun_marks_each_changed_value(page, console, ran):
+    opened(page, console, f"?run={quote(ran.run_id)}")
+    expect(page.locator('[data-value="hyperparameters"]')).to_have_count(2)
+    expect(page.locator(".ct-changed")).to_have_count(0)
+    page.locator('[data-value="hyperparameters"]').first.fill("2e-4")
+    marks = page.locator(".ct-pair.ct-changed .ct-was")
+    expect(marks).to_have_text("was lr: 1e-4")
+    page.get_by_role("button", name="Add hyperparameter").click()
+    add(page, "hyperparameters", "seed", "1")
+    expect(marks.nth(1)).to_have_text("new")
+    page.get_by_role("button", name="Remove hyperparameter 2").click()
+    expect(page.get_by_text("removed: layers: [2, 4]")).to_be_visible()
+    expect(marks).to_have_text(["was lr: 1e-4", "new"])
+    page.locator('[data-value="hyperparameters"]').first.fill("1e-4")
+    expect(marks).to_have_text(["new"])
+
+
+def test_the_listing_follows_the_typed_source(form, project):
+    (project / "other").mkdir()
+    (project / "other" / "two.py").write_text(SCRIPT)
+    turn(form, "source")
+    expect(form.get_by_role("cell", name="cloudtrain.toml")).to_be_visible()
+    field(form, "source").fill("other")
+    expect(form.get_by_role("cell", name="two.py", exact=True)).to_be_visible()
+    expect(form.get_by_role("cell", name="cloudtrain.toml")).to_have_count(0)
+    form.get_by_text("A git repository", exact=True).click()
+    expect(form.get_by_text("The repository is fetched when you ask for it.")).to_be_visible()
+    expect(form.get_by_role("cell", name="two.py")).to_have_count(0)
+
+
 def test_a_double_click_is_one_run(form, console, census):
     before = set(Store(console.home).names())
     field(form, "name").fill("twice")

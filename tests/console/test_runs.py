@@ -39,8 +39,9 @@ for step in range(given.steps):
     time.sleep(0.002)
 """
 
-PICTURES = """[...document.querySelectorAll('.ct-plots .js-plotly-plot')].map(plot => (
-    {traces: plot.data.length, axis: plot.layout.yaxis.type, x: plot.data.at(-1).x.at(-1)}))"""
+PICTURES = """[...document.querySelectorAll('.ct-plots .js-plotly-plot')].filter(plot => plot.data).map(plot => (
+    {traces: plot.data.length, axis: plot.layout.yaxis.type, x: plot.data.at(-1).x.at(-1), name: plot.data.at(-1).name,
+     title: plot.layout.xaxis.title.text, along: plot.layout.xaxis.type}))"""
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +84,22 @@ def test_runs_are_chosen_and_compared(console, page, story, seemly, picture):
     assert "loss" in results
     expect(page.get_by_role("region", name="Results").locator("tbody td:first-child")).to_have_text(results)
     assert page.evaluate(f"{PICTURES}.map(last => [last.traces, last.axis, last.x])") == [[2, "linear", 239]] * 2
-    page.get_by_label("smoothing").click()
-    page.get_by_role("option", name="very smooth").click()
+    assert page.evaluate(f"{PICTURES}.map(last => [last.name, last.title])") == [["learning_rate 0.3", "step"]] * 2
+    expect(page.locator(".ct-legend a")).to_have_text(["learning_rate 0.05", "learning_rate 0.3"])
+    slider = page.get_by_role("slider", name="smoothing")
+    slider.press("ArrowRight")
     page.wait_for_function(f"{PICTURES}.every(last => last.traces === 4)")  # the curve itself stays behind its mean
-    page.get_by_role("checkbox", name="log scale").click()
+    page.get_by_role("checkbox", name="log y", exact=True).click()
     page.wait_for_function(f"{PICTURES}.every(last => last.axis === 'log')")
+    page.get_by_role("checkbox", name="log x", exact=True).click()
+    page.wait_for_function(f"{PICTURES}.every(last => last.along === 'log')")
+    page.wait_for_url("**smoothing=0.01&log=True&log_x=True**")
+    page.reload()  # the address keeps the view
+    page.wait_for_function(
+        f"{PICTURES}.length === 2 && {PICTURES}.every(last => last.traces === 4 && last.axis === 'log')"
+    )
+    page.get_by_role("checkbox", name="log x", exact=True).click()
+    page.wait_for_function(f"{PICTURES}.every(last => last.along !== 'log')")
     page.get_by_label("axis", exact=True).click()
     page.get_by_role("option", name="over time").click()
     page.wait_for_function(f"{PICTURES}.every(last => last.x !== 239)")
@@ -184,6 +196,10 @@ def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, st
     expect(why).to_contain_text("FileNotFoundError")
     page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
     picture(page, "console-failed")
+    expect(page.locator(".ct-log")).to_contain_text("FileNotFoundError")
+    why.get_by_role("button", name="Show it in the log").press("Enter")
+    expect(page.locator(".ct-found")).to_contain_text("FileNotFoundError")
+    expect(page.get_by_role("region", name="Lines of the log")).to_be_focused()
     page.goto(f"{console.root}/runs/{story[1].run_id}")
     page.wait_for_function("document.querySelectorAll('.ct-plots .js-plotly-plot .lines').length >= 2")
     expect(page.get_by_role("region", name="Checkpoints", exact=True).locator("tbody tr")).to_have_count(4)
@@ -198,7 +214,7 @@ def test_a_failed_run_says_why_and_a_good_one_shows_its_curves(console, page, st
 
 
 def test_comparing_what_there_is_not_is_said_in_a_sentence(console, page, story, seemly):
-    for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(20))):
+    for asked in ("", story[0].run_id, f"{story[0].run_id},nobody", ",".join(f"r{n}" for n in range(201))):
         page.goto(f"{console.root}/compare?runs={asked}")
         expect(page.get_by_text("This cannot be shown")).to_be_visible()
     seemly(page)

@@ -42,7 +42,8 @@ def ask(console: Console, path: str, method: str = "GET", **headers: str) -> htt
 
 
 def test_without_the_token_nothing_is_shown(console):
-    assert ask(console, "/").status == 403
+    refused = ask(console, "/")
+    assert (refused.status, b"Open the address that cloudtrain console printed last" in refused.body) == (403, True)
     assert ask(console, "/", Cookie=console.cookie + "x").status == 403
     assert ask(console, "/", Cookie=console.cookie.partition("=")[0] + "=").status == 403
     assert ask(console, POLLING).status == 403

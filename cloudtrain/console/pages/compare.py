@@ -1,19 +1,23 @@
-"""The page Compare: the charts of several runs in one, and their differences."""
+"""The page Compare: the charts of several runs in one, a scatter of two columns, parallel coordinates, the differences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from urllib.parse import quote
+from typing import Any, cast, get_args
+from urllib.parse import urlencode
 
-from cloudtrain.console import charts, history, shell, text, widgets
+from cloudtrain.console import charts, curvestyle, history, lists, relations, runrows, shell, text, widgets
 from cloudtrain.console.polling import poll
 from cloudtrain.errors import BadRequest, UnknownRun
 from cloudtrain.events import State
+from cloudtrain.history import table
 from cloudtrain.history.store import Store
 from cloudtrain.report import compare, plots
 from cloudtrain.report.compare import Row
 
-MAX_RUNS = len(plots.COLOURS)
+MAX_RUNS = 200
+MOST_LISTED = 20  # runs that are listed without a click
 _TITLES = {
     "hyperparameters": "Hyperparameters",
     "results": "Results",
@@ -23,50 +27,108 @@ _TITLES = {
 }
 
 
-async def show(runs: str = "") -> None:
-    """Show the runs of a comma-separated list of ids."""
+async def show(
+    runs: str = "",
+    over: str = "step",
+    smoothing: float = 0.0,
+    log: bool = False,
+    log_x: bool = False,
+    search: str = "",
+    x: str = "",
+    y: str = "",
+) -> None:
+    """Show the runs of a comma-separated list of ids; the address keeps axes, smoothing and search."""
     from nicegui import ui
 
     ids = list(dict.fromkeys(name for name in runs.split(",") if name))
     if not 1 < len(ids) <= MAX_RUNS:
         raise BadRequest(f"two to {MAX_RUNS} runs can be compared", "choose them on the page of all runs")
-    rows, states = await history.current().query(lambda store: _read(store, ids))
+    rows, states, labels, columns = await history.current().query(lambda store: _read(store, ids))
+    style = curvestyle.CurveStyle(
+        cast(plots.Over, over) if over in get_args(plots.Over) else "step",
+        smoothing=min(max(smoothing, 0.0), 0.99), log=log, log_x=log_x, search=search,
+    )  # fmt: skip
+    shown = {"x": x, "y": y}
+
+    def keep() -> None:
+        query = {"runs": ",".join(ids), **style.address(), **{name: value for name, value in shown.items() if value}}
+        ui.navigate.history.replace("/compare?" + urlencode(query, safe=","))
+
     shell.heading("Compare runs")
-    with widgets.card("Runs"), ui.element("ul").classes("ct-legend"):
-        for number, run_id in enumerate(ids):
-            with ui.element("li").classes("ct-row"):
-                ui.element("i").classes("ct-swatch").style(f"background: {plots.COLOURS[number]}")
-                widgets.element("a", run_id).props["href"] = f"/runs/{quote(run_id, safe='')}"
-                widgets.state(states[number])
+    with widgets.card("Runs"):
+        _legend(ids[:MOST_LISTED], states, labels)
+        if len(ids) > MOST_LISTED:
+            with widgets.collapsible(f"{len(ids) - MOST_LISTED} more runs"):
+                _legend(ids[MOST_LISTED:], states, labels, MOST_LISTED)
     with widgets.card("Curves"):
-        curves = charts.Curves(ids)
+        curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
         await curves.show()
+    relations.Relations([labels[run_id] for run_id in ids], columns, shown, keep).show()
     with widgets.card("Differences"):
         if not rows:
             ui.label("nothing differs").classes("ct-dim")
         for section in ("hyperparameters", "results", "spec", "source", "request"):
             for _, group in groupby((row for row in rows if row.section == section), key=lambda row: row.section):
-                _section(section, list(group), ids)
-    poll([curves.refresh])
+                _section(section, list(group), [labels[run_id] for run_id in ids])
+    # The curves of runs that have ended do not change.
+    poll([] if all(state.final for state in states.values()) else [curves.refresh])
 
 
-def _section(section: str, rows: list[Row], ids: list[str]) -> None:
+def _legend(ids: Sequence[str], states: dict[str, State], labels: dict[str, str], first: int = 0) -> None:
+    from nicegui import ui
+
+    with ui.element("ul").classes("ct-legend"):
+        for number, run_id in enumerate(ids, first):
+            with ui.element("li").classes("ct-row"):
+                ui.element("i").classes("ct-swatch").style(f"background: {plots.colour_of(number)}")
+                widgets.element("a", text.clean(labels[run_id], 200)).props["href"] = runrows.run_link(run_id)
+                if labels[run_id] != run_id:
+                    ui.label(run_id).classes("ct-dim ct-small")
+                widgets.state(states[run_id])
+
+
+def _section(section: str, rows: list[Row], labels: list[str]) -> None:
     if section == "request":
         with widgets.collapsible(f"{len(rows)} values of the native request"):
-            _table("Request", rows, ids)
+            _table("Request", rows, labels)
     else:
         shell.heading(_TITLES[section], 3)
-        _table(_TITLES[section], rows, ids)
+        _table(_TITLES[section], rows, labels)
 
 
-def _table(caption: str, rows: list[Row], ids: list[str]) -> None:
-    heads = ("value", *(text.clean(run_id, 60) for run_id in ids))
+def _table(caption: str, rows: list[Row], labels: list[str]) -> None:
+    """Draw a table of differences; the browser draws it from data, because it may have thousands of cells."""
+    from nicegui import ui
+
+    with ui.element("div").classes("ct-scroll").props('tabindex="0" role="region"') as region:
+        region.props["aria-label"] = caption
+        drawn = lists.runs_table()
+    heads = ("value", *(text.clean(label, 60) for label in labels))
+    looks = ["ct-whole", *("" for _ in labels)]
+    drawn.props["heads"] = tuple((head, "", "", "none") for head in heads)
     cells = [(row.path, *("–" if value is None else text.clean(value) for value in row.values)) for row in rows]
-    widgets.table(heads, cells, caption=caption)
+    drawn.props["rows"] = tuple(
+        (row[0], "", False, tuple((look, cell, "", "", ()) for look, cell in zip(looks, row, strict=True)))
+        for row in cells
+    )
 
 
-def _read(store: Store, ids: list[str]) -> tuple[list[Row], list[State]]:
+def _read(store: Store, ids: list[str]) -> tuple[list[Row], dict[str, State], dict[str, str], dict[str, list[Any]]]:
+    """Return the differences of runs, their states, names and the columns in which they differ."""
     for run_id in ids:
         if store.get(run_id) is None:
             raise UnknownRun(f"no run has the id {text.clean(run_id)}", "the page of all runs shows them")
-    return compare.among(store, ids), [store.find(run_id).status.state for run_id in ids]
+    states = {run_id: store.find(run_id).status.state for run_id in ids}
+    return compare.among(store, ids), states, compare.describe_runs(store, ids), _differing(store, ids)
+
+
+def _differing(store: Store, ids: list[str]) -> dict[str, list[Any]]:
+    """Return the columns in which runs differ, with their values: labels, hyperparameters, metrics."""
+    metrics = list(dict.fromkeys(row.name for run_id in ids for row in store.curves.newest(run_id)))
+    names = [
+        *table.values_of(store, ids),
+        *(f"metric.{name}{part}" for name in metrics for part in ("", ".min", ".max")),
+    ]
+    rows = table.rows_of(store, ids, names)
+    columns = {name: [row.values[at] for row in rows] for at, name in enumerate(names)}
+    return {name: values for name, values in columns.items() if len(set(values)) > 1}

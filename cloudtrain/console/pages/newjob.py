@@ -79,7 +79,9 @@ class NewJob:
                 self.target_step = newplace.TargetStep(self.draft, self.controls)
                 self.target_step.draw()
             with self._draw_panel(Step.SOURCE):
-                self.source_step = newsource.SourceStep(self.draft, self.controls)
+                self.source_step = newsource.SourceStep(
+                    self.draft, self.controls, lambda: self.tabs.value == Step.SOURCE
+                )
                 self.source_step.draw()
             with self._draw_panel(Step.REVIEW):
                 self.review_step = newreview.ReviewStep(self.draft, self.go, lambda: self.problems, self._submitted)
@@ -168,9 +170,11 @@ class NewJob:
             self.controls.show_problems(self.problems)
 
         def choice(own_script: bool) -> None:
-            chosen = ui.radio([_TRAINER, _SCRIPT], value=_SCRIPT if own_script else _TRAINER).props(
-                'inline aria-label="What runs"'
-            )
+            with ui.element("div") as around:
+                chosen = ui.radio([_TRAINER, _SCRIPT], value=_SCRIPT if own_script else _TRAINER).props(
+                    'inline aria-label="What runs"'
+                )
+            self.controls.mark(self.fields["trainer"], around)
 
             def turn() -> None:
                 trained = chosen.value == _TRAINER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from cloudtrain.console import fields, shell, text
@@ -14,18 +15,21 @@ from cloudtrain.errors import BadJob, CloudtrainError
 from cloudtrain.job.units import format_size
 
 MAX_FILES = 300  # files of a listing
+PAUSE_S = 0.6  # without typing, before a source is listed
 _FOLDER, _GIT = "A folder", "A git repository"
 
 
 class SourceStep:
     """The step of one draft."""
 
-    def __init__(self, draft: Draft, controls: Controls) -> None:
+    def __init__(self, draft: Draft, controls: Controls, is_open: Callable[[], bool]) -> None:
         self.draft = draft
         self.controls = controls
+        self._open = is_open
         self.field = next(field for field in fields.job_fields() if field.name == "source")
         self._request_number = 0
         self._listed = ""  # the values for which the listing was made
+        self._typed = ""  # the values at the last look
 
     def draw(self) -> None:
         """Draw the step."""
@@ -42,14 +46,27 @@ class SourceStep:
                 self.status_label = ui.label("").classes("ct-dim ct-small").props('role="status"')
                 self.listing = ui.element("div")
                 self.button = ui.button("List the files", on_click=self.list, color=None).classes("ct-plain")
+        ui.timer(PAUSE_S, self._follow)
+
+    async def _follow(self) -> None:
+        """List the source again when what was typed has stayed the same for a moment."""
+        before, self._typed = self._typed, self._listing_key()
+        if self._typed == before and self._open():
+            await self.shown()
 
     async def shown(self) -> None:
         """List a folder when the step is opened. A git repository is listed only on request: it needs the network."""
-        if self._address().startswith("git+") and not self._reuses_parent():
-            self.status_label.set_text("The repository is fetched when you ask for it.")
+        if self._listed == self._listing_key():
             return
-        if self._listed != self._listing_key():
+        if not self._address().startswith("git+") or self._reuses_parent():
             await self.list()
+            return
+        self.status_label.set_text("The repository is fetched when you ask for it.")
+        if self._listed:  # that list is of another source
+            self._listed = ""
+            self._request_number += 1
+            self.listing.clear()
+            self.button.set_enabled(True)
 
     async def list(self) -> None:
         """Show the files that the source would send."""
@@ -142,6 +159,7 @@ class SourceStep:
                 with area:
                     if selection.value == _GIT:
                         self._draw_git()
+                        self.controls.mark(self.field, area)
                     else:
                         self.controls.draw_field(
                             replace(self.field, label="Folder", help="Relative to the job file's folder.")

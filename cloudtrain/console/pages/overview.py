@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from cloudtrain.runs import asked, progress, spend
 from cloudtrain.runs.run import Run
 
 MAX_EVENTS = 200  # the newest ones
+LONGEST_SEARCH = 200  # characters of a line that is searched in the log
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RunDetails:
     status: Status
     facts: tuple[tuple[str, str], ...]
     verdict: tuple[tuple[str, str], ...]
+    deciding: tuple[int, str] | None  # node and text of the log's line that the verdict is from
     attempts: tuple[tuple[str, ...], ...]
     costs: tuple[str, ...]  # of each attempt, where a price is known
     bars: tuple[
@@ -43,6 +45,8 @@ def read_details(run: Run) -> RunDetails:
     files = plan.bundle.get("files", 0)
     whole_s = max((end - begin).total_seconds(), 1e-3)
     since = "" if status.state.final else text.format_time(run.store.reason_since(record))
+    verdict = run.verdict()
+    logged = verdict is not None and verdict.where == "log" and verdict.deciding
     answer = None if status.state.final else asked.last(run.store.home, run.run_id)
     outage = answer.outage if answer else ""
     facts = (
@@ -64,12 +68,14 @@ def read_details(run: Run) -> RunDetails:
         ("spent", spend.describe_run(attempts, run.store.home)),
         ("cap", spend.describe_cap(attempts, run.store.home)),
         ("billed", summary.describe_billing(attempts)),
+        *runs.chain_rows(run),
         ("page", status.url or ""),
     )
     return RunDetails(
         status,
         facts,
-        (("reason", status.reason), ("since", since), ("platform", outage), *why.verdict_rows(run.verdict())),
+        (("reason", status.reason), ("since", since), ("platform", outage), *why.verdict_rows(verdict)),
+        (verdict.node or 0, verdict.deciding[:LONGEST_SEARCH]) if verdict and logged else None,
         tuple(_attempt(attempt) for attempt in attempts),
         tuple(spend.describe_attempts(attempts, run.store.home)),
         tuple(_bar(attempt, begin, whole_s) for attempt in attempts),
@@ -98,8 +104,14 @@ def _bar(attempt: AttemptRecord, begin: datetime, whole_s: float) -> tuple[float
 class Overview:
     """The overview on one page, redrawn when it changes."""
 
-    def __init__(self, run_id: str, on_change: Callable[[RunDetails], None]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        on_change: Callable[[RunDetails], None],
+        open_line: Callable[[int, str], Awaitable[None]],
+    ) -> None:
         self._run_id = run_id
+        self._open_line = open_line
         self._on_change = on_change
         self._drawn_state: object = None
         self._opened: bool | None = None  # whether the user opened the events
@@ -127,6 +139,8 @@ class Overview:
                 with widgets.card(name) as card:
                     card.classes("ct-verdict" if failed else "")
                     widgets.pairs((_VERDICT[label], value) for label, value in details.verdict)
+                    if line := details.deciding:
+                        widgets.button("Show it in the log", lambda: self._open_line(*line)).classes("ct-turn")
             self._facts(details)
 
     def _facts(self, details: RunDetails) -> None:

@@ -44,14 +44,14 @@ async def show(run_id: str) -> None:
         with actions:
             _actions(run_id, details)
 
-    overview = Overview(run_id, draw_heading)
+    log = RunLog(run_id)
+    overview = Overview(run_id, draw_heading, log.open_line)
     await overview.show()
     live: list[Callable[[], Awaitable[None]]] = [overview.refresh]
     await charts.draw_run_charts(run_id, live)
     objects = logged.LoggedObjects(run_id)
     await objects.show()
     live.append(objects.refresh)
-    log = RunLog(run_id)
     log.show()
     results = Results(run_id)
     await results.show()

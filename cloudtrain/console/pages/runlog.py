@@ -135,6 +135,17 @@ class RunLog:
         self._first = max(0, number - WINDOW // 4)
         await self._show_window("marked")
 
+    async def open_line(self, node: int, words: str) -> None:
+        """Show the last line of a node with a text, and move the keyboard focus to the log."""
+        from nicegui import ui
+
+        book, wanted = self._logbook, LineFilter(node, None, words)
+        lines, _ = await history.current().query(lambda _: book.window(wanted, -1, 1))
+        if lines:
+            await self.go(lines[0].number)
+        box = f"getHtmlElement({self._lines.id})"
+        ui.run_javascript(f"{box}.scrollIntoView({{block: 'center'}}); {box}.focus()")
+
     async def _show_window(self, stand: str) -> None:
         self._anchor, self._jumps, self._drawn = stand, self._jumps + 1, None
         await self._draw()

@@ -70,7 +70,7 @@ class Listing:
                 widgets.button("Star", lambda: self._mark(lambda: {"star": True}))
                 widgets.button("Archive", lambda: self._mark(lambda: {"archive": True}))
             self._marking = marking
-        with widgets.card(name="Runs"):
+        with widgets.card(name="Runs") as self._card:
             self._empty = ui.element("div").classes("ct-empty")
             around = ui.element("div").classes("ct-scroll").props('tabindex="0" role="region" aria-label="Runs"')
             with around:
@@ -146,7 +146,8 @@ class Listing:
         self._query, self._offset = query, offset
         address = "/?" + "&".join(filter(None, (query.address(), f"offset={offset}" if offset else "")))
         (ui.navigate.history.push if push else ui.navigate.history.replace)(address.rstrip("?"))
-        await self.refresh()
+        with widgets.loading(self._card):
+            await self.refresh()
 
     async def _change_page(self, by: int) -> None:
         await self._change(offset=max(0, self._offset + by))

@@ -1,0 +1,94 @@
+"""A scatter of two columns and parallel coordinates of many runs, for any page: a comparison, a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloudtrain.console import charts, text, widgets
+from cloudtrain.errors import BadRequest
+from cloudtrain.report import relations
+
+MOST_AXES, MOST_METRICS = 12, 4  # of parallel coordinates
+AXIS_PX = 85
+_PARALLEL_MARGIN = {"l": 70, "r": 50, "t": 74, "b": 30}  # the buttons are above the names of the axes
+
+
+class Relations:
+    """The two charts of runs.
+
+    Args:
+        labels: a name for each run.
+        columns: name of a column -> its value for each run, None where a run has none.
+        axes: `x` and `y`, the columns of the scatter, chosen here where they are missing; changes are written to it.
+        on_axes: called after each change of the axes.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+        axes: dict[str, str],
+        on_axes: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._labels, self._columns = [text.clean(label, 120) for label in labels], columns
+        self._kept, self._on_axes = axes, on_axes
+        self._log = {"x": False, "y": False}
+
+    def show(self) -> None:
+        """Draw both charts, where at least two columns differ."""
+        if len(self._columns) < 2:
+            return
+        given = [name for name in self._columns if not name.startswith("metric.")]
+        metrics = [name for name in self._columns if name.startswith("metric.") and name.count(".") == 1]
+        metrics.sort(key=lambda name: "loss" not in name)
+        usual = {"x": [*given, *self._columns][0], "y": [*metrics, *[*self._columns][::-1]][0]}
+        self._axes = {
+            axis: name if (name := self._kept.get(axis, "")) in self._columns else usual[axis] for axis in usual
+        }
+        self._scatter()
+        # A run has a line where it has all metrics. The last axis gives the colour: a metric, where there is one.
+        has = {name: sum(value is not None for value in self._columns[name]) for name in metrics}
+        metrics = [name for name in metrics if has[name] == max(has.values())][:MOST_METRICS][::-1]
+        chosen = [*given[: MOST_AXES - len(metrics)], *metrics]
+        try:
+            figure = relations.parallel([(name, self._columns[name]) for name in chosen])
+        except BadRequest:
+            return  # no run has all of these metrics
+        with widgets.card("Parallel coordinates"):
+            shown = charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN)
+            # Axes need room: on a narrow screen the chart is scrolled.
+            _chart("parallel coordinates", shown).style(f"min-width: {AXIS_PX * len(chosen)}px")
+
+    def _scatter(self) -> None:
+        from nicegui import ui
+
+        with widgets.card("Scatter"):
+            with ui.element("div").classes("ct-row"):
+                for axis in ("x", "y"):
+                    choice = ui.select([*self._columns], value=self._axes[axis], label=f"{axis} axis", with_input=True)
+                    choice.props("outlined dense").classes("ct-choice")
+                    choice.on_value_change(lambda e, axis=axis: self._change(axis, e.value))
+                    ui.checkbox(f"log {axis} axis", on_change=lambda e, axis=axis: self._change(axis, log=e.value))
+            self._drawn = _chart("scatter", self._figure())
+
+    def _figure(self) -> dict[str, Any]:
+        x, y = ((self._axes[axis], self._columns[self._axes[axis]]) for axis in ("x", "y"))
+        figure = relations.scatter(self._labels, x, y, log_x=self._log["x"], log_y=self._log["y"])
+        return charts.style_figure(figure, height=340, hovermode="closest")
+
+    def _change(self, axis: str, column: str | None = None, log: bool | None = None) -> None:
+        if column:
+            self._axes[axis] = self._kept[axis] = column
+            self._on_axes()
+        if log is not None:
+            self._log[axis] = log
+        self._drawn.update_figure(self._figure())
+
+
+def _chart(name: str, figure: dict[str, Any]) -> Any:
+    from nicegui import ui
+
+    with ui.element("div").classes("ct-plot ct-scroll").props('role="group" tabindex="0"') as around:
+        around.props["aria-label"] = name
+        return ui.plotly(figure)

@@ -1,0 +1,100 @@
+"""The page that compares runs, over a history of 200 runs with 40 metrics each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from cloudtrain.events import Event, Row, State, Status
+from cloudtrain.history.store import Store
+from cloudtrain.nodes.process import Process
+from tests.console.test_history import plan
+
+RUNS = 200
+METRICS = ("train/loss", "train/tokens", *(f"eval/acc_{number}" for number in range(38)))
+CHARTS = "[...document.querySelectorAll('.ct-plots .js-plotly-plot')].filter(chart => chart.data)"
+SCATTER = "document.querySelector('[aria-label=scatter] .js-plotly-plot')"
+
+
+@pytest.fixture(scope="module")
+def ids(console) -> list[str]:
+    """Ended runs: two have all metrics, the others one."""
+    store, found = Store(console.home), [f"sgd-{number:03d}" for number in range(RUNS)]
+    ended = Status(State.SUCCEEDED, 0, "", "2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00")
+    for number, run_id in enumerate(found):
+        job = {"name": "sgd", "source": ".", "hyperparameters": {"lr": 10.0 ** -(number % 4), "bs": number}}
+        assert store.intend(replace(plan(run_id), job=job), identity=run_id, owner=Process.here())
+        store.accept(f"{run_id}-a1", "h")
+        events = [Event(f"{run_id}-a1", 0, at, "2026-01-01T00:00:30Z", "metric") for at in range(3)]
+        names = METRICS if number < 2 else METRICS[:1]
+        points = [
+            Row(
+                event,
+                10 * event.seq,
+                name,
+                1e-5 * (number + event.seq + 1) if name != "train/tokens" else event.seq * 4096.0,
+            )
+            for event in events
+            for name in names
+        ]
+        store.record(f"{run_id}-a1", status=ended, metrics=points)
+        store.set_status(run_id, ended)
+        store.acknowledge(run_id)
+    return found
+
+
+def test_every_metric_of_two_runs_is_reached(console, page, ids, seemly):
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:2])}")
+    expect(page.locator(".ct-legend a")).to_have_text(["bs 0, lr 1.0", "bs 1, lr 0.1"])
+    page.wait_for_function(f"{CHARTS}.length === 24")
+    expect(page.get_by_text("24 of 40 metrics are shown")).to_be_visible()
+    page.get_by_role("button", name="Show all").press("Enter")
+    page.wait_for_function(f"{CHARTS}.length === 40")
+    expect(page.get_by_role("heading", name="train", exact=True)).to_be_visible()
+    page.get_by_label("Metrics", exact=True).fill("train/")
+    page.wait_for_function(f"{CHARTS}.length === 2")
+    page.get_by_label("axis", exact=True).click()
+    page.get_by_role("option", name="over tokens").click()
+    page.wait_for_function(f"{CHARTS}[0].layout.xaxis.title.text === 'tokens'")
+    assert page.evaluate(f"{CHARTS}[0].data.map(trace => [trace.name, ...trace.x])") == [
+        ["bs 0, lr 1.0", 0, 4096, 8192], ["bs 1, lr 0.1", 0, 4096, 8192],
+    ]  # fmt: skip
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[:2] == [
+        "run,label,metric,attempt,step,epoch,at,value",
+        f'{ids[0]},"bs 0, lr 1.0",train/loss,1,0,,2026-01-01T00:00:30Z,1e-05',
+    ]
+    assert {line.split(",")[3] for line in lines[1:]} == {"train/loss", "train/tokens"}
+    camera = page.locator(".ct-plots [data-title='Download plot as a PNG']").first
+    with page.expect_download() as download:
+        camera.dispatch_event("click")
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+    seemly(page)
+
+
+def test_200_runs_are_compared(console, page, ids, picture):
+    page.goto(f"{console.root}/compare?runs={','.join(ids)}&search=train/loss&x=hp.lr")
+    page.wait_for_function(f"{CHARTS}.length === 1 && {CHARTS}[0].data.length === {RUNS}")
+    assert page.evaluate(f"{CHARTS}[0].layout.hovermode") == "closest"
+    page.get_by_text(f"{RUNS - 20} more runs").press("Enter")
+    expect(page.locator(".ct-legend a")).to_have_count(RUNS)
+    page.wait_for_function(f"{SCATTER}?.data?.length === {RUNS}")
+    titles = f"[{SCATTER}.layout.xaxis.title.text, {SCATTER}.layout.yaxis.title.text]"
+    assert page.evaluate(titles) == ["hp.lr", "metric.train/loss"]
+    assert page.evaluate(f"[{SCATTER}.data[1].x[0], {SCATTER}.data[1].name]") == [0.1, "bs 1, lr 0.1"]
+    page.get_by_role("checkbox", name="log x axis").press("Space")
+    page.wait_for_function(f"{SCATTER}.layout.xaxis.type === 'log'")
+    page.get_by_label("y axis").first.click()
+    page.keyboard.type("hp.bs")
+    page.get_by_role("option", name="hp.bs").click()
+    page.wait_for_function(f"{SCATTER}.layout.yaxis.title.text === 'hp.bs'")
+    page.wait_for_url("**y=hp.bs")
+    parallel = page.get_by_role("group", name="parallel coordinates")
+    expect(parallel.locator(".axis-title")).to_have_text(["hp.bs", "hp.lr", "metric.train/loss"])
+    parallel.scroll_into_view_if_needed()
+    picture(page, "console-parallel")
