@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import MISSING, fields
-from pathlib import Path
 
 from strategies import table
 
-ARGUMENTS = Path(__file__).parents[1] / "entrypoints" / "trainer"  # this file has the name of that package
+from cloudtrain.source import node_code
 
 HEAD = """\
 # The shared trainer
@@ -125,8 +123,7 @@ torch's scaled_dot_product_attention with an explicit mask, which on a GPU is no
 of a chunk's token and an earlier one: for very long sequences that decides what fits. Proven on CPU with gloo in fp32; by hand, six steps each, in bf16, with hsdp, and with fsdp and tp at once (eight ranks, losses within 1e-6 of one process). It never ran on a GPU or over NCCL.
 
 What is checked while it runs: after it was put on, that the model really lies in parts along each axis (FSDP as Accelerate documents it runs DDP on CPU without a word); after the first
-backward pass, that ranks with the same parameters have the same gradients (a replica x tensor recipe that leaves the sum out trains several models without a word). Either ends the job
-before the first step. The `world` event tells mesh, wrapper, placements, parameters on each rank, and a second one the gradient norms.
+backward pass, that ranks with the same parameters have the same gradients (a replica x tensor recipe that leaves the sum out trains several models without a word). Either ends the job before the first step. The `world` event tells mesh, wrapper, placements, parameters on each rank, and a second one the gradient norms.
 
 What a model or a machine cannot do is refused in one sentence before the first step: heads, columns or layers that do not divide, batches that micro-batches do not divide, ZeRO with tp, pp or cp, cp with pp or `torch_compile`,
 fp16 with anything but none and ddp, offload without a GPU (ZeRO excepted), classification in a pipeline or over sequences in parts. A script of your own with `tp_size`, `pp_size` or `cp_size` must
@@ -150,11 +147,6 @@ Names and meanings are those of transformers' `TrainingArguments` where one exis
 
 def trainer_page(written: str) -> str:
     """Return the page; `written` is the mark of a generated part."""
-    sys.path.insert(0, str(ARGUMENTS))
-    try:
-        from arguments import Arguments
-    finally:
-        sys.path.remove(str(ARGUMENTS))
     rows = [
         HEAD.replace("STRATEGIES_TABLE", "\n".join(table())).rstrip(),
         "",
@@ -163,7 +155,7 @@ def trainer_page(written: str) -> str:
         "| argument | default | meaning |",
         "| --- | --- | --- |",
     ]
-    for item in fields(Arguments):
+    for item in fields(node_code.module("trainer.arguments").Arguments):
         default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
         if isinstance(default, bool):
             shown = "on" if default else "off"

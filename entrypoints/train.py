@@ -27,18 +27,19 @@ from __future__ import annotations
 import math
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import runtime
 from trainer import collectives, strategies
-from trainer.arguments import Arguments, parse_or_exit
+from trainer.arguments import Arguments, parse, parse_or_exit
 from trainer.errors import Unsupported, check_versions, exit_when_unsupported
 from trainer.strategies import accelerate_file, mesh
 
 
-def main() -> int:
-    arguments = parse_or_exit(sys.argv[1:])  # before torch is imported, which takes seconds
+def main(parse: Callable[[Sequence[str]], Arguments] = parse, prepare: Any = None) -> int:
+    arguments = parse_or_exit(sys.argv[1:], parse)  # before torch is imported, which takes seconds
     context = runtime.context()
     runtime.install()
     try:
@@ -46,7 +47,7 @@ def main() -> int:
             check_versions()
             parallelism = accelerate_file.resolve(context.parallelism, arguments)
             plan = mesh.choose_plan(parallelism, context.world_size, context.num_nodes)
-            return train(arguments, context, plan)
+            return train(arguments, context, plan, prepare)
     except Exception:
         traceback.print_exc()
         return collectives.leave(1)  # while the frames of the traceback still hold the process group
@@ -54,8 +55,8 @@ def main() -> int:
         return collectives.leave(int(refusal.code or 0))
 
 
-def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.ParallelismPlan) -> int:
-    """Train and return the exit code."""
+def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.ParallelismPlan, prepare: Any = None) -> int:
+    """Train and return the exit code; `prepare(arguments, inputs)` makes another task than the arguments name."""
     import accelerate
     import torch
     import transformers
@@ -68,7 +69,6 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     from trainer.checkpoints.state import TrainingState, set_random_state
     from trainer.data import documents, tasks
     from trainer.data.samples import GlobalBatches, accumulation, loader
-    from trainer.data.stream import StreamBatches
     from trainer.evaluation import describe, evaluate
     from trainer.generate import sample
     from trainer.loop import Loop
@@ -93,7 +93,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
 
     # -----------------------------------------------------------------------------------------------------------------
     # Data
-    task = tasks.prepare(arguments, context.inputs)
+    task = strategy.task = (prepare or tasks.prepare)(arguments, context.inputs)
     batching: dict[str, Any] = {
         "per_device": arguments.per_device_train_batch_size,
         "accumulation": accumulation(arguments, plan.data_ranks),
@@ -104,7 +104,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     pinned = accelerator.device.type == "cuda"
     batches: Any
     if arguments.streaming:
-        batches = feed = StreamBatches(task.train, **batching)
+        batches = feed = task.stream(**batching)
     else:
         batches = GlobalBatches(
             len(task.train), seed=arguments.seed, drop_last=arguments.dataloader_drop_last, **batching
@@ -126,15 +126,16 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     if total_steps < 0:
         total_steps = math.ceil(arguments.num_train_epochs * batches.steps_per_epoch)
     logger.total_steps = total_steps
-    bare: Any = models.build(arguments, task.tokenizer, task.labels)
-    model_type = bare.config.model_type
+    bare: Any = task.model(arguments)
+    model_type = getattr(getattr(bare, "config", None), "model_type", type(bare).__name__)
     parameters = sum(parameter.numel() for parameter in bare.parameters())
     learned = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
-    work = mfu.work(bare, arguments.block_size)
+    work = None if task.unit != "tokens" else mfu.work(bare, arguments.block_size)
     models.compiled(bare, arguments)
-    strategy.prepare(bare, lambda model: models.optimizer(model, arguments))
+    strategy.prepare(bare, lambda model: task.optimizer(model, arguments))
     del bare  # some strategies have it in parts now
     model = strategy.model
+    task.prepared(model)
     schedule = models.schedule(strategy.optimizer, arguments, total_steps)
     training = TrainingState(
         model, strategy.optimizer, schedule, accelerator.scaler, strategy.parts_kept, plan.described, strategy.tied
@@ -161,7 +162,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     manager = CheckpointManager(
         folder, context.attempt, keep, logger.event, logger.say, given=context.epoch, behind=arguments.save_async
     )
-    meter, best = Meter(accelerator.device, use), BestEvaluation(arguments)
+    meter, best = Meter(accelerator.device, use, task.unit), BestEvaluation(arguments)
     loop: Loop
     first_loss = None
 
@@ -253,9 +254,8 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     trained = strategy.whole()
     if trained is not None:
         trained = models.plain(trained, arguments)
-        trained.config.use_cache = True
         publish.save(trained, task.tokenizer, model_folder, manager.epoch, manager.check_current)
-        if arguments.writes and arguments.sample_tokens > 0:
+        if task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
             written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
             logger.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
         if scores:

@@ -151,7 +151,8 @@ def test_dictionaries_train_a_synthetic_model_and_hooks_are_heard(census: Path, 
     run = Run.find(result["run_id"])
     losses = [row.value for row in run.metrics("loss")]
     assert losses[-1] < losses[0] - 0.15 and losses[-1] == result["final_loss"]
-    assert "1,500 samples; 2 x cpu, strategy ddp (replicate 2), " in "\n".join(line.text for line in run.logs())
+    lines = [line.text for line in run.logs()]
+    assert "data: 1,500 samples" in lines and any("; 2 x cpu, strategy ddp (replicate 2), " in line for line in lines)
     first, _, last = result["model"]
     assert (first.in_features, last.out_features) == (24, 2)
 
@@ -189,6 +190,34 @@ def test_a_transformers_model_travels_without_a_pickle(census: Path, tmp_path: P
 
 
 @pytest.mark.train
+def test_layers_of_a_language_model_are_split_and_its_data_is_an_address(census: Path, tmp_path: Path):
+    from datasets import Dataset as Table
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True))
+    rows = [{"input_ids": [(start + at) % 32 for at in range(12)]} for start in range(8)]
+    Table.from_list([row | {"labels": row["input_ids"]} for row in rows]).save_to_disk(tmp_path / "rows")
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    with torch.no_grad():
+        before = float(copy.deepcopy(model)(ids, labels=ids).loss)
+    result = DistributedTraining(target="local").train_distributed(
+        model, str(tmp_path / "rows"), nodes=2, epochs=3, batch_size=8, learning_rate=1e-2, logging_steps=1,
+        parallelism={"tp_size": 2}, **LIMIT,
+    )  # fmt: skip
+    run = Run.find(result["run_id"])
+    losses = [row.value for row in run.metrics("loss")]
+    assert losses[0] == pytest.approx(before, abs=1e-5) and losses[2] < losses[1] < losses[0]
+    (world,) = (event.data for event in run.store.events(run.run_id, "world") if "wrapper" in event.data)
+    assert world["wrapper"] == "DTensor" and world["mesh"] == {"tensor": 2}
+    with pytest.raises(BadRequest, match="tp_size 4 does not divide the model's 2 attention heads"):
+        DistributedTraining(target="local").train_distributed(
+            model, str(tmp_path / "rows"), nodes=4, parallelism={"tp_size": 4}
+        )
+
+
+@pytest.mark.train
 def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_path: Path):
     """The traceback comes home; a subclass mends what was wrong, and the same run goes on to its end."""
     data = Breaks(tmp_path / "mended")
@@ -212,6 +241,84 @@ def test_the_first_failing_rank_is_shown_and_recovered_from(census: Path, tmp_pa
     assert [attempt.status.state for attempt in run.attempts] == [State.FAILED, State.SUCCEEDED]
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """The samples of Points, one after the other."""
+
+    def __iter__(self):
+        points = Points()
+        return (points[index] for index in range(len(points)))
+
+
+def one_process_of_a_stream(model: torch.nn.Module, steps: int, rate: float, norm: float) -> list[float]:
+    """Train as one process would with plain torch: 16 samples a step, clipped, the rate falling as a cosine."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+    samples, losses = [*Stream(), *Stream()], []
+    for batch in (samples[at : at + 16] for at in (0, 16, 32, 48, 61, 77)):
+        batch = batch[:13] if len(losses) == 3 else batch  # an epoch ends with what is left
+        inputs, target = (torch.stack(part) for part in zip(*batch, strict=True))
+        loss = torch.nn.functional.mse_loss(model(inputs).squeeze(-1), target)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.train
+def test_any_module_is_sharded_and_learns_a_stream_with_all_that_the_loop_does(census: Path):
+    """FSDP, accumulation, clipping, a schedule, an IterableDataset over two passes, evaluations."""
+    model = Wave()
+    alone = copy.deepcopy(model)
+    expected = one_process_of_a_stream(alone, 6, 1e-2, 0.5)
+    result = DistributedTraining(target="local").train_distributed(
+        model, Stream(), nodes=2, batch_size=4, gradient_accumulation_steps=2, max_steps=6, learning_rate=1e-2,
+        lr_scheduler_type="cosine", max_grad_norm=0.5, eval_data=Points(7), logging_steps=1,
+        parallelism={"strategy": "fsdp"}, **LIMIT,
+    )  # fmt: skip
+    run = Run.find(result["run_id"])
+    assert [row.value for row in run.metrics("loss")] == pytest.approx(expected, abs=1e-5)
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, atol=1e-5), name
+    (world,) = (event.data for event in run.store.events(run.run_id, "world") if "wrapper" in event.data)
+    assert world["wrapper"] == "FSDP2" and max(world["parameters_per_rank"]) < 97 * 0.7
+    held_out = [Points(7)[index] for index in range(7)]
+    inputs, target = (torch.stack(part) for part in zip(*held_out, strict=True))
+    with torch.no_grad():
+        left = float(torch.nn.functional.mse_loss(alone(inputs).squeeze(-1), target))
+    assert run.metrics("eval_loss")[-1].value == pytest.approx(left, abs=1e-5)
+
+
+CANNOT = {
+    "a torch module in layers": ({"parallelism": {"tp_size": 2}}, "a model or a loss of one's own goes with none, ddp"),
+    "a stream without an end": ({"data": Stream()}, "--streaming needs --max_steps"),
+    "compressed shards": (
+        {"gradient_compression": "bf16", "parallelism": {"strategy": "fsdp"}},
+        "--gradient_compression goes with strategy ddp, not with fsdp",
+    ),
+    "a batch of no ranks": ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps is at least 1"),
+    "an argument for texts": ({"block_size": 64}, "block_size is an argument for texts"),
+    "no key of a job": ({"batch_sise": 64}, "batch_sise"),
+    "held-out numbers": ({"eval_data": [1, 2]}, "a sample of the data is a int"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_the_loop_cannot_do_is_refused_before_submit(home: Path, case: str):
+    options, sentence = CANNOT[case]
+    with pytest.raises(BadRequest, match=sentence):
+        DistributedTraining(target="local").train_distributed(Wave(), **{"data": Points(), "nodes": 2} | options)
+    assert not (home / "runs").exists()
+
+
+def test_a_hook_and_shards_exclude_each_other(home: Path):
+    with pytest.raises(BadRequest, match="a communication hook goes with strategy ddp"):
+        Silenced().train_distributed(Wave(), Points(), nodes=2, parallelism={"strategy": "zero2"})
+    assert not (home / "runs").exists()
+
+
 class Hostile:
     def __reduce__(self):
         raise TypeError("cannot pickle a lock")
@@ -220,7 +327,7 @@ class Hostile:
 REFUSED = {
     "no model": ("net", [(1, 2)], "a str is no model to train"),
     "nothing to train": (torch.nn.Flatten(), [(1, 2)], "Flatten has no parameter"),
-    "stream": (torch.nn.Linear(1, 1), iter([1]), "no map-style dataset"),
+    "iterator": (torch.nn.Linear(1, 1), iter([1]), "no map-style dataset and no IterableDataset"),
     "empty": (torch.nn.Linear(1, 1), [], "the dataset is empty"),
     "no target": (torch.nn.Linear(1, 1), [torch.ones(1)], "a sample of the data is a Tensor"),
     "half synthetic": (torch.nn.Linear(1, 1), {"samples": 3}, "both dictionaries"),

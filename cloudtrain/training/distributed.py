@@ -14,17 +14,19 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudtrain.errors import BadRequest, MissingExtra, RunFailed
 from cloudtrain.events import MARK, State, Status
-from cloudtrain.training.shipping import check, load, make_synthetic, ship
+from cloudtrain.source.node_code import IN_MEMORY as ENTRYPOINT
+from cloudtrain.source.node_code import module
+from cloudtrain.training.shipping import check, load, make_synthetic, ship, sizes_of
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-ENTRYPOINT = ".cloudtrain/trainer/pickled.py"
 _logger = logging.getLogger("cloudtrain.training")
 
 
@@ -70,28 +72,34 @@ class DistributedTraining:
         loss: Callable[..., Any] | None = None,
         optimizer: Callable[..., Any] | None = None,
         collate: Callable[..., Any] | None = None,
+        eval_data: Any = None,
         seed: int = 42,
         logging_steps: int = 10,
-        **job: Any,
+        **options: Any,
     ) -> TrainingResult:
-        """Train a model on a map-style dataset over nodes and return what came of it; blocks until the run is final.
+        """Train a model over nodes with the loop of the shared trainer and return the result; blocks until the run is final.
 
         Args:
             model: a torch module or a transformers model, trained in place; or `{"model_name": ...}`, a small synthetic one.
             data: `data[i]` is a sequence whose last item is the target, or a dictionary of the model's arguments with
-                `labels`; or `{"samples": n, "features": m}`, synthetic data of that size.
+                `labels`. An `IterableDataset` yields such samples in the same order every time, and needs `max_steps`.
+                A text is the address (s3://, gs://, a path on the nodes) of a folder that `save_to_disk` of the library
+                `datasets` wrote: data of any size. `{"samples": n, "features": m}` is synthetic data of that size.
             nodes: how many nodes train.
             use_gpus: the accelerators of a node ("A100:8"); True is one.
             epochs: passes over the data.
-            batch_size: samples of a step on one process.
+            batch_size: samples of one process in one forward pass.
             learning_rate: of the default optimizer; `optimizer` sets its own.
             loss: `loss(outputs, target)`, a mean over the batch; by default cross entropy for whole targets and the
                 squared error for others.
             optimizer: `optimizer(parameters)` makes one; by default AdamW.
             collate: makes a batch of a list of samples; by default torch's.
+            eval_data: data that is held out; it is evaluated before and after the training, and as `eval_strategy` says.
             seed: of the order of the samples and of the model's random numbers.
             logging_steps: steps between two points of the curves.
-            job: whatever else a Job takes: processes_per_node, limits, retry, env, name.
+            options: arguments of the shared trainer (`gradient_accumulation_steps`, `bf16`, `lr_scheduler_type`,
+                `max_grad_norm`, `eval_strategy`, `gradient_compression`), and keys of the job (`parallelism`,
+                `processes_per_node`, `limits`, `retry`, `env`, `name`).
 
         Returns:
             model: the trained model, the same object.
@@ -113,16 +121,22 @@ class DistributedTraining:
         if synthetic:
             name, model, size = make_synthetic(model, data)
         else:
-            name, size = type(model).__name__, {}
+            name, size = type(model).__name__, sizes_of(model, loss)
             check(model, data)
+            if eval_data is not None:
+                check(model, eval_data)
         parts = {
             "loss": loss,
             "optimizer": optimizer,
             "collate": collate,
             "communication_hook": self.communication_hook(),
         }
+        sets, job = _divide(options)
+        addresses = {key: given for key, given in (("data", data), ("eval_data", eval_data)) if isinstance(given, str)}
+        job["inputs"] = {**job.get("inputs", {}), **addresses}
+        datasets = {"data": None if synthetic else data, "eval_data": eval_data}
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
-            ship(Path(folder), model, None if synthetic else data, parts)
+            ship(Path(folder), model, {key: each for key, each in datasets.items() if key not in addresses}, parts)
             settings = {
                 "num_train_epochs": epochs,
                 "per_device_train_batch_size": batch_size,
@@ -130,7 +144,10 @@ class DistributedTraining:
                 "logging_steps": logging_steps,
                 "seed": seed,
                 "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+                "hook": parts["communication_hook"] is not None,
+                "streaming": not (synthetic or addresses or hasattr(data, "__len__")),
                 **size,
+                **sets,
             }
             self.log(f"distributed training of {name} begins: {nodes} nodes")
             run = self._submit(folder, nodes, use_gpus, settings, job)
@@ -162,11 +179,14 @@ class DistributedTraining:
         return None
 
     def recover(self, run: Run, status: Status) -> bool:
-        """Return whether a run that ended otherwise than SUCCEEDED resumes from its last checkpoint; here: no.
+        """Return whether a run that ended otherwise than SUCCEEDED resumes from its last checkpoint.
 
+        Here it does where its last attempt has written a checkpoint: otherwise it would fail in the same way.
         Preempted and lost attempts are started again without being asked, as `retry` says.
         """
-        return False
+        from cloudtrain.runs.retry import saved
+
+        return run.attempts[-1].attempt_id in saved(run.store, run.run_id)
 
     def log(self, text: str) -> None:
         """Take a sentence on the training, or a line of its ranks."""
@@ -192,6 +212,7 @@ class DistributedTraining:
             "num_nodes": nodes,
             "hyperparameters": settings,
             "resources": gpus,
+            "metrics": {"*": "off"},  # the trainer reports its own; a sentence of the log is none
             **more,
         }
         run = Submitter(self.target, home=self.home, **self.options).submit(Job(**wanted))
@@ -226,6 +247,19 @@ class DistributedTraining:
             failure.add_note("\n".join([f"{rank_name}:", *lines]))
         self.log(str(failure))
         raise failure
+
+
+def _divide(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the trainer and the keys of the job; raises BadRequest for an argument about texts."""
+    taken = module("trainer.in_memory_arguments").TAKEN
+    known = {item.name for item in fields(module("trainer.arguments").Arguments)}
+    if strange := sorted(options.keys() & known - taken):
+        raise BadRequest(
+            f"{strange[0]} is an argument for texts and models that the shared trainer reads itself",
+            "write a job with trainer: true, or leave it out",
+        )
+    sets = {name: value for name, value in options.items() if name in taken}
+    return sets, {name: value for name, value in options.items() if name not in taken}
 
 
 def _torch() -> None:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30  # of model and data together: every node gets its own copy of them
 MAX_SYNTHETIC = 1 << 32  # of made-up numbers, which every rank holds in memory
 HIDDEN = 64  # width of a synthetic model
-HERE = "put it into files or a bucket and write a job with `inputs`"
+HERE = "put the data into a bucket with save_to_disk of `datasets` and pass its address, or write a job with `inputs`"
 
 
 def check(model: Any, data: Any) -> None:
-    """Raise BadRequest for what is no model, or no map-style dataset."""
+    """Raise BadRequest for what is no model, or no dataset."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -41,13 +41,19 @@ def check(model: Any, data: Any) -> None:
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadRequest(f"{type(model).__name__} has no parameter to train")
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, str):
+        return
+    if not isinstance(data, torch.utils.data.IterableDataset) and not (
+        hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    ):
         raise BadRequest(
-            f"a {type(data).__name__} is no map-style dataset", "it needs __len__ and __getitem__, as a list has"
+            f"a {type(data).__name__} is no map-style dataset and no IterableDataset",
+            "it needs __len__ and __getitem__, as a list has",
         )
-    if len(data) == 0:
+    first = next(iter(data), None) if isinstance(data, torch.utils.data.IterableDataset) or not len(data) else data[0]
+    if first is None:
         raise BadRequest("the dataset is empty")
-    if not isinstance(sample := data[0], list | tuple | Mapping):
+    if not isinstance(sample := first, list | tuple | Mapping):
         raise BadRequest(
             f"a sample of the data is a {type(sample).__name__}",
             "it is (input, ..., target), or a dictionary with labels",
@@ -82,7 +88,25 @@ def make_synthetic(model: Any, data: Any) -> tuple[str, Any, dict[str, int]]:
     return str(model.get("model_name", "synthetic")), made, sizes
 
 
-def ship(folder: Path, model: Any, data: Any, parts: Mapping[str, Any]) -> None:
+def sizes_of(model: Any, loss: Any) -> dict[str, Any]:
+    """Return the hyperparameters of a language model that is trained on its labels; of any other model none."""
+    if (
+        loss is not None
+        or not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        or not _of_transformers(model)
+    ):
+        return {}
+    config, heads = model.config, model.config.num_attention_heads
+    own_heads = getattr(config, "num_key_value_heads", None) or heads
+    return {
+        "language_model": True,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": own_heads,
+    }
+
+
+def ship(folder: Path, model: Any, datasets: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     """Write what the ranks need below a folder; raises BadRequest when it is too large or cannot be pickled."""
     import cloudpickle
 
@@ -93,10 +117,11 @@ def ship(folder: Path, model: Any, data: Any, parts: Mapping[str, Any]) -> None:
         model.save_pretrained(shipped / "model")
     else:
         rest["model"] = _on_cpu(model)
-    if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
-        data.save_to_disk(shipped / "data")
-    elif data is not None:
-        rest["data"] = data
+    for name, data in datasets.items():
+        if type(data).__module__.startswith("datasets.") and hasattr(data, "save_to_disk"):
+            data.save_to_disk(shipped / name)
+        elif data is not None:
+            rest[name] = data
     if rest:
         with open(shipped / "parts.pkl", "wb") as stream, _own_modules_by_value():
             try:

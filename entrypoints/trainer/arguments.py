@@ -10,9 +10,11 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+from .argument_rules import TRACKERS, contradictions
 
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 SCHEDULES = (
@@ -21,7 +23,6 @@ SCHEDULES = (
 TASKS = ("causal-lm", "chat", "sequence-classification")
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
 METRICS = ("loss", "accuracy")
-TRACKERS = ("none", "all", "tensorboard", "wandb", "mlflow", "comet_ml", "trackio")
 
 
 class Misuse(Exception):
@@ -116,6 +117,7 @@ class Arguments:
     global_batch_tokens: int = _is(-1, "The same in tokens, for blocks of --block_size.")
     bf16: bool = _is(False, "Mixed precision with bfloat16.")
     fp16: bool = _is(False, "Mixed precision with float16 (GPU only).")
+    gradient_compression: str = _is("no", "Type in which ddp sends gradients.", ("no", "fp16", "bf16"))
     seed: int = _is(42, "Of the model's first weights, the order of samples, dropout.")
 
     # evaluation, logging, checkpoints
@@ -146,6 +148,11 @@ class Arguments:
     hub_private_repo: bool = _is(False, "Make that repository private when it is created.")
 
     @property
+    def own_loss(self) -> bool:
+        """Whether the loss needs the whole model and whole samples."""
+        return False
+
+    @property
     def writes(self) -> bool:
         """Whether what is learned is to write on."""
         return self.task != "sequence-classification"
@@ -155,10 +162,13 @@ class Arguments:
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
 
-def parse(argv: Sequence[str]) -> Arguments:
+A = TypeVar("A", bound=Arguments)
+
+
+def parse(argv: Sequence[str], made: type[A] = Arguments) -> A:  # type: ignore[assignment]
     """Return the arguments of a command line; raises Misuse with every problem at once."""
-    hints = get_type_hints(Arguments)
-    items = {item.name: item for item in fields(Arguments)}
+    hints = get_type_hints(made)
+    items = {item.name: item for item in fields(made)}
     parser = _Parser(prog="train.py", description="Train a model with Hugging Face Accelerate.", allow_abbrev=False)
     for name, item in items.items():
         shape: dict[str, Any] = {bool: {"nargs": "?", "const": "true"}, list[str]: {"nargs": "*"}}.get(hints[name], {})
@@ -177,8 +187,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             except ValueError:
                 kind = {int: "a whole number", float: "a number", bool: "true or false"}[hints[name]]
                 problems.append(f"--{name} takes {kind}, not {text!r}")
-    arguments = Arguments(**values)
-    problems += _contradictions(arguments, items)
+    arguments = made(**values)
+    problems += contradictions(arguments, items)
     if problems:
         raise Misuse("\n".join(problems))
     return arguments
@@ -220,78 +230,7 @@ def _whole(text: str) -> int:
     return int(float(text))
 
 
-def _contradictions(arguments: Arguments, items: dict[str, Field[Any]]) -> list[str]:
-    problems = []
-    for name, item in items.items():
-        value, choices = getattr(arguments, name), item.metadata["choices"]
-        if choices and value not in choices:
-            problems.append(f"--{name} is one of {', '.join(choices)}, not {value!r}")
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-                 "logging_steps", "block_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):  # fmt: skip
-        if getattr(arguments, name) < 1:
-            problems.append(f"--{name} is at least 1")
-    for name in ("save_steps", "save_total_limit", "eval_steps", "max_steps", "global_batch_size",
-                 "global_batch_tokens", "early_stopping_patience"):  # fmt: skip
-        if getattr(arguments, name) == 0 or getattr(arguments, name) < -1:
-            problems.append(f"--{name} is at least 1, or -1")
-    if arguments.max_steps < 0 and arguments.num_train_epochs <= 0:
-        problems.append("--num_train_epochs is above 0")
-    if not 0 <= arguments.validation_split_percentage < 100:
-        problems.append("--validation_split_percentage lies between 0 and 100")
-    if arguments.bf16 and arguments.fp16:
-        problems.append("--bf16 and --fp16 exclude each other")
-    problems += [sentence for wrong, sentence in _pairs(arguments) if wrong]
-    problems += [
-        f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
-    ]
-    if arguments.push_to_hub and not arguments.hub_model_id:
-        problems.append("--push_to_hub needs --hub_model_id owner/name")
-    return problems
-
-
-def _pairs(arguments: Arguments) -> list[tuple[bool, str]]:
-    """Return what does not go together, and whether it is asked for."""
-    sizes = (arguments.global_batch_size, arguments.global_batch_tokens)
-    blocks, silent = arguments.task == "causal-lm", arguments.eval_strategy == "no"
-    stream = arguments.streaming
-    return [
-        (min(sizes) > 0, "--global_batch_size and --global_batch_tokens exclude each other"),
-        (
-            max(sizes) > 0 and arguments.gradient_accumulation_steps > 1,
-            "--gradient_accumulation_steps follows from the global batch: leave one of them out",
-        ),
-        (
-            sizes[1] > 0 and not blocks,
-            f"--global_batch_tokens is for blocks, samples of {arguments.task} differ in length",
-        ),
-        (stream and not blocks, f"--streaming is for causal-lm, not for {arguments.task}"),
-        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is not known"),
-        (stream and arguments.dataloader_num_workers > 0, "--streaming reads in the rank: no --dataloader_num_workers"),
-        (
-            stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,
-            "--streaming is bounded by --max_steps alone: no --max_train_samples, no --max_train_bytes",
-        ),
-        (stream and arguments.eval_strategy == "epoch", "--streaming knows no epochs: write --eval_strategy steps"),
-        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: name it with --model"),
-        (arguments.use_peft and arguments.lora_r < 1, "--lora_r is at least 1"),
-        (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
-        (
-            arguments.attn_implementation.startswith("flash") and arguments.mixed_precision == "no",
-            f"--attn_implementation {arguments.attn_implementation} needs --bf16 or --fp16",
-        ),
-        (arguments.load_best_model_at_end and silent, "--load_best_model_at_end needs --eval_strategy steps or epoch"),
-        (
-            arguments.early_stopping_patience > 0 and silent,
-            "--early_stopping_patience needs --eval_strategy steps or epoch",
-        ),
-        (
-            arguments.metric_for_best_model == "accuracy" and arguments.writes,
-            f"--metric_for_best_model accuracy is for classification, not for {arguments.task}",
-        ),
-    ]
-
-
-def parse_or_exit(argv: Sequence[str]) -> Arguments:
+def parse_or_exit(argv: Sequence[str], parse: Callable[[Sequence[str]], A] = parse) -> A:  # type: ignore[assignment]
     """Return the arguments; ends with 2 and a sentence for each problem when they cannot be meant."""
     try:
         return parse(argv)

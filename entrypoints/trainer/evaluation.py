@@ -8,7 +8,7 @@ import torch
 
 
 def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
-    """Return the mean loss over held-out samples, each counted once; collective, waits for the device."""
+    """Return the results over held-out samples, each counted once; collective, waits for the device."""
     strategy.model.eval()
     rows = []
     with torch.no_grad():
@@ -16,11 +16,8 @@ def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
             batch = strategy.to_device(batch)
             rows.append(strategy.scores(batch))
     strategy.model.train()
-    loss, count, right = torch.cat(rows).sum(0).tolist()
-    scores = {"eval_loss": loss / max(count, 1)}
-    if batch["labels"].dim() == 1:
-        scores["eval_accuracy"] = right / max(count, 1)
-    return scores
+    results: dict[str, float] = strategy.task.summary(torch.cat(rows).sum(0).tolist())
+    return results
 
 
 def describe(scores: dict[str, float]) -> str:

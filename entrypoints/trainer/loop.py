@@ -19,7 +19,7 @@ from .strategies.ddp import Strategy
 
 @dataclass
 class Loop:
-    """What train.py and pickled.py train with; `step` counts what is done, those of earlier attempts included."""
+    """What train.py trains with; `step` counts what is done, those of earlier attempts included."""
 
     strategy: Strategy
     schedule: Any  # of the learning rate
@@ -58,7 +58,7 @@ class Loop:
                 labels = torch.stack([strategy.label_count(batch) for batch in window]).sum()
                 labels = strategy.total(labels).clamp(min=1)
                 for batch, share in zip(window, strategy.learn(window, labels), strict=True):
-                    self.meter.add(share, strategy.size(batch), models.pairs(batch) if self.meter.use else 0)
+                    self.meter.add(share, strategy.task.size(batch), models.pairs(batch) if self.meter.use else 0)
                 if not checked and (norms := strategy.check_gradients()):
                     self.logger.event(
                         "world", step=self.step + 1, gradient_norms_per_rank=norms[:256], **strategy.seen()

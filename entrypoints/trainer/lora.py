@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,6 @@ def adapted(model: Any, arguments: Arguments) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise Unsupported(f"--use_peft: {str(error).strip().splitlines()[0]}") from None
-
-
-def base_of(model: Any) -> tuple[Any, Any]:
-    """Return the model below an adapter and the adapter's configuration; any other model is its own, and has None."""
-    if not hasattr(model, "get_base_model"):
-        return model, None
-    return model.get_base_model(), copy.deepcopy(model.peft_config[model.active_adapter])
-
-
-def again(base: Any, config: Any) -> Any:
-    """Return a model with an adapter of that configuration in it, its weights yet to be filled in."""
-    from peft import get_peft_model
-
-    return get_peft_model(base, config)
 
 
 def merged(model: Any) -> Any:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 class Meter:
     """Sums up loss and tokens between two lines, on the device: nothing waits for it before a line is due."""
 
-    def __init__(self, device: torch.device, use: Use | None = None) -> None:
+    def __init__(self, device: torch.device, use: Use | None = None, unit: str = "tokens") -> None:
         # this rank's share of the loss, its tokens, the pairs of tokens in its samples
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.use = use  # for MFU
+        self.unit = unit
         self.steps = 0
         self.since = time.monotonic()
 
@@ -34,7 +35,7 @@ class Meter:
         loss, tokens, pairs = strategy.total(self.sums).tolist()
         now = time.monotonic()
         seconds = max(now - self.since, 1e-9)
-        values = {"loss": loss / max(self.steps, 1), "tokens_per_s": tokens / seconds}
+        values = {"loss": loss / max(self.steps, 1), f"{self.unit}_per_s": tokens / seconds}
         if self.use is not None:
             values["mfu"] = self.use.share(tokens, pairs, seconds)
         self.sums.zero_()
@@ -85,9 +86,10 @@ class MetricsLogger:
         seconds, first = time.monotonic() - self._began[0], self._began[1]
         left = seconds / max(step - first, 1) * (self.total_steps - step)
         used = f"  MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        speed, unit = next((value, name.removesuffix("_per_s")) for name, value in values.items() if "_per_s" in name)
         self.say(
             f"step {step}/{self.total_steps}  loss {values['loss']:.3f}  lr {values['learning_rate']:.1e}  "
-            f"{values['tokens_per_s']:,.0f} tokens/s{used}  ETA {clock(left)}"
+            f"{speed:,.0f} {unit}/s{used}  ETA {clock(left)}"
         )
 
 

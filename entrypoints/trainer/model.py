@@ -56,6 +56,8 @@ def compiled(model: torch.nn.Module, arguments: Arguments) -> None:
 def plain(model: Any, arguments: Arguments) -> Any:
     """Return the trained model as it is saved: not compiled any more, the adapter merged where that is wished."""
     model._compiled_call_impl = None
+    if hasattr(model, "config"):
+        model.config.use_cache = True
     if arguments.merge_adapter:
         from . import lora
 
@@ -136,6 +138,12 @@ def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (guess == goal).view(len(labels), -1).sum(1)
 
 
+def scored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return (loss, labels that count, right ones) of each sample: (B, 3)."""
+    right = hits(logits, labels)
+    return torch.stack([losses(logits, labels), counted(labels), right], dim=1).double()
+
+
 def length(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
     """Return the tokens of a batch, padding excepted; the host does not wait for them."""
     mask = batch.get("attention_mask")
@@ -151,19 +159,26 @@ def pairs(batch: dict[str, torch.Tensor]) -> torch.Tensor | int:
     return mask.sum(1).double().square().sum()
 
 
-def optimizer(model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
-    """Return AdamW, in one kernel or step by step; biases and norms are not decayed."""
+def parameter_groups(model: torch.nn.Module, arguments: Arguments) -> list[dict[str, Any]]:
+    """Return what is trained in two groups: biases and norms are not decayed."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
+    return [
         {
             "params": [parameter for parameter in trained if parameter.dim() >= 2],
-            "weight_decay": arguments.weight_decay,
         },
         {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def optimizer(
+    model: torch.nn.Module, arguments: Arguments, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.Optimizer:
+    """Return AdamW, in one kernel or step by step, of the model's parameter groups or of others."""
+    groups = groups or parameter_groups(model, arguments)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
         betas=(arguments.adam_beta1, arguments.adam_beta2),
         eps=arguments.adam_epsilon,
         fused=arguments.optim == "adamw_torch_fused",

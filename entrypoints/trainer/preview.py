@@ -10,14 +10,17 @@ from typing import Any
 
 from .arguments import Misuse, parse
 from .errors import Unsupported
+from .in_memory_arguments import parse_in_memory
 from .strategies import mesh
 from .strategies.compatibility import check_arguments
 
 
-def problems(argv: Sequence[str], parallelism: Mapping[str, Any], world: int, nodes: int) -> list[str]:
+def problems(
+    argv: Sequence[str], parallelism: Mapping[str, Any], world: int, nodes: int, in_memory: bool = False
+) -> list[str]:
     """Return a sentence for each reason why a training with these arguments would not begin."""
     try:
-        arguments = parse(argv)
+        arguments = parse_in_memory(argv) if in_memory else parse(argv)
     except Misuse as error:
         return str(error).splitlines()
     return list(refusals(arguments, parallelism, world, nodes))

@@ -32,7 +32,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if "workers" in case else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_killed_and_started_again_is_exact(tmp_path: Path, case: str, figure: Callable):
     world, more = CASES[case]
     args = arguments(tmp_path / "texts", *more)

@@ -43,6 +43,7 @@ class StreamBatches:
     """One rank's micro-batches of a stream: what GlobalBatches is to data that is at hand, and its loader too."""
 
     steps_per_epoch = math.inf
+    collate = staticmethod(default_collate)
 
     def __init__(
         self, texts: Texts, per_device: int, accumulation: int, world: int, rank: int, full: bool = False
@@ -77,11 +78,15 @@ class StreamBatches:
 
     def windows(self) -> Iterator[int]:
         """Yield how many micro-batches the next step takes, as long as the stream lasts."""
-        size = self.texts.block_size
-        while len(tokens := self._read(self.global_batch * size)):
-            self._batch = Blocks(tokens, size)
-            yield math.ceil(len(self._batch) / (self.per_device * self.world))
+        while len(batch := self._next()):
+            self._batch = batch
+            yield math.ceil(len(batch) / (self.per_device * self.world))
         self.exhausted = True
+
+    def _next(self) -> Any:
+        """Return the samples of the next global batch, fewer only at the end of the stream."""
+        size = self.texts.block_size
+        return Blocks(self._read(self.global_batch * size), size)
 
     def advance(self) -> None:
         """Count the samples of one step as taken."""
@@ -96,7 +101,7 @@ class StreamBatches:
                 mine = list(range(at, min(at + share, len(blocks))))
                 mine = mine[self.rank * self.per_device : (self.rank + 1) * self.per_device]
                 mine += [EMPTY] * (self.per_device - len(mine) if self.full else not mine)
-                yield default_collate([blocks[index] for index in mine])
+                yield self.collate([blocks[index] for index in mine])
 
     def _read(self, count: int) -> Tokens:
         """Return the next tokens, fewer only at the end of the stream."""

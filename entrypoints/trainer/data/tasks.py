@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch.utils.data import default_collate
 
 from .. import collectives
+from .. import model as models
 from ..errors import Unsupported
 from . import chat
 from . import tokenizer as tokenizers
 from .documents import Columns, Document, hold_out, load, stream, take
 from .samples import IGNORED, Blocks, Item, Rows, packed, padded
-from .stream import Texts
+from .stream import StreamBatches, Texts
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -34,7 +36,10 @@ Samples = Any  # Blocks, Rows, Turns; a stream's Texts, which have no length
 
 @dataclass
 class Task:
-    """Samples and what belongs to them; equal on every rank."""
+    """Samples, what they are learned by, and what belongs to them; equal on every rank.
+
+    The loss of this class is that of labels. What a rank has of the model, or of a sequence, is enough for it.
+    """
 
     tokenizer: Any
     train: Samples
@@ -42,6 +47,49 @@ class Task:
     collate: Callable[[list[Item]], Item]
     labels: list[str] = field(default_factory=list)
     described: str = ""
+    own_loss: ClassVar[bool] = False  # it needs the whole model, and whole samples
+    unit: ClassVar[str] = "tokens"  # of `size`
+
+    def model(self, arguments: Arguments) -> torch.nn.Module:
+        """Return the model, the same on every rank."""
+        return models.build(arguments, self.tokenizer, self.labels)
+
+    def optimizer(self, model: torch.nn.Module, arguments: Arguments) -> torch.optim.Optimizer:
+        """Return the optimizer of what is trained."""
+        return models.optimizer(model, arguments)
+
+    def prepared(self, model: Any) -> None:
+        """Take the model as the strategy has wrapped it, before the first step."""
+
+    def stream(self, **batching: Any) -> StreamBatches:
+        """Return this rank's batches of a stream, `train`."""
+        return StreamBatches(self.train, **batching)
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """Return the batch where the model is; the host does not wait for the copy."""
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+    def count(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return over how many labels the loss of a batch is the mean: ()."""
+        return models.counted(batch["labels"]).sum()
+
+    def size(self, batch: Any) -> torch.Tensor | int:
+        """Return how many tokens a batch has, for the speed."""
+        return models.length(batch)
+
+    def losses(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return the losses of a batch, which are summed and divided by the `count` of the global batch."""
+        return models.losses(model(**models.inputs(batch)).logits, batch["labels"])
+
+    def scores(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return numbers of an evaluation, in float64: a row for each sample, or one of all together."""
+        return models.scored(model(**models.inputs(batch)).logits, batch["labels"])
+
+    def summary(self, sums: list[float]) -> dict[str, float]:
+        """Return the results of an evaluation by name, made of the sums of all rows."""
+        loss, count, right = sums
+        results = {"eval_loss": loss / max(count, 1)}
+        return results | {"eval_accuracy": right / max(count, 1)} if self.labels else results
 
 
 def prepare(arguments: Arguments, inputs: Mapping[str, str]) -> Task:

@@ -38,9 +38,9 @@ def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) 
         from . import deepspeed
 
         return deepspeed.DeepSpeedStrategy(
-            make_accelerator(mixed_precision, plan, **deepspeed.options(plan, arguments), **options), plan
+            make_accelerator(mixed_precision, plan, arguments, **deepspeed.options(plan, arguments), **options), plan
         )
-    made = make_accelerator(mixed_precision, plan, **options)
+    made = make_accelerator(mixed_precision, plan, arguments, **options)
     if plan.carrier == "accelerate":
         from .ddp import Strategy
 
@@ -54,11 +54,11 @@ def build_strategy(plan: ParallelismPlan, arguments: Arguments, **options: Any) 
     return pipeline.PipelineStrategy(made, plan, arguments)
 
 
-def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any) -> Accelerator:
+def make_accelerator(mixed_precision: str, plan: ParallelismPlan, arguments: Arguments, **options: Any) -> Accelerator:
     """Return Accelerate's frame; raises Unsupported for what this machine has not, or when the world is another one."""
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     handlers: list[Any] = []
     if not torch.cuda.is_available():
@@ -79,10 +79,16 @@ def make_accelerator(mixed_precision: str, plan: ParallelismPlan, **options: Any
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-    # No model here has buffers that training changes; sending them before every forward pass would be for nothing.
-    handlers.append(DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True))
-    options = {"kwargs_handlers": handlers, **options}
-    made = Accelerator(mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, **options)
+    # A language model has no buffers that training changes; sending them before every forward pass would be for nothing.
+    hook = DDPCommunicationHookType(arguments.gradient_compression)
+    handlers.append(
+        DistributedDataParallelKwargs(
+            broadcast_buffers=arguments.own_loss, gradient_as_bucket_view=True, comm_hook=hook
+        )
+    )
+    made = Accelerator(
+        mixed_precision=mixed_precision, step_scheduler_with_optimizer=False, kwargs_handlers=handlers, **options
+    )
     check_world(made.num_processes, plan.world)
     return made
 

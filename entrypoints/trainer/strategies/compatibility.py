@@ -28,6 +28,16 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
         raise Unsupported(
             f"--use_peft goes without tp_size and pp_size, not with {plan.described}: fsdp divides it as well"
         )
+    if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:
+        raise Unsupported(
+            f"a model or a loss of one's own goes with none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
+        )
+    if arguments.gradient_compression != "no" and (plan.carrier != "accelerate" or plan.context > 1):
+        raise Unsupported(f"--gradient_compression goes with strategy ddp, not with {plan.described}")
+    if getattr(arguments, "hook", False) and (plan.carrier != "accelerate" or arguments.gradient_compression != "no"):
+        raise Unsupported(
+            f"a communication hook goes with strategy ddp and without --gradient_compression, not with {plan.described}"
+        )
     if arguments.torch_compile and plan.carrier != "accelerate":
         raise Unsupported(f"--torch_compile goes with strategies none and ddp, not with {plan.described}")
     if plan.context > 1:

@@ -17,6 +17,7 @@ from ..errors import Unsupported
 from . import context_parallel
 
 if TYPE_CHECKING:
+    from ..data.tasks import Task
     from .mesh import ParallelismPlan
 
 Batch = dict[str, torch.Tensor]
@@ -31,6 +32,7 @@ class Strategy:
     parts_kept = ""  # how checkpoints hold what lies in parts (snapshot.Training.parts)
     tied: tuple[str, str] | None = None  # snapshot.Training.tied
     chunked: chunked_loss.ChunkedLoss | None = None  # None: the logits are whole
+    task: Task  # whose loss is minimised
 
     def __init__(self, accelerator: Any, plan: ParallelismPlan) -> None:
         self.accelerator, self.plan = accelerator, plan
@@ -44,17 +46,14 @@ class Strategy:
         """Spread the model, which is the same on every rank; raises Unsupported when that cannot be done. Collective."""
         if self.context is not None:
             self.context.put_on(bare)
-        self.chunked = chunked_loss.of(bare, self.plan.tensor)
+        self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
         self.optimizer = make_optimizer(bare)
         self.model, self.stepper = self.accelerator.prepare(bare, self.optimizer)
 
     def held_out(self, dataset: Any, size: int, collate: Any, pinned: bool) -> Any:
         """Return the batches of an evaluation, of so many samples on a rank."""
-        if self.plan.data_ranks == self.plan.world:
-            return self.accelerator.prepare(loader(dataset, 0, pinned, batch_size=size, collate_fn=collate))
-        # Ranks that share a model take the same samples, which Accelerate would deal out.
-        rank = self.plan.data_rank(self.rank)
-        batches = GlobalBatches(len(dataset), size, 1, self.plan.data_ranks, rank, 0, False, full=True)
+        rank, ranks = self.plan.data_rank(self.rank), self.plan.data_ranks
+        batches = GlobalBatches(len(dataset), size, 1, ranks, rank, 0, False, full=ranks < self.plan.world)
         return loader(dataset, 0, pinned, batch_sampler=batches, collate_fn=collate)
 
     def settle(self, loss: Callable[[], Any]) -> None:
@@ -66,15 +65,11 @@ class Strategy:
 
     def to_device(self, batch: Any) -> Any:
         """Return the batch where the model is; the host does not wait for the copy."""
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        return self.task.to_device(batch, self.device)
 
     def label_count(self, batch: Any) -> torch.Tensor:
         """Return how many labels of a batch count in the loss."""
-        return models.counted(batch["labels"]).sum()
-
-    def size(self, batch: Any) -> torch.Tensor | int:
-        """Return how many tokens a batch has, for the speed."""
-        return models.length(batch)
+        return self.task.count(self.model, batch)
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all samples' ranks, on every rank; collective."""
@@ -102,12 +97,7 @@ class Strategy:
         """Return the loss of each sample, or of this rank's part of it; of all together where it is made in chunks."""
         if self.chunked is not None:
             return self.chunked.losses(self.model, self.part(batch), summed=True)
-        return models.losses(*self.logits(batch))
-
-    def logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the model says of the samples, or of this rank's part of them, and their labels."""
-        batch = self.part(batch)
-        return self.model(**models.inputs(batch)).logits, batch["labels"]
+        return self.task.losses(self.model, self.part(batch))
 
     def part(self, batch: Batch) -> Batch:
         """Return the samples, or this rank's part of them."""
@@ -131,18 +121,14 @@ class Strategy:
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> torch.Tensor:
-        """Return (loss, labels that count, right ones) of each held-out sample of all ranks, or of all together; no
-        sample counts twice. Collective."""
+        """Return the row of `Task.scores` for this batch of all ranks, no sample counted twice. Collective."""
         if self.chunked is not None:
             batch = self.part(batch)
             losses = self.chunked.losses(self.model, batch, summed=False)
             counted = models.counted(batch["labels"])
             mine = torch.stack([losses, counted, torch.zeros_like(losses)], dim=1).double()
         else:
-            mine = scored(*self.logits(batch))
-        if self.plan.data_ranks == self.plan.world:
-            # To make batches equal Accelerate gives some ranks samples twice; this leaves the second ones out.
-            return self.accelerator.gather_for_metrics(mine)  # type: ignore[no-any-return]
+            mine = self.task.scores(self.model, self.part(batch))
         return self.total(mine.sum(0, keepdim=True) * self.plan.context)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -246,12 +232,6 @@ def settle_buckets(model: Any, loss: Callable[[], Any]) -> None:
 
     if isinstance(model, DistributedDataParallel):
         loss().backward()
-
-
-def scored(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return (loss, labels that count, right ones) of each sample: (B, 3)."""
-    right = models.hits(logits, labels)
-    return torch.stack([models.losses(logits, labels), models.counted(labels), right], dim=1).double()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

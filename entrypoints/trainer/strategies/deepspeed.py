@@ -36,6 +36,7 @@ def options(plan: ParallelismPlan, arguments: Arguments) -> dict[str, Any]:
         "gradient_clipping": arguments.max_grad_norm,
         "gradient_accumulation_steps": 1,  # the loop says which micro-batch is a step's last
         "train_micro_batch_size_per_gpu": arguments.per_device_train_batch_size,
+        "zero_allow_untested_optimizer": True,  # a task may make its own
         "zero_force_ds_cpu_optimizer": False,  # torch's own AdamW does it, and needs no compiler
         "steps_per_print": 1 << 40,
     }
@@ -61,7 +62,7 @@ class DeepSpeedStrategy(Strategy):
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.bare = None
         if self.plan.strategy == "zero3":
-            self.bare = skeleton(bare, self.plan)
+            self.bare = skeleton(bare)
         super().prepare(bare, make_optimizer)
 
     def settle(self, loss: Callable[[], Any]) -> None:

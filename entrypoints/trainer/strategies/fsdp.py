@@ -14,7 +14,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from .. import chunked_loss
-from .. import lora as adapters
 from ..errors import Unsupported
 from .ddp import Strategy
 from .mesh import check_division
@@ -29,7 +28,7 @@ class ShardedStrategy(Strategy):
     parts_kept = "sharded"
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-        self.bare = skeleton(bare, self.plan)
+        self.bare = skeleton(bare)
         check_split(bare, self.plan.tensor)
         self.mesh = mesh_of(self.plan, self.device)
         if self.plan.tensor > 1:
@@ -37,7 +36,7 @@ class ShardedStrategy(Strategy):
             bare.to(self.device)
         if self.context is not None:
             self.context.put_on(bare)
-        self.chunked = chunked_loss.of(bare, self.plan.tensor)
+        self.chunked = None if self.task.own_loss else chunked_loss.of(bare, self.plan.tensor)
         if self._fully:
             shard(bare, bare, self.mesh, self.plan, str(self.accelerator.mixed_precision))
         # In this mode it puts on nothing but the precision: it would wrap the model in DDP.
@@ -101,34 +100,39 @@ def mesh_of(plan: ParallelismPlan, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, lengths, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))
 
 
-def skeleton(bare: Any, plan: ParallelismPlan) -> tuple[type, Any, Any]:
-    """Return what makes the same model again, plain and empty: its class, its configuration and its adapter's, if it has
-    one; raises Unsupported for a model that cannot be spread."""
-    from transformers import PreTrainedModel
-
-    base, lora = adapters.base_of(bare)
-    if not isinstance(base, PreTrainedModel):
-        raise Unsupported(f"{plan.described} spreads models of transformers, not a {type(base).__name__}: write ddp")
-    return type(base), copy.deepcopy(base.config), lora
+def skeleton(bare: Any) -> Any:
+    """Return the same model without weights, which `filled` gives it again."""
+    empty = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad) for each in bare.parameters()
+    }
+    return copy.deepcopy(bare, empty)  # type: ignore[arg-type]
 
 
-def filled(what: tuple[type, Any, Any], state: dict[str, torch.Tensor]) -> Any:
-    """Return a plain model with these weights, on the CPU, its adapter in it."""
-    kind, config, lora = what
-    with torch.random.fork_rng(devices=[]):
-        made = kind(config)
-        if lora is not None:
-            made = adapters.again(made, lora)
-    made.load_state_dict(state, strict=not config.tie_word_embeddings, assign=True)
-    made.tie_weights()
+def filled(made: Any, state: dict[str, torch.Tensor]) -> Any:
+    """Put these weights into a model without any, on the CPU, and return it."""
+    shared: dict[int, list[str]] = {}
+    for name, parameter in made.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), []).append(name)
+    for names in shared.values():  # one tensor of several names may have arrived under one of them
+        tensor = next(state[name] for name in names if name in state)
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:  # unequal shards were gathered with room between them
+            tensor = tensor.clone()
+        state |= dict.fromkeys(names, tensor)
+    made.load_state_dict(state, assign=True)
+    for first, *others in shared.values():
+        for name in others:
+            module, _, own = name.rpartition(".")
+            setattr(made.get_submodule(module), own, made.get_parameter(first))
     return made.eval()
 
 
 def check_split(model: Any, size: int) -> None:
     """Raise Unsupported unless the model's layers can be split over so many ranks. Before the first collective: ranks that
     leave would let down others that wait."""
+    if size == 1:
+        return
     config = model.config
-    if size > 1 and (not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan)):
+    if not model.tp_plan or not any(name.endswith("q_proj") for name in model.tp_plan):
         raise Unsupported(
             f"tp_size {size}: transformers has no tensor parallel plan for {config.model_type}; "
             "leave it out, or write fsdp"

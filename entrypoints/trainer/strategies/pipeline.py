@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from .. import collectives
 from .. import model as models
 from ..errors import Unsupported
-from .ddp import Batch, local, scored
+from .ddp import Batch, local
 from .fsdp import ShardedStrategy, by_mesh, check_split, filled, mesh_of, shard, skeleton, split_layers, untie
 from .stages import check_cut, cut
 
@@ -38,7 +38,7 @@ class PipelineStrategy(ShardedStrategy):
 
     def prepare(self, bare: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         plan = self.plan
-        self.bare = skeleton(bare, plan)
+        self.bare = skeleton(bare)
         check_split(bare, plan.tensor)
         check_cut(bare, plan.stages)
         self.mesh = mesh_of(plan, self.device)
@@ -157,7 +157,7 @@ class PipelineStrategy(ShardedStrategy):
         _, logits = self._pass(batch, False)
         mine = torch.zeros(1, 3, dtype=torch.float64, device=self.device)
         if logits is not None:
-            mine = scored(logits, batch["labels"]).sum(0, keepdim=True) * self.plan.pipeline
+            mine = models.scored(logits, batch["labels"]).sum(0, keepdim=True) * self.plan.pipeline
         return self.total(mine)
 
     # -- what it is ---------------------------------------------------------------------------------------------------

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher.output.upload_plan import (
-    COMPLETE,
-    REMOVE,
-    RETIRE,
-    UPLOAD,
-    WITHDRAW,
-    Action,
-    covers,
-    is_mark,
-    plan_upload,
-)
+from launcher.output import upload_plan as plan
 
 OLD, NEW = "checkpoints/step-1", "checkpoints/step-2"
 WHOLE = {f"{OLD}/part": 1, f"{OLD}/COMPLETE": 1}
@@ -25,37 +15,37 @@ CASES = {
         {},
         WHOLE,
         (),
-        [(UPLOAD, f"{OLD}/part"), (COMPLETE, f"{OLD}/COMPLETE")],
+        [(plan.UPLOAD, f"{OLD}/part"), (plan.COMPLETE, f"{OLD}/COMPLETE")],
     ),
     "a file that changes": (
         WHOLE,
         {**WHOLE, f"{OLD}/part": 2},
         (),
-        [(WITHDRAW, f"{OLD}/COMPLETE"), (UPLOAD, f"{OLD}/part"), (COMPLETE, f"{OLD}/COMPLETE")],
+        [(plan.WITHDRAW, f"{OLD}/COMPLETE"), (plan.UPLOAD, f"{OLD}/part"), (plan.COMPLETE, f"{OLD}/COMPLETE")],
     ),
-    "a mark that changes": (WHOLE, {**WHOLE, f"{OLD}/COMPLETE": 2}, (), [(COMPLETE, f"{OLD}/COMPLETE")]),
+    "a mark that changes": (WHOLE, {**WHOLE, f"{OLD}/COMPLETE": 2}, (), [(plan.COMPLETE, f"{OLD}/COMPLETE")]),
     "a file gone from under a mark": (
         WHOLE,
         {f"{OLD}/COMPLETE": 1},
         (),
-        [(WITHDRAW, f"{OLD}/COMPLETE"), (COMPLETE, f"{OLD}/COMPLETE"), (REMOVE, f"{OLD}/part")],
+        [(plan.WITHDRAW, f"{OLD}/COMPLETE"), (plan.COMPLETE, f"{OLD}/COMPLETE"), (plan.REMOVE, f"{OLD}/part")],
     ),
     "a checkpoint replaced by the next": (
         WHOLE,
         {f"{NEW}/part": 1, f"{NEW}/COMPLETE": 1},
         (),
         [
-            (UPLOAD, f"{NEW}/part"),
-            (COMPLETE, f"{NEW}/COMPLETE"),
-            (RETIRE, f"{OLD}/COMPLETE"),
-            (REMOVE, f"{OLD}/part"),
+            (plan.UPLOAD, f"{NEW}/part"),
+            (plan.COMPLETE, f"{NEW}/COMPLETE"),
+            (plan.RETIRE, f"{OLD}/COMPLETE"),
+            (plan.REMOVE, f"{OLD}/part"),
         ],
     ),
     "a mark withdrawn while states were read": (
         WHOLE,
         {f"{OLD}/part": None, f"{OLD}/COMPLETE": 1},
         (f"{OLD}/COMPLETE",),
-        [(RETIRE, f"{OLD}/COMPLETE")],
+        [(plan.RETIRE, f"{OLD}/COMPLETE")],
     ),
     "a file gone since it was listed": (WHOLE, {f"{OLD}/part": None, f"{OLD}/COMPLETE": 1}, (), []),
     "outputs stay": ({"outputs/a": 1, "model/b": 1}, {}, (), []),
@@ -63,7 +53,7 @@ CASES = {
         {},
         {"outputs/COMPLETE": 1, "outputs/a/COMPLETE": 1, "outputs/a/b": 1},
         (),
-        [(UPLOAD, "outputs/a/b"), (COMPLETE, "outputs/a/COMPLETE"), (COMPLETE, "outputs/COMPLETE")],
+        [(plan.UPLOAD, "outputs/a/b"), (plan.COMPLETE, "outputs/a/COMPLETE"), (plan.COMPLETE, "outputs/COMPLETE")],
     ),
 }
 
@@ -71,7 +61,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_done_in_which_order(case: str):
     stored, listed, withdrawn, expected = CASES[case]
-    assert plan_upload(stored, listed, withdrawn) == [Action(*one) for one in expected]
+    assert plan.plan_upload(stored, listed, withdrawn) == [plan.Action(*one) for one in expected]
 
 
 FOLDERS = ["checkpoints/", "checkpoints/a/", "checkpoints/a/deep/", "checkpoints/b/", "outputs/", "outputs/c/"]
@@ -79,58 +69,58 @@ NAMES = st.sampled_from([folder + name for folder in FOLDERS for name in ("COMPL
 LISTINGS = st.dictionaries(NAMES, st.integers(1, 2))
 
 
-def do(action: Action, store: dict, here: dict) -> None:
-    if action.kind in (UPLOAD, COMPLETE):
+def do(action: plan.Action, store: dict, here: dict) -> None:
+    if action.kind in (plan.UPLOAD, plan.COMPLETE):
         store[action.name] = here[action.name]
     else:
         store.pop(action.name, None)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(LISTINGS, LISTINGS)
 def test_no_mark_stands_over_what_is_changed_or_removed(stored: dict, here: dict):
     """Wherever the node dies, a mark in the store covers what it covered when it came there."""
-    actions = plan_upload(stored, here)
-    store, covered = dict(stored), {mark: dict(stored) for mark in stored if is_mark(mark)}
+    actions = plan.plan_upload(stored, here)
+    store, covered = dict(stored), {mark: dict(stored) for mark in stored if plan.is_mark(mark)}
     for action in actions:
         do(action, store, here)
-        if action.kind == COMPLETE:
+        if action.kind == plan.COMPLETE:
             covered[action.name] = here
-        for mark in filter(is_mark, store):
+        for mark in filter(plan.is_mark, store):
             for name, state in covered[mark].items():
-                if covers(mark, name) and not is_mark(name):
+                if plan.covers(mark, name) and not plan.is_mark(name):
                     assert store.get(name) == state, (action, mark, name)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(LISTINGS, LISTINGS)
 def test_at_the_end_the_store_has_what_is_here(stored: dict, here: dict):
     store = dict(stored)
-    for action in plan_upload(stored, here):
+    for action in plan.plan_upload(stored, here):
         do(action, store, here)
     others = {name: state for name, state in store.items() if name not in here}
     assert store == {**others, **here}
     assert others.items() <= stored.items() and not [name for name in others if name.startswith("checkpoints/")]
     assert not [
-        name for name in stored.keys() - store.keys() if not name.startswith("checkpoints/") and not is_mark(name)
+        name for name in stored.keys() - store.keys() if not name.startswith("checkpoints/") and not plan.is_mark(name)
     ]
-    assert plan_upload(store, here) == []
+    assert plan.plan_upload(store, here) == []
 
 
-@settings(max_examples=1000, deadline=None)
-@given(LISTINGS, st.dictionaries(NAMES, st.sampled_from([1, 2, None])), st.sets(NAMES.filter(is_mark)))
+@settings(max_examples=500, deadline=None)
+@given(LISTINGS, st.dictionaries(NAMES, st.sampled_from([1, 2, None])), st.sets(NAMES.filter(plan.is_mark)))
 def test_every_action_has_its_place(stored: dict, listed: dict, marks: set):
     """Whatever vanishes while it is looked at: kinds in their order, none twice, nothing that is not here is uploaded."""
     withdrawn = marks & listed.keys()
-    actions = plan_upload(stored, listed, withdrawn)
-    kinds = [WITHDRAW, UPLOAD, COMPLETE, RETIRE, REMOVE]
+    actions = plan.plan_upload(stored, listed, withdrawn)
+    kinds = [plan.WITHDRAW, plan.UPLOAD, plan.COMPLETE, plan.RETIRE, plan.REMOVE]
     places = [kinds.index(action.kind) for action in actions]
     assert places == sorted(places) and len(set(actions)) == len(actions)
     for action in actions:
-        assert is_mark(action.name) == (action.kind in (WITHDRAW, COMPLETE, RETIRE))
-        if action.kind in (UPLOAD, COMPLETE):
+        assert plan.is_mark(action.name) == (action.kind in (plan.WITHDRAW, plan.COMPLETE, plan.RETIRE))
+        if action.kind in (plan.UPLOAD, plan.COMPLETE):
             assert action.name in listed and action.name not in withdrawn
         else:
             assert action.name in stored
-        if action.kind in (RETIRE, REMOVE):
+        if action.kind in (plan.RETIRE, plan.REMOVE):
             assert action.name not in listed or action.name in withdrawn

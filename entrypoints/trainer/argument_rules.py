@@ -1,0 +1,81 @@
+"""Rules between the shared trainer's arguments: ranges of values, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+TRACKERS = ("none", "all", "tensorboard", "wandb", "mlflow", "comet_ml", "trackio")
+
+
+def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]:
+    """Return a sentence for each value, or pair of values, that the trainer does not take."""
+    problems = []
+    for name, item in items.items():
+        value, choices = getattr(arguments, name), item.metadata["choices"]
+        if choices and value not in choices:
+            problems.append(f"--{name} is one of {', '.join(choices)}, not {value!r}")
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+                 "logging_steps", "block_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):  # fmt: skip
+        if getattr(arguments, name) < 1:
+            problems.append(f"--{name} is at least 1")
+    for name in ("save_steps", "save_total_limit", "eval_steps", "max_steps", "global_batch_size",
+                 "global_batch_tokens", "early_stopping_patience"):  # fmt: skip
+        if getattr(arguments, name) == 0 or getattr(arguments, name) < -1:
+            problems.append(f"--{name} is at least 1, or -1")
+    if arguments.max_steps < 0 and arguments.num_train_epochs <= 0:
+        problems.append("--num_train_epochs is above 0")
+    if not 0 <= arguments.validation_split_percentage < 100:
+        problems.append("--validation_split_percentage lies between 0 and 100")
+    if arguments.bf16 and arguments.fp16:
+        problems.append("--bf16 and --fp16 exclude each other")
+    problems += [sentence for wrong, sentence in _pairs(arguments) if wrong]
+    problems += [
+        f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
+    ]
+    if arguments.push_to_hub and not arguments.hub_model_id:
+        problems.append("--push_to_hub needs --hub_model_id owner/name")
+    return problems
+
+
+def _pairs(arguments: Any) -> list[tuple[bool, str]]:
+    """Return what does not go together, and whether it is asked for."""
+    sizes = (arguments.global_batch_size, arguments.global_batch_tokens)
+    blocks, silent = arguments.task == "causal-lm", arguments.eval_strategy == "no"
+    stream = arguments.streaming
+    return [
+        (min(sizes) > 0, "--global_batch_size and --global_batch_tokens exclude each other"),
+        (
+            max(sizes) > 0 and arguments.gradient_accumulation_steps > 1,
+            "--gradient_accumulation_steps follows from the global batch: leave one of them out",
+        ),
+        (
+            sizes[1] > 0 and not blocks,
+            f"--global_batch_tokens is for blocks, samples of {arguments.task} differ in length",
+        ),
+        (stream and not blocks, f"--streaming is for causal-lm, not for {arguments.task}"),
+        (stream and arguments.max_steps < 0, "--streaming needs --max_steps: the length of a stream is not known"),
+        (stream and arguments.dataloader_num_workers > 0, "--streaming reads in the rank: no --dataloader_num_workers"),
+        (
+            stream and max(arguments.max_train_samples, arguments.max_train_bytes) >= 0,
+            "--streaming is bounded by --max_steps alone: no --max_train_samples, no --max_train_bytes",
+        ),
+        (stream and arguments.eval_strategy == "epoch", "--streaming knows no epochs: write --eval_strategy steps"),
+        (arguments.use_peft and not arguments.model, "--use_peft adapts a pretrained model: name it with --model"),
+        (arguments.use_peft and arguments.lora_r < 1, "--lora_r is at least 1"),
+        (arguments.merge_adapter and not arguments.use_peft, "--merge_adapter needs --use_peft"),
+        (
+            arguments.attn_implementation.startswith("flash") and arguments.mixed_precision == "no",
+            f"--attn_implementation {arguments.attn_implementation} needs --bf16 or --fp16",
+        ),
+        (arguments.load_best_model_at_end and silent, "--load_best_model_at_end needs --eval_strategy steps or epoch"),
+        (
+            arguments.early_stopping_patience > 0 and silent,
+            "--early_stopping_patience needs --eval_strategy steps or epoch",
+        ),
+        (
+            arguments.metric_for_best_model == "accuracy" and arguments.writes,
+            f"--metric_for_best_model accuracy is for classification, not for {arguments.task}",
+        ),
+    ]

@@ -1,0 +1,217 @@
+"""Tasks of models and data in memory: any module by any loss, and language models by their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from .. import model as models
+from .samples import EMPTY, IGNORED
+from .stream import StreamBatches
+from .tasks import Task
+
+
+class Samples(Dataset[Any]):
+    """The data, each sample with whether it counts; a rank that has none left in the last batch gets one that does not."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return index != EMPTY, self.sample(max(index, 0))
+
+    def sample(self, index: int) -> Any:
+        """Return one of the data; of a stream, which has no other without being read, the first."""
+        return next(iter(self.data)) if isinstance(self.data, IterableDataset) else self.data[index]
+
+
+class SampleStream(StreamBatches):
+    """One rank's micro-batches of an iterable dataset. Each rank reads all of it, in the same order."""
+
+    def place(self) -> dict[str, int]:
+        """Return the place in the data that a checkpoint keeps."""
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def go_to(self, position: Mapping[str, int]) -> None:
+        """Continue from a position in the data, which is read up to there."""
+        self.epoch, self.samples = position["epoch"], position["samples"]
+        self._rest: Iterator[Any] = islice(iter(self.texts.data), self.samples, None)
+        self.exhausted = False
+
+    def advance(self) -> None:
+        """Count the samples of one step as taken."""
+        self.samples += len(self._batch)
+
+    def _next(self) -> Any:
+        return type(self.texts)(list(islice(self._rest, self.global_batch)))
+
+
+@dataclass
+class InMemoryTask(Task):
+    """Any module by any loss. A batch is the number of samples that count, and the user's own batch."""
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    own_loss: ClassVar[bool] = True
+    unit: ClassVar[str] = "samples"
+
+    def __post_init__(self) -> None:
+        self.loss, self.own_collate = self.parts.get("loss"), self.parts.get("collate") or default_collate
+        self.collate = self._collate
+
+    def _collate(self, items: list[Any]) -> Any:
+        return sum(counts for counts, _ in items), self.own_collate([item for _, item in items])
+
+    def model(self, arguments: Any) -> torch.nn.Module:
+        """Return the model that came with the job."""
+        return self.parts["model"]  # type: ignore[no-any-return]
+
+    def optimizer(self, model: torch.nn.Module, arguments: Any) -> torch.optim.Optimizer:
+        """Return the user's optimizer of all that is trained, or AdamW."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if made := self.parts.get("optimizer"):
+            return made(trained)  # type: ignore[no-any-return]
+        return models.optimizer(model, arguments, [{"params": trained}])
+
+    def prepared(self, model: Any) -> None:
+        """Let the user's hook synchronise the gradients."""
+        if (hook := self.parts.get("communication_hook")) and hasattr(model, "register_comm_hook"):
+            model.register_comm_hook(None, hook)
+
+    def stream(self, **batching: Any) -> StreamBatches:
+        """Return this rank's batches of an iterable dataset."""
+        batches = SampleStream(self.train, **batching)
+        batches.collate = self.collate  # type: ignore[method-assign]
+        return batches
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """Return the batch where the model is."""
+        count, own = batch
+        return torch.tensor(count, device=device), moved(own, device)
+
+    def count(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return over how many labels, or samples, the loss of a batch is the mean."""
+        count, own = batch
+        labels = labels_of(model, own, self.loss)
+        return count if labels is None else labels * (count > 0)
+
+    def size(self, batch: Any) -> torch.Tensor | int:
+        """Return how many samples a batch has."""
+        return batch[0]  # type: ignore[no-any-return]
+
+    def losses(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return the loss of a batch, weighed so that the mean is that of the global batch."""
+        return loss_of(model, batch[1], self.loss)[0] * self.count(model, batch)
+
+    def scores(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return (loss, labels or samples that count, right ones, those that could be)."""
+        loss, outputs, target = loss_of(model, batch[1], self.loss)
+        count = self.count(model, batch)
+        right = torch.zeros(2, device=loss.device)
+        if target is not None and not target.is_floating_point() and outputs.dim() == target.dim() + 1 == 2:
+            right = torch.stack([(outputs.argmax(-1) == target).sum(), count]) * (count > 0)
+        return torch.stack([loss * count, count, *right]).double()[None]
+
+    def summary(self, sums: list[float]) -> dict[str, float]:
+        """Return the mean loss, and the accuracy of classes."""
+        loss, count, right, classes = sums
+        results = {"eval_loss": loss / max(count, 1)}
+        return results | {"eval_accuracy": right / classes} if classes else results
+
+
+class Labelled(Samples):
+    """The data of a language model: of a sample that does not count all labels are ignored."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {name: torch.as_tensor(value) for name, value in self.sample(max(index, 0)).items()}
+        return sample | {"labels": torch.full_like(sample["labels"], IGNORED)} if index == EMPTY else sample
+
+
+@dataclass
+class InMemoryLanguageTask(InMemoryTask):
+    """A language model of transformers by its labels: every strategy can spread that."""
+
+    own_loss: ClassVar[bool] = False
+    unit: ClassVar[str] = "tokens"
+    to_device, count, size = Task.to_device, Task.count, Task.size
+    losses, scores, summary = Task.losses, Task.scores, Task.summary
+
+    def _collate(self, items: list[Any]) -> Any:
+        return self.own_collate(items)
+
+
+def make_task(parts: dict[str, Any], own_loss: bool) -> Task:
+    """Return the task of what came with a job."""
+    kind, wrap = (InMemoryTask, Samples) if own_loss else (InMemoryLanguageTask, Labelled)
+    data, held_out = parts["data"], parts.get("eval_data")
+    task = kind(None, wrap(data), None if held_out is None else wrap(held_out), default_collate, parts=parts)
+    task.described = f"{len(data):,} samples" if hasattr(data, "__len__") else "a stream of samples"
+    task.described += f", {len(held_out):,} held out" if held_out is not None else ""
+    return task
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """Return a nested batch where the model is."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if hasattr(batch, "items"):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [moved(value, device) for value in batch]
+    return batch
+
+
+def loss_of(model: Any, batch: Any, loss: Any) -> tuple[Any, Any, Any]:
+    """Return the mean loss of a batch, the model's outputs and the target.
+
+    A dictionary is the model's keyword arguments, its `labels` the target; of a sequence the last is the target.
+    """
+    if isinstance(batch, dict):
+        labels = batch.get("labels")
+        if loss is None and _knows_its_loss(model):
+            made = model(**batch)
+            return made.loss, getattr(made, "logits", made.loss), labels
+        outputs, target = model(**{name: value for name, value in batch.items() if name != "labels"}), labels
+    else:
+        *inputs, target = batch
+        outputs = model(*inputs)
+    return (loss or plain_loss)(outputs, target), getattr(outputs, "logits", outputs), target
+
+
+def labels_of(model: Any, batch: Any, loss: Any) -> Any:
+    """Return of how many labels `loss_of` is the mean, None where those are the batch's samples."""
+    if isinstance(batch, dict) and loss is None and _knows_its_loss(model):
+        return counted(model, batch.get("labels"))
+    return None
+
+
+def _knows_its_loss(model: Any) -> bool:
+    return hasattr(getattr(model, "module", model), "config")
+
+
+def counted(model: Any, labels: Any) -> Any:
+    """Return how many labels a transformers model takes its mean over."""
+    if labels is None or labels.is_floating_point():
+        return None
+    causal = type(getattr(model, "module", model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return ((labels[..., 1:] if causal else labels) != IGNORED).sum()
+
+
+def plain_loss(outputs: Any, target: Any) -> Any:
+    """Return cross entropy for classes and the mean squared error for numbers."""
+    outputs = getattr(outputs, "logits", outputs)
+    if not target.is_floating_point():
+        return functional.cross_entropy(outputs, target)
+    if outputs.shape != target.shape:  # would be broadcast, and learned wrongly without an error
+        if outputs.shape != (*target.shape, 1):
+            raise ValueError(f"the model gives {tuple(outputs.shape)} for targets of {tuple(target.shape)}: pass loss=")
+        outputs = outputs.squeeze(-1)
+    return functional.mse_loss(outputs, target)
