@@ -11,7 +11,7 @@ HEAD = '''\
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, TypedDict
 
 from cloudtrain.job import sections
 '''
@@ -38,7 +38,7 @@ def _keys(name: str, part: dict[str, Any]) -> Iterator[str]:
         kind = _type(value)
         if name == "Job" and key in PATHS:
             kind = kind.replace("str", "str | os.PathLike[str]", 1)
-        yield f"    {key}: {f'Required[{kind}]' if key in part.get('required', ()) else kind}"
+        yield f"    {key}: {kind}"
         if text := value.get("description"):
             yield f'    """{" ".join(text.split())}"""' if not text.endswith('"') else f"    '''{text}'''"
 

@@ -53,7 +53,10 @@ def test_every_example_is_run_and_listed():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if name in ("lora", "ddp", "fsdp", "zero3", "tp", "pp") else ())
+        pytest.param(
+            name,
+            marks=pytest.mark.long if name in ("lora", "train_distributed", "ddp", "fsdp", "zero3", "tp", "pp") else (),
+        )
         for name in SHOWN
     ],
 )

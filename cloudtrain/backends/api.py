@@ -125,6 +125,10 @@ class ReadsOutputs(Backend, Protocol):
         """Return name -> bytes of the files in a run's outputs."""
         ...
 
+    def digest(self, uri: str, below: str) -> str:
+        """Return a digest of what lies below a folder of a URI, "" where nothing does."""
+        ...
+
     def read_output(self, uri: str, name: str, most: int) -> bytes | None:
         """Return a file of a run's outputs, None where it is gone; raises BackendError where it has more bytes."""
         ...

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
 from cloudtrain.cli.view import follow, options, runs, terminal
 from cloudtrain.errors import CloudtrainError
 
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
 
 @options.command()
 @click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask where other runs wait for these.")
 @options.json_option
-def command(run_ids: tuple[str, ...], as_json: bool) -> int:
+def command(run_ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop everything that they started.
 
     It waits up to 10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
-    background watcher cancels the run later. A run that has already ended does not change.
+    background watcher cancels the run later. A run that has already ended does not change. Runs that wait for a cancelled one
+    (key `after`) are skipped; on a terminal you are asked first.
     """
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
+    if waiting := _waiting([run for run in runs_to_cancel if not run.record.status.state.final]):
+        sentence = f"{', '.join(waiting)} would be skipped"
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            terminal.confirmer(yes=yes, as_json=as_json, verb="cancel", done="cancelled")(sentence)
+        terminal.note(sentence.replace("would be", "will be"))
     code = 0
     for run in runs_to_cancel:
         try:
@@ -35,3 +48,15 @@ def command(run_ids: tuple[str, ...], as_json: bool) -> int:
         else:
             terminal.print_lines(sentence)
     return code
+
+
+def _waiting(ended: list[Run]) -> list[str]:
+    """Return the runs that wait for some runs, and those that wait for them in turn."""
+    store, known = runs.open_history(), {run.run_id: False for run in ended}
+    queue = list(known)
+    for run_id in queue:
+        for record in store.dependents(run_id):
+            if record.run_id not in known and not record.status.state.final:
+                known[record.run_id] = True
+                queue.append(record.run_id)
+    return [run_id for run_id, waits in known.items() if waits]

@@ -90,6 +90,7 @@ def _print_run(run: Run, verbose: bool) -> None:
             ("runs", summary.describe_command(plan)),
             ("source", summary.describe_source(plan)),
             ("parent", record.parent or ""),
+            *runs.chain_rows(run),
             ("key", record.key or ""),
             ("handle", "" if record.attached else attempts[-1].handle or _unaccepted_state(attempts[-1])),
             ("page", status.url or ""),
@@ -170,7 +171,7 @@ def _inline(value: object) -> str:
     return "" if value in (None, "", []) else _text(value)
 
 
-_SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "processes_per_node")
+_SHOWN_ABOVE = ("name", "source", "entrypoint", "args", "num_nodes", "target", "processes_per_node", "after")
 
 
 def _print_origins(argument: str | None, target: str | None, sets: tuple[str, ...], as_json: bool) -> int:

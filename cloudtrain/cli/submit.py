@@ -17,6 +17,9 @@ from cloudtrain.errors import BadRequest
 @click.option("--key", metavar="KEY", help="A name for this submission: submitting it again returns the same run.")
 @click.option("--new", is_flag=True, help="Start a new run, even when an interrupted submit of this job exists.")
 @click.option("--adopt", is_flag=True, help="Finish an interrupted submit of this job, even an old or failed one.")
+@click.option(
+    "--after", metavar="RUN", multiple=True, help="Hold the job until this run has SUCCEEDED; may be repeated."
+)
 @options.force_option
 @options.json_option
 def command(
@@ -29,6 +32,7 @@ def command(
     key: str | None,
     new: bool,
     adopt: bool,
+    after: tuple[str, ...],
     force: bool,
     as_json: bool,
 ) -> int:
@@ -55,16 +59,16 @@ def command(
     if new and adopt:
         raise click.UsageError("--new and --adopt exclude each other")
     job_input = parse_job_words(words)
-    if isinstance(job_input, Plan) and (target or key or new or adopt):
+    if isinstance(job_input, Plan) and (target or key or new or adopt or after):
         hint = "give them to cloudtrain plan"
-        raise BadRequest("a plan is sent as it is: --target, --key, --new and --adopt do not go with it", hint)
+        raise BadRequest("a plan is sent as it is: --target, --key, --new, --adopt and --after do not go with it", hint)
     submitter = Submitter(target, confirm=terminal.confirmer(yes=yes, as_json=as_json), force=force)
 
     def start() -> Begun:
         if isinstance(job_input, Plan):
             run = submitter.submit_plan(job_input)
         else:
-            run = submitter.submit(job_input.job, sets=job_input.sets, key=key, new=new, adopt=adopt)
+            run = submitter.submit(job_input.job, sets=job_input.sets, key=key, new=new, adopt=adopt, after=after)
         if not run.adopted:
             return Begun(run, "submitted to")
         if run.record.acknowledged:

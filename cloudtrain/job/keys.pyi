@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, TypedDict
 
 from cloudtrain.job import sections
 
@@ -38,10 +38,16 @@ class FitKeys(TypedDict, total=False):
     """Optimizer steps, for the forecast of the time."""
 
 class InputKeys(TypedDict, total=False):
-    uri: Required[str]
-    """s3://, gs:// or a path."""
+    uri: str
+    """s3://, gs:// or a path; of a run it is found at submit."""
     mode: Literal["copy", "mount", "stream"]
     """How it reaches the node."""
+    run: str | None
+    """A run whose results are the input, by its id."""
+    what: str | None
+    """Which results of the run: model (the default), outputs, checkpoints, or a folder below."""
+    sha256: str | None
+    """Digest of the run's results, found at submit."""
 
 class LimitsKeys(TypedDict, total=False):
     max_runtime: str
@@ -162,6 +168,8 @@ class JobKeys(TypedDict, total=False):
     """How often checkpoints are written."""
     inputs: Mapping[str, InputKeys | sections.Input | str]
     """Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."""
+    after: Sequence[str | int | float | bool]
+    """Runs by their ids: the job is held until all of them have SUCCEEDED."""
     output: str | os.PathLike[str] | None
     """Where results go; left out: the target's place."""
     env: Mapping[str, str | int | float | bool]

@@ -121,6 +121,9 @@ class JobModel(Spec):
     inputs: dict[str, Input] = Field(
         default_factory=dict, description="Data by name; the script finds it in $CLOUDTRAIN_INPUT_<NAME>."
     )
+    after: list[Text] = Field(
+        default_factory=none_yet, description="Runs by their ids: the job is held until all of them have SUCCEEDED."
+    )
     output: Place | None = Field(default=None, description="Where results go; left out: the target's place.")
     env: dict[Name, Text] = Field(default_factory=dict, description="Environment variables of the ranks.")
     secrets: dict[Name, Sources] = Field(

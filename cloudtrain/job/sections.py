@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from cloudtrain.job.fields import (
     NO_WAIT,
@@ -249,15 +249,36 @@ class Checkpoint(Spec):
 
 
 class Input(Spec):
-    """Data that every node sees in a folder of its own; a plain text is short for {uri: text}."""
+    """Data that every node sees in a folder of its own: a place, or what a run has left; a text is short for {uri: text}."""
 
-    uri: Place = Field(description="s3://, gs:// or a path.")
+    uri: Place = Field(default="", description="s3://, gs:// or a path; of a run it is found at submit.")
     mode: Literal["copy", "mount", "stream"] = Field(default="copy", description="How it reaches the node.")
+    run: str | None = Field(default=None, min_length=1, description="A run whose results are the input, by its id.")
+    what: str | None = Field(
+        default=None,
+        pattern=r"^(model|outputs|checkpoints)(/[^/]+)*$",
+        description="Which results of the run: model (the default), outputs, checkpoints, or a folder below.",
+    )
+    sha256: str | None = Field(default=None, description="Digest of the run's results, found at submit.")
 
     @model_validator(mode="before")
     @classmethod
     def _short(cls, data: Any) -> Any:
         return {"uri": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _place(self) -> Input:
+        if not self.uri and not self.run:
+            raise wrong("names neither a place nor a run", "write uri: s3://bucket/prefix/, or run: RUN")
+        if self.what and not self.run:
+            raise wrong("names no run whose results these are", "write run: RUN beside what")
+        if ".." in (self.what or "").split("/"):
+            raise wrong(f"leads out of the run's results: {quote(self.what)}", "write a folder below model")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: Any) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value not in (None, "")}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:

@@ -15,7 +15,7 @@ from cloudtrain.history.store import Store
 from cloudtrain.job.targets import config_files
 from cloudtrain.job.units import now
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import attempts, budgets, environment, keys, send, watcher
+from cloudtrain.runs import attempts, budgets, chain, environment, keys, send, watcher
 from cloudtrain.runs.keys import identity
 from cloudtrain.runs.plan import Planner
 from cloudtrain.runs.send import Accepted, Outcome, Refused
@@ -57,12 +57,19 @@ class ExactlyOnce(Planner):
         files = config_files(self._folder)
         self.notes += budgets.check(self.store, plan, files, self.confirm) if files else []
         origin = {**provenance.of(bundle), "configuration": [str(path) for path in files]}
+        held = chain.waits_for(self.store, plan)
 
         def intent() -> bool:
+            owner = chain.HELD if held else Process.here()
             return self.store.intend(
-                plan, identity=identity(plan), owner=Process.here(), key=key, parent=parent, provenance=origin
+                plan, identity=identity(plan), owner=owner, key=key, parent=parent, provenance=origin
             )
 
+        if held:
+            if not intent():
+                return self.existing(plan)
+            self.store.set_status(plan.run_id, Status(State.QUEUED, None, held))
+            return self._finish_submit(plan.run_id, None)
         outcome = send.send_attempt(self.store, plan, backend, bundle, intent)
         if not isinstance(outcome, Accepted):
             self._sender = None  # the next submit may find other credentials in their files
@@ -106,13 +113,15 @@ class ExactlyOnce(Planner):
         not_checked: list[str] = []
         for attempt in self.store.unsettled():
             free = send.is_free(attempt)
+            if chain.is_held(attempt) and not keys.same(attempt.plan, plan):
+                continue  # nothing of it was sent
             if attempt.handle is not None and (not free or attempt.owner == str(Process.here())):
                 continue  # accepted: whoever submitted it still lives, and knows its run
             if not free and not attempt.unanswered_since:
                 continue  # somebody submits it just now
             run = self.store.find(attempt.run_id)
             if run.key is None and keys.same(attempt.plan, plan):
-                if mine is None and not run.cancel_requested:
+                if mine is None and not run.cancel_requested and not (chain.is_held(attempt) and run.acknowledged):
                     mine = attempt
             elif free and attempt.handle is None and not self._look_for(attempt, plan):
                 not_checked.append(f"{attempt.run_id} ({run.target})")
@@ -198,6 +207,7 @@ class ExactlyOnce(Planner):
         """Return the run of an attempt that is stored, its submission finished unless another process does that."""
         outcome: Outcome | None = None
         unsent = attempt.handle is None and not attempt.status.state.final and send.is_free(attempt)
+        unsent = unsent and not chain.is_held(attempt)
         if unsent and not self.store.find(attempt.run_id).cancel_requested:  # a cancelled one is left to its watcher
             backend = registry.create_for(attempt.plan, self.home)
             send.preflight(attempt.plan, backend)

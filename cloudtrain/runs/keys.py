@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 JOB_LABEL, SOURCE_LABEL = "job-digest", "source-digest"  # of a run with a key: known without a history
 DIGITS = 16  # hexadecimal, of a sha256
 _SHOWN = 6  # differing values that a message names
-_ASIDE = ("labels", "source")  # not part of what a job is: the source's digest is
+_ASIDE = ("labels", "source", "after")  # not part of what a job is: the source's digest is
 
 
 def identity(plan: Plan) -> str:

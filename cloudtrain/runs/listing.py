@@ -69,7 +69,7 @@ def runs(
     store = Store(targets.home())
     given = [("state", state), ("name", name)]
     terms = [filter, *(f'{field}:"{value}"' for field, value in given if value)]
-    rows, _ = table.page(store, table.Query(" ".join(terms), sort), limit=limit)
+    rows = table.first_rows(store, table.Query(" ".join(terms), sort), limit=limit)
     return Runs([Run(row.record.run_id, store) for row in rows])
 
 

@@ -19,7 +19,7 @@ from cloudtrain.backends.api import Backend, Feature, Plan
 from cloudtrain.errors import BadJob, Problem
 from cloudtrain.importing import Quickly
 from cloudtrain.job import rules, targets
-from cloudtrain.runs import cap, keys, refusals, script_notes, strategy_check
+from cloudtrain.runs import cap, chain, keys, refusals, run_inputs, script_notes, strategy_check
 from cloudtrain.source.bundle import Bundle
 from cloudtrain.source.texts import Texts
 
@@ -92,16 +92,16 @@ class Planner:
             resolution = targets.resolve(job, sets, target=self.target, backends=registry.Names(), choice=choice)
             kind = registry.backend_class(resolution.backend)
             options = {**resolution.options, **self.overrides}
+            found = chain.resolve(resolution.job, self.home)
+            found = run_inputs.locate(found, resolution.backend, options, self.home)
             problems = [
-                *_unsupported(resolution.job, kind),
-                *rules.find_keys(resolution.job),
+                *_unsupported(found, kind),
+                *rules.find_keys(found),
                 *_invalid(options, kind, resolution.backend, resolution.target),
             ]
         if problems:
-            raise BadJob(resolution.job.located(problems))
-        ready = resolution.job.model_copy(
-            update={"options": {resolution.backend: options}, "target": resolution.target}
-        )
+            raise BadJob(found.located(problems))
+        ready = found.model_copy(update={"options": {resolution.backend: options}, "target": resolution.target})
         return Resolved(ready, resolution.target, resolution.backend)
 
     def package(self, resolved: Resolved) -> Bundle:
@@ -161,15 +161,13 @@ class Planner:
         made = plan.manifest  # the platform's machine may have given the number of ranks
         world = made["nodes"] * made["processes_per_node"]
         layout = job.parallelism
-        if (job.trainer or layout.model_size > 1) and (
-            refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source))
-        ):
+        if refused := refusals.find_refusals(job, made["parallelism"], world, made["nodes"], Path(bundle.source)):
             raise BadJob(job.located(refused))
         if job.resources.gpus and (job.trainer or job.fit.model):
             from cloudtrain.runs import fit_check
 
             plan = fit_check.check(job, plan, self.force, backend)
-        notes = [*plan.notes, *expected]
+        notes = [*plan.notes, *expected, *run_inputs.notes(job)]
         if job.limits.max_wait and Feature.MAX_WAIT not in registry.backend_class(resolved.backend).features:
             notes.append(f"{resolved.backend} has no limit for the wait for machines (limits.max_wait)")
         if job.output and not job.allow_secrets:

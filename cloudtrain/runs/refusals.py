@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import Problem
-from cloudtrain.source.node_code import module
+from cloudtrain.source.node_code import IN_MEMORY, module
 
 if TYPE_CHECKING:
     from cloudtrain.job.job import Job
@@ -26,9 +26,10 @@ def find_refusals(
         nodes: number of nodes.
         source: the source's folder, from which a script of one's own is read; None where there is none yet.
     """
-    if job.trainer:
+    in_memory = job.entrypoint == IN_MEMORY
+    if job.trainer or in_memory:
         parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
-        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes)
+        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory)
         return [Problem(sentence, _path(sentence)) for sentence in found]
     if job.form == "script" and source is not None:
         try:

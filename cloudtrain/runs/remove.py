@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from cloudtrain.backends.api import HasRemoval
 from cloudtrain.errors import BadRequest, DiskError
 from cloudtrain.nodes import removal
+from cloudtrain.runs import run_inputs
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.run import Run
+
+FOLDERS = ("runs", run_inputs.FOLDER)  # of the home, which have one of a run's name
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,12 @@ def find_remains(run: Run, *, here: bool = False) -> Remains:
     """
     if not run.refresh().state.final:
         raise BadRequest(f"{run.run_id} is {run.record.status.state}", f"cloudtrain cancel {run.run_id} ends it first")
-    folder = run.store.home / "runs" / run.run_id
     places: dict[str, int | None] = {}
     for handle, backend in () if here else _removable(run):
         places |= backend.remains(handle)
-    if (size := removal.measure(folder)) is not None:
-        places[str(folder)] = size
+    for folder in (run.store.home / name / run.run_id for name in FOLDERS):
+        if (size := removal.measure(folder)) is not None:
+            places[str(folder)] = size
     places[f"{run.store.database.path}, its rows"] = None
     return Remains(run.run_id, places, "" if run.record.attached else str(run.record.job.get("output") or ""))
 
@@ -49,7 +52,8 @@ def remove(run: Run, *, here: bool = False) -> None:
     for handle, backend in () if here else _removable(run):
         backend.remove(handle)
     try:
-        removal.remove_run(run.store.home / "runs", run.run_id, stops=False)
+        for name in FOLDERS:
+            removal.remove_run(run.store.home / name, run.run_id, stops=False)
     except OSError as error:
         raise DiskError(error.filename or run.store.home, error) from None
     if not run.store.delete(run.run_id):

@@ -120,7 +120,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
     If the platform has it, its handle is stored. If not:
 
     - the run was cancelled: the attempt ends CANCELLED;
-    - a retry or resume: it is submitted again;
+    - a retry, a resume, or a run after others: it is submitted again;
     - a first submission that got no answer, younger than ADOPTABLE_S: it is submitted again;
     - a younger first submission whose sender was killed: it is left to the next `submit` of the same job;
     - an older first submission: the run ends FAILED.
@@ -173,7 +173,7 @@ def settle(store: Store, run: RunRecord, attempt: AttemptRecord, backend: Backen
 def is_wanted(run: RunRecord, attempt: AttemptRecord) -> bool:
     """Return whether an attempt without a handle is to be sent, once no other process is sending it."""
     unanswered = attempt.unanswered_since is not None and age_s(attempt) <= ADOPTABLE_S
-    return not run.cancel_requested and (attempt.number > 1 or unanswered)
+    return not run.cancel_requested and (attempt.number > 1 or unanswered or bool(attempt.plan.job.get("after")))
 
 
 def is_free(attempt: AttemptRecord) -> bool:
@@ -197,7 +197,8 @@ def needs_watcher(run: RunRecord, attempt: AttemptRecord) -> bool:
         return True
     if run.cancel_requested:
         return True
-    return is_free(attempt) and (attempt.number > 1 or attempt.unanswered_since is not None)
+    chained = bool(attempt.plan.job.get("after"))
+    return is_free(attempt) and (attempt.number > 1 or attempt.unanswered_since is not None or chained)
 
 
 def age_s(attempt: AttemptRecord) -> float:

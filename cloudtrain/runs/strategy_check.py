@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import BadJob, Problem
-from cloudtrain.source.node_code import module
+from cloudtrain.source.node_code import IN_MEMORY, module
 
 if TYPE_CHECKING:
     from cloudtrain.backends.api import Plan
@@ -57,7 +57,7 @@ def find_problems(job: Job, texts: Texts, gpus: int, config: Mapping[str, Any]) 
         if config
         else strategy in module("launcher.prepare.declared").SHARDED
     )
-    if job.trainer or not sharded or strategy in _declared(texts):
+    if job.trainer or job.entrypoint == IN_MEMORY or not sharded or strategy in _declared(texts):
         return
     if not gpus:
         yield Problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Submitter(ExactlyOnce):
         new: bool = False,
         adopt: bool = False,
         parent: str | None = None,
+        after: Sequence[Run | str] = (),
     ) -> Run:
         """Submit a job and return its run; blocks until the platform has answered.
 
@@ -46,6 +48,8 @@ class Submitter(ExactlyOnce):
         finished and returned instead (`run.adopted`). One that is older than 15 minutes or has failed since needs a
         decision: `adopt` takes it, `new` starts another run. `key` names the run: the same key returns the same run. A key
         whose run ended before anything ran (refused, or cancelled before it started) names a new run.
+
+        `after` names runs: this one is held QUEUED until they have SUCCEEDED, in place of the job's own `after`.
 
         When the answer is lost, the run is returned QUEUED without a handle, and its watcher finds out what happened.
 
@@ -55,6 +59,8 @@ class Submitter(ExactlyOnce):
             BackendError: the platform refuses the job; the run is FAILED.
             StoreError: the history cannot be used.
         """
+        if after:
+            sets = [*sets, f"after={json.dumps([one if isinstance(one, str) else one.run_id for one in after])}"]
         plan, bundle = self.plan_job(job, sets, key)
         if not new and (found := self.adopt_interrupted(plan, key, adopt=adopt)):
             return self._run(found)
@@ -89,9 +95,10 @@ def submit(
     *,
     target: str | None = None,
     key: str | None = None,
+    after: Sequence[Run | str] = (),
     **options: Any,
 ) -> Run:
     """Submit a job (object, dictionary or job file) and return its run; `Submitter` is the long form."""
-    run = Submitter(target, **options).submit(job, key=key)
+    run = Submitter(target, **options).submit(job, key=key, after=after)
     run.acknowledge()
     return run

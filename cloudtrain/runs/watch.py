@@ -22,7 +22,7 @@ from cloudtrain.events import State, Status
 from cloudtrain.history.records import AttemptRecord, RunRecord
 from cloudtrain.history.store import Store
 from cloudtrain.nodes.process import Process
-from cloudtrain.runs import asked, failover, retry, send, watch_log, watcher
+from cloudtrain.runs import asked, chain, failover, retry, send, watch_log, watcher
 from cloudtrain.runs.attempt_end import AttemptEnds
 from cloudtrain.runs.attempts import backend_of
 from cloudtrain.runs.pace import NOTICE_S, Pace
@@ -123,6 +123,7 @@ class Watcher(AttemptEnds):
             attempt.handle is None
             and not attempt.status.state.final
             and not self._may_send
+            and not chain.is_held(attempt)
             and send.is_wanted(run, attempt)
         ):
             return Look.SEND if send.is_free(attempt) and retry.outage_is_over(attempt) else Look.SAME
@@ -176,6 +177,9 @@ class Watcher(AttemptEnds):
         if attempt.handle is None:
             if attempt.status.state.final:  # it was refused for lack of machines, and another attempt follows
                 return self.follow_up(run, attempt, attempt.status, backend)
+            if chain.is_held(attempt):
+                self.send_due, moved = chain.advance(self.store, run, attempt, may_send=self._may_send)
+                return moved
             return send.settle(self.store, run, attempt, backend, may_send=self._may_send)
         # `cloudtrain cancel` may have died after storing the request and before calling the platform.
         to_cancel = run.cancel_requested and attempt.attempt_id not in self._cancelled

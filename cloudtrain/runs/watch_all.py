@@ -32,7 +32,6 @@ from cloudtrain.runs.workers import Worker, patterns_of, serve
 LINGER_S = 2.0  # without a live run
 ORPHANS_S = 2.0  # how often runs are looked for whose watcher has died
 ELECTION_S = LEASE_S + 15.0  # for a watcher that hangs to lose its lease
-DRIVER_S = 15.0  # for the process of a sweep to take its lease
 RESTART_S = 1.0  # before the runs of a worker that died are given to another one
 Environ = dict[str, str]
 
@@ -52,7 +51,6 @@ class HomeWatcher:
         self._replaced = False
         self._sweeps = SweepHistory(home)
         self._sweeping = False
-        self._driven: dict[str, float] = {}  # sweep -> when its process was started here
         self._homeless: set[str] = set()  # runs whose worker died
         self._died_at = 0.0
         self._elected_at = self._orphans_at = 0.0
@@ -155,10 +153,8 @@ class HomeWatcher:
             if stored is None or any(name not in self._shell for name in stored.hidden):
                 continue  # a credential is known to its own shell alone: the next `cloudtrain sweep` there starts it
             self._sweeping = True
-            if time.monotonic() - self._driven.get(sweep_id, -DRIVER_S) > DRIVER_S:
-                self._driven[sweep_id] = time.monotonic()
-                environ = environment.restore(stored.pointers, stored.hidden, self._shell)
-                watcher.drive(self.home, sweep_id, environ)
+            environ = environment.restore(stored.pointers, stored.hidden, self._shell)
+            watcher.drive(self.home, sweep_id, environ)
 
     def _restore(self, run_id: str, shell: Environ) -> None:
         """Watch a run with what is known of its environment; variables whose values are not stored come from a shell."""
@@ -179,6 +175,8 @@ class HomeWatcher:
 
     def _ended(self, run_id: str) -> None:
         self._environs.pop(run_id, None)
+        for record in self.store.dependents(run_id):
+            self._carry_out({"do": "look", "run": record.run_id})
 
     # -- processes for other credentials ------------------------------------------------------------------------------
 

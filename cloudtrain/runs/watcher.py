@@ -25,6 +25,7 @@ from cloudtrain.runs.mailbox import Message
 
 STARTING = "watch.starting"  # in the home: a watcher was started and is not elected yet
 BIRTH_S = 30.0  # how long that may take; then it is taken for dead
+DRIVER_S = 15.0  # the same of a sweep's process
 PATIENCE_S = 2.0  # how long a submit waits for a watcher that another one has just started
 CONFIRM_S = 5.0  # how long for its answer
 
@@ -44,11 +45,11 @@ def start(store: Store, plan: Plan, *, instead: bool = False) -> None:
     }
     if _hand_over(store, message):
         return
-    if _is_starting(store.home):
+    if _is_fresh(store.home / STARTING):
         if instead:
             return
         end = time.monotonic() + PATIENCE_S
-        while _is_starting(store.home) and time.monotonic() < end:
+        while _is_fresh(store.home / STARTING) and time.monotonic() < end:
             time.sleep(0.02)
         if _hand_over(store, message):
             return
@@ -84,11 +85,25 @@ def own_version() -> str:
     return f"{__version__}+{newest}"
 
 
-def drive(home: Path, sweep_id: str, shell: Mapping[str, str]) -> None:
-    """Start the process that drives a sweep, with the environment of a shell; returns at once."""
+def starting(home: Path, sweep_id: str) -> Path:
+    """Return the file that says that a sweep's process was started and has not taken its lease yet."""
+    return home / "sweeps" / f"{sweep_id}.starting"
+
+
+def drive(home: Path, sweep_id: str, shell: Mapping[str, str]) -> bool:
+    """Start the process that drives a sweep, with the environment of a shell; returns at once.
+
+    Returns False, and starts nothing, where one was started a moment ago that has not taken its lease yet.
+    """
+    marker = starting(home, sweep_id)
+    if _is_fresh(marker, DRIVER_S):
+        return False
+    marker.parent.mkdir(exist_ok=True)
+    marker.touch()
     command = ["nice", "-n", "5", sys.executable, "-m", "cloudtrain.sweeps.drive", str(home), sweep_id]
     base = environment.select(shell, environment.BASE)
     detach(command, given=json.dumps(dict(shell)).encode(), log=home / watch_log.NAME, env=base, cwd=Path("/"))
+    return True
 
 
 def _version_key(version: str) -> tuple[list[int], int]:
@@ -104,9 +119,10 @@ def _hand_over(store: Store, message: Message) -> bool:
     return mailbox.call(holder.address, message, CONFIRM_S) is not None
 
 
-def _is_starting(home: Path) -> bool:
+def _is_fresh(marker: Path, seconds: float = BIRTH_S) -> bool:
+    """Return whether a process that was started a moment ago may still take its lease."""
     with suppress(OSError):
-        return abs(time.time() - (home / STARTING).stat().st_mtime) < BIRTH_S
+        return abs(time.time() - marker.stat().st_mtime) < seconds
     return False
 
 

@@ -216,16 +216,20 @@ class Supervisor:
         return self._cluster
 
     def _claim(self) -> None:
-        """Claim this start in the run's folder; raises Refused."""
+        """Claim this start in the run's folder and wait for the end of earlier ones; raises Refused."""
         run = self._environ.get("CLOUDTRAIN_RUN_DIR")
         try:
             if run and self._cluster.node_rank == 0 and not self._cluster.launched:
                 self._starts = Starts(run, self._manifest.attempt)
+                if beside := self._starts.await_earlier():
+                    self.log.event("alarm", reason=beside)
         except OSError as error:
             self.log.event("alarm", reason=f"this start of the run could not be recorded: {error}")
 
     def _end_if_replaced(self) -> None:
-        """End the ranks at once where a later start of the run has begun: what they still wrote would be mixed with its."""
+        """End the ranks at once where a later start of the run has begun: it waits for that."""
+        if self._starts is not None:
+            self._starts.beat()
         if self._outcome is None and (reason := self._replaced()):
             self._kill_at = time.monotonic()
             self._peers.refuse(reason)
@@ -432,6 +436,8 @@ class Supervisor:
         self._ranks.drain()
         self._report_new_checkpoints()
         replaced = self._replaced()
+        if self._starts is not None and not (replaced and self._manifest.nodes > 1):  # others' ranks have some seconds
+            self._starts.end()
         if replaced and outcome.state == "SUCCEEDED":
             outcome = refused_outcome(replaced)
         outcome = outcome if replaced else self._finish_output(outcome)

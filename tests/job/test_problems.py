@@ -99,7 +99,10 @@ SAID = [
             "job.yaml:5: env.CLOUDTRAIN_X: is set by the launcher on every rank (choose another name)",
         ],
     ),
-    ("inputs: {a: {mode: copy}}", ["job.yaml:2: inputs.a.uri: is missing"]),
+    (
+        "inputs: {a: {mode: copy}}",
+        ["job.yaml:2: inputs.a: names neither a place nor a run (write uri: s3://bucket/prefix/, or run: RUN)"],
+    ),
     ("inputs: {a: ''}", ["job.yaml:2: inputs.a.uri: is empty (write a path or a URI such as s3://bucket/prefix)"]),
     (
         "inputs: {1a: s3://b}",

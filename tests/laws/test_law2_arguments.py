@@ -215,11 +215,12 @@ def seen_by(run: Run) -> dict:
     return json.loads((run.store.home / "runs" / run.run_id / "outputs" / "seen.json").read_text())
 
 
+@pytest.mark.parametrize("jobs", [2, pytest.param(JOBS, marks=pytest.mark.long)])
 @pytest.mark.parametrize("parser", PARSERS)
-def test_any_value_arrives_as_written(home, tmp_path, parser, figure):
+def test_any_value_arrives_as_written(home, tmp_path, parser, jobs, figure):
     number = int(os.environ.get("CLOUDTRAIN_SEED") or random.randrange(1 << 32))
     print(f"CLOUDTRAIN_SEED={number}")
-    made = letters(tmp_path / "jobs", parser, JOBS, number)
+    made = letters(tmp_path / "jobs", parser, jobs, number)
     for n, letter in enumerate(made):
         letter.compare((sent if n else sent_by_hand)(letter, home))
     figure("values", sum(letter.cases for letter in made))

@@ -114,7 +114,7 @@ def shard(project: Path, tmp_path: Path, number: int, stride: int) -> int:
     return len(chosen)
 
 
-@pytest.mark.parametrize("number", range(SHARDS))
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_at_some_steps(project, tmp_path, number, figure):
     figure("steps at which a submit was killed", shard(project, tmp_path, number, STRIDE))
 

@@ -89,6 +89,7 @@ def test_what_cannot_go_along_is_refused_before_anything_is_sent(project, home):
 
 
 @pytest.mark.train
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_trained_here_in_a_cluster_and_here_again(tmp_path, home, monkeypatch):
     """Two ranks here, one rank in a pod, four ranks here: one run, and the losses of two ranks that nothing disturbs."""

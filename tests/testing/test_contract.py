@@ -21,13 +21,9 @@ ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "docs" / "contract.json").read_text())
 SAMPLE = (
     "cancel is ignored while QUEUED or STARTING",
-    "LOST a day later",
     "the secret in a file of the run",
-    "the secret in the launcher's environment",
     "the last lines are lost after a cancel",
-    "the cursor is ignored while following",
     "hyperparameters become numbers",
-    "find takes the beginning of an id",
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain.backends.api import FETCHABLE, Feature
+from cloudtrain.backends.attached.files import opened
 from cloudtrain.backends.attached.run import AttachedRun
 from cloudtrain.backends.plan import ATTACHED, AttachedAttempt, Plan
 from cloudtrain.errors import BackendError, Problem
@@ -43,6 +44,10 @@ class AttachedBackend:
     def output_sizes(self, uri: str) -> dict[str, int]:
         """Return name -> bytes of the files in a run's outputs."""
         return self._run(uri).output_sizes()
+
+    def digest(self, uri: str, below: str) -> str:
+        """Return a digest of what lies below a folder of a URI, "" where nothing does."""
+        return opened(uri).digest(below)
 
     def read_output(self, uri: str, name: str, most: int) -> bytes | None:
         """Return a file of a run's outputs, None where it is gone; raises BackendError where it has more bytes."""

@@ -6,6 +6,8 @@ may be is not read.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +33,10 @@ class OutputFiles(Protocol):
 
     def sizes(self, below: str) -> dict[str, int]:
         """Return name -> bytes of what lies below a folder; names that we never write are left out."""
+        ...
+
+    def digest(self, below: str) -> str:
+        """Return a digest of what lies below a folder, "" where nothing does: of the bytes, or of a store's versions."""
         ...
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -65,6 +71,10 @@ class _Folder:
                 sizes[name] = about.st_size
             _bounded(len(sizes), self.uri)
         return sizes
+
+    def digest(self, below: str) -> str:
+        top = self._path / below
+        return _digest((path.relative_to(top).as_posix(), _content(path)) for path, _ in self._walk(top))
 
     def _walk(self, top: Path) -> Iterator[tuple[Path, os.stat_result]]:
         for folder, _, names in os.walk(top):  # it goes into no links
@@ -117,6 +127,9 @@ class _S3:
     def sizes(self, below: str) -> dict[str, int]:
         return _sizes(s3.list_objects(self.aws, f"{self.uri}/{below}/"), self.uri)
 
+    def digest(self, below: str) -> str:
+        return _digest((one.name, one.version) for one in s3.list_objects(self.aws, f"{self.uri}/{below}/"))
+
     def read(self, name: str, most: int) -> bytes | None:
         try:
             answer = self.aws.call("s3", "get_object", Bucket=self._bucket, Key=f"{self._prefix}/{name}")
@@ -138,6 +151,9 @@ class _Google:
 
     def sizes(self, below: str) -> dict[str, int]:
         return _sizes(self._bucket.list_objects(f"{self._prefix}/{below}/"), self.uri)
+
+    def digest(self, below: str) -> str:
+        return _digest((one.name, one.version) for one in self._bucket.list_objects(f"{self._prefix}/{below}/"))
 
     def read(self, name: str, most: int) -> bytes | None:
         data = bytearray()
@@ -165,6 +181,21 @@ def _sizes(objects: Iterable[StoredObject], uri: str) -> dict[str, int]:
             sizes[stored.name] = stored.size
         _bounded(len(sizes), uri)
     return sizes
+
+
+def _digest(files: Iterable[tuple[str, str]]) -> str:
+    rows = sorted(files)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest() if rows else ""
+
+
+def _content(path: Path) -> str:
+    if path.is_symlink():
+        return f"-> {path.readlink()}"
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _sized(data: bytes, most: int, what: str) -> bytes:

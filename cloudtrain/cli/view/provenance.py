@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends import images
 from cloudtrain.cli.view import terminal
 from cloudtrain.report.packages import requirements
+from cloudtrain.runs.run_inputs import describe_input
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -21,6 +22,7 @@ def print_provenance(run: Run) -> None:
     origin = run.store.provenance(run.run_id)
     if not origin:
         return
+    inputs = run.record.job.get("inputs") or {}
     client: Mapping[str, Any] = origin.get("client") or {}
     terminal.print_lines("", "provenance")
     terminal.print_pairs(
@@ -28,6 +30,7 @@ def print_provenance(run: Run) -> None:
             ("commit", _commit(origin)),
             ("patch", _patch(origin, run.run_id)),
             ("left out", _left_out(origin)),
+            *((f"input {name}", describe_input(item)) for name, item in inputs.items() if "run" in item),
             ("bundle", f"sha256 {str(origin.get('bundle'))[:16]}"),
             ("submitted", f"on {client.get('host')}, {client.get('system')}" if client else _submitter(run)),
             ("by", f"cloudtrain {client.get('cloudtrain')}, Python {client.get('python')}" if client else ""),

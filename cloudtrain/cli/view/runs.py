@@ -88,6 +88,8 @@ def shown_json(run: Run) -> dict[str, Any]:
         "attached": record.attached,
         "key": record.key,
         "parent": record.parent,
+        "after": list(record.job.get("after") or ()),
+        "before": [one.run_id for one in run.store.dependents(run.run_id)],
         "created_at": record.created_at,
         "cancel_requested": record.cancel_requested,
         "attempts": [_attempt_json(attempt) for attempt in attempts],
@@ -102,6 +104,17 @@ def shown_json(run: Run) -> dict[str, Any]:
         "requirements": requirements(run.store.events(run.run_id, "requirements")),
         "job": dict(record.job),
     }
+
+
+def chain_rows(run: Run) -> list[tuple[str, str]]:
+    """Return the runs that a run waits for, and those that wait for it, with their states."""
+    before = [run.store.get(run_id) or run_id for run_id in run.record.job.get("after") or ()]
+    rows = {"after": before, "before": run.store.dependents(run.run_id)}
+    return [
+        (word if not at else "", one if isinstance(one, str) else f"{one.run_id} {one.status.state}")
+        for word, records in rows.items()
+        for at, one in enumerate(records)
+    ]
 
 
 def verdict_json(run: Run) -> dict[str, Any] | None:

@@ -1,19 +1,28 @@
 """Count the starts of a run in a folder that all of them use, so that one that was replaced ends.
 
-    <run>/starts/00020001           start 1 of attempt 2
+    <run>/starts/00020001           start 1 of attempt 2; holds which process it is, at last ENDED
 
 A machine that was given up for lost may be alive, and its script knows nothing of a newer attempt. Its launcher sees the
-newer one's file here. Node 0 makes the file before the ranks start: only one start can make it.
+newer one's file here. Node 0 makes the file before the ranks start: only one start can make it. The newer start's ranks
+begin when the older one's have ended. So the paths of the run's folders stay the same in every attempt: scripts write
+them into their checkpoints (`best_model_checkpoint` of transformers).
 """
 
 from __future__ import annotations
 
 import os
+import time
 
+from .. import processes
 from ..errors import Refused
 
 FOLDER = "starts"
 MOST = 10_000  # starts of an attempt that can be told apart
+ENDED = "ended"
+BEAT_S = 5.0  # how often a start that runs touches its file
+SILENT_S = 15.0  # a start that has not touched its file for so long counts as ended
+OVERLAP_S = 90.0  # how long a newer start waits for an older one: NFS shows new files after 60 s at most (acdirmax)
+LOOK_S = 0.1
 
 
 class Starts:
@@ -24,6 +33,7 @@ class Starts:
         self._folder = os.path.join(run, FOLDER)
         os.makedirs(self._folder, exist_ok=True)
         self._number = attempt * MOST
+        self._beat_at = time.monotonic()
         while True:
             newest = self._newest()
             if newest >= (attempt + 1) * MOST:
@@ -31,11 +41,45 @@ class Starts:
                     f"attempt {newest // MOST} of this run has begun: attempt {attempt} does not begin any more"
                 )
             self._number = max(self._number, newest) + 1
+            self._path = self._path_of(self._number)
             try:
-                with open(os.path.join(self._folder, f"{self._number:08d}"), "x"):
-                    return
+                with open(self._path, "x") as file:
+                    file.write(f"{_machine()} {os.getpid()} {processes.start_ticks(os.getpid())}")
+                return
             except FileExistsError:  # another start was faster
                 continue
+
+    def await_earlier(self) -> str:
+        """Wait until earlier starts have ended or are silent; return "" or which one still runs. Blocking.
+
+        Raises OSError.
+        """
+        claimed_at, until = os.stat(self._path).st_mtime, time.monotonic() + OVERLAP_S
+        earlier = {
+            number: _Beat(self._path_of(number), claimed_at) for number in self._numbers() if number < self._number
+        }
+        while earlier := {number: beat for number, beat in earlier.items() if beat.runs()}:
+            if time.monotonic() >= until:
+                return f"attempt {max(earlier) // MOST} of this run still runs: both write into the same folders"
+            time.sleep(LOOK_S)
+        return ""
+
+    def beat(self) -> None:
+        """Show that this start runs."""
+        if time.monotonic() - self._beat_at >= BEAT_S:
+            self._beat_at = time.monotonic()
+            try:
+                os.utime(self._path)
+            except OSError:
+                pass
+
+    def end(self) -> None:
+        """Record that all processes of this start have ended."""
+        try:
+            with open(self._path, "w") as file:
+                file.write(ENDED)
+        except OSError:
+            pass
 
     def replaced(self) -> str:
         """Return why this start is to end, "" where none has begun after it."""
@@ -46,9 +90,52 @@ class Starts:
         later = f"attempt {which}" if which != own else f"a later launcher of attempt {own}"
         return f"{later} of this run has begun: this one is replaced and ends"
 
+    def _path_of(self, number: int) -> str:
+        return os.path.join(self._folder, f"{number:08d}")
+
     def _newest(self) -> int:
         """Return the newest number that has been claimed, 0 where none can be read."""
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
         try:
-            return max((int(name) for name in os.listdir(self._folder) if name.isdigit()), default=0)
+            return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
         except OSError:
-            return 0
+            return []
+
+
+class _Beat:
+    """What another start's file shows. Its times are compared with others of the same file system only."""
+
+    def __init__(self, path: str, now: float) -> None:
+        self._path, self._at = path, -1.0
+        self._offset_s = time.monotonic() - now  # from the file system's clock to ours
+        self._since = 0.0
+
+    def runs(self) -> bool:
+        """Return whether that start may still have processes."""
+        try:
+            with open(self._path) as file:  # opening it makes a network file system look again
+                text, at = file.read(), os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return False
+        machine, _, process = text.partition(" ")
+        if text == ENDED or (machine == _machine() and _is_dead(process)):
+            return False
+        if at != self._at:
+            self._since = at + self._offset_s if self._at < 0 else time.monotonic()
+            self._at = at
+        return time.monotonic() - self._since < SILENT_S
+
+
+def _machine() -> str:
+    """Return what names this machine, or this container, as long as it runs."""
+    try:
+        return f"{processes.boot_id()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return "?"
+
+
+def _is_dead(process: str) -> bool:
+    pid, _, started = process.partition(" ")
+    return processes.HAS_PROC and pid.isdigit() and str(processes.start_ticks(int(pid))) != started

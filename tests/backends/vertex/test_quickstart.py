@@ -138,7 +138,8 @@ def worlds(run: Run) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("census")
-@pytest.mark.parametrize("client", ["rest", pytest.param("sdk", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("client", ["rest", "sdk"])
 def test_the_same_file_on_vertex(client: str, simulator: str, local: tuple[Run, str], tmp_path: Path) -> None:
     config = tmp_path / "config" / "cloudtrain"
     config.mkdir(parents=True)

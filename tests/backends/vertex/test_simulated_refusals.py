@@ -19,7 +19,8 @@ from cloudtrain.simulators.vertex.validation import check_accelerators, check_jo
 from tests.backends.vertex.bench import Bench
 
 JOB = {"display_name": "my_job_1", "state": "JOB_STATE_RUNNING", "labels": {"team": "nlp"}}
-JOB["create_time"] = "2026-11-23T12:00:00Z"
+JOB["create_time"] = JOB["createTime"] = "2026-11-23T12:00:00Z"
+JOB["displayName"] = JOB["display_name"]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,7 @@ JOB["create_time"] = "2026-11-23T12:00:00Z"
         ('NOT display_name="my_job_1"', False),
         ('display_name:"my_*_1"', True),
         ('create_time>"2021-05-18T00:00:00Z"', True),
+        ('createTime>="2026-11-23T12:00:00.000Z" AND displayName="my_job_1"', True),
         ("labels.team=nlp", True),
         ("labels.team=vision", False),
         ("labels.team:*", True),
