@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from . import model as models
-from .data.samples import IGNORED
+from .labels import IGNORED
 
 # Whose logits are what the output embedding returns, unchanged.
 FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo", "olmo2", "gpt2", "gpt_neox"}

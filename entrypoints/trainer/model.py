@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from .data.samples import IGNORED
 from .errors import Unsupported
+from .labels import IGNORED, counted, targets
 
 if TYPE_CHECKING:
     from .arguments import Arguments
@@ -110,11 +110,6 @@ def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def targets(labels: torch.Tensor) -> torch.Tensor:
-    """Return the labels that a loss is taken of: (B, T - 1) of the next tokens, or (B,) classes."""
-    return labels[:, 1:] if labels.dim() == 2 else labels
-
-
 def losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the loss of each sample, summed over its tokens: (B,). Ignored labels count nothing."""
     goal = targets(labels)
@@ -124,11 +119,6 @@ def losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits.float().flatten(0, -2), goal.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return each.view(len(labels), -1).sum(1)
-
-
-def counted(labels: torch.Tensor) -> torch.Tensor:
-    """Return how many labels of each sample count: (B,)."""
-    return (targets(labels) != IGNORED).view(len(labels), -1).sum(1)
 
 
 def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

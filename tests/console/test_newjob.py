@@ -201,6 +201,7 @@ def test_a_rerun_marks_each_changed_value(page, console, ran):
     marks = page.locator(".ct-pair.ct-changed .ct-was")
     expect(marks).to_have_text("was lr: 1e-4")
     page.get_by_role("button", name="Add hyperparameter").click()
+    expect(page.locator('[data-value="hyperparameters"]')).to_have_count(3)
     add(page, "hyperparameters", "seed", "1")
     expect(marks.nth(1)).to_have_text("new")
     page.get_by_role("button", name="Remove hyperparameter 2").click()

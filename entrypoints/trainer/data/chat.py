@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import Unsupported
-from .samples import EMPTY, IGNORED, Item
+from ..labels import IGNORED
+from .samples import EMPTY, Item
 
 if TYPE_CHECKING:
     from ..arguments import Arguments

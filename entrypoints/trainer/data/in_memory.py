@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from .. import model as models
-from .samples import EMPTY, IGNORED
+from ..labels import IGNORED
+from .samples import EMPTY
 from .stream import StreamBatches
 from .tasks import Task
 

@@ -16,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import Unsupported
+from ..labels import IGNORED
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
 
-IGNORED = -100  # a label that no loss counts
 EMPTY = -1  # index of a sample that teaches nothing: what a rank gets that has none left in the last batch
 
 Item = dict[str, torch.Tensor]

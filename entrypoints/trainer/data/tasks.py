@@ -18,10 +18,11 @@ from torch.utils.data import default_collate
 from .. import collectives
 from .. import model as models
 from ..errors import Unsupported
+from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
 from .documents import Columns, Document, hold_out, load, stream, take
-from .samples import IGNORED, Blocks, Item, Rows, packed, padded
+from .samples import Blocks, Item, Rows, packed, padded
 from .stream import StreamBatches, Texts
 
 if TYPE_CHECKING:

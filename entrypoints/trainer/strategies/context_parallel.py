@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .. import collectives
-from ..data.samples import IGNORED
 from ..errors import Unsupported
+from ..labels import IGNORED
 
 if TYPE_CHECKING:
     from .mesh import ParallelismPlan

@@ -9,7 +9,7 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer import chunked_loss  # isort: skip
 from trainer import model as models  # isort: skip
-from trainer.data.samples import IGNORED  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "pad_token_id": 0}

@@ -10,7 +10,7 @@ from tests.entrypoints.training import ENTRYPOINTS
 from trainer import model as models  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import IGNORED  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
 

@@ -15,7 +15,8 @@ from trainer.data import documents as data  # isort: skip
 from trainer.data import tokenizer as tokenizers  # isort: skip
 from trainer.arguments import Arguments  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import EMPTY, IGNORED, padded  # isort: skip
+from trainer.data.samples import EMPTY, padded  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
 TALK = [

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.data.in_memory import Samples, SampleStream, make_task  # isort: skip
-from trainer.data.samples import IGNORED  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 from trainer.in_memory_arguments import TAKEN, parse_in_memory  # isort: skip
 
 assert ENTRYPOINTS

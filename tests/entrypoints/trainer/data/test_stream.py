@@ -16,7 +16,7 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.data import documents  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import IGNORED  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 from trainer.data.stream import StreamBatches, Texts  # isort: skip
 
 assert ENTRYPOINTS

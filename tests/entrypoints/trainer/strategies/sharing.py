@@ -7,8 +7,9 @@ import json
 import torch
 import torch.distributed as dist
 from trainer import model as models
-from trainer.data.samples import IGNORED, padded
+from trainer.data.samples import padded
 from trainer.errors import Unsupported
+from trainer.labels import IGNORED
 from trainer.strategies import context_parallel
 from trainer.strategies.mesh import ParallelismPlan
 from transformers import AutoConfig, AutoModelForCausalLM

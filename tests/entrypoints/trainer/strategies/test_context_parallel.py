@@ -13,7 +13,7 @@ from tests.entrypoints.training import ENTRYPOINTS, Trainer
 from trainer.strategies import context_parallel  # isort: skip
 from trainer import model as models  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import IGNORED  # isort: skip
+from trainer.labels import IGNORED  # isort: skip
 
 assert ENTRYPOINTS
 CPU = torch.device("cpu")
