@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/python.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import api
 import click
 import contract
 import job_keys
@@ -70,7 +69,6 @@ def main() -> int:
     pages = {
         "cli.md": cli_page(),
         "spec.md": spec_page(),
-        "python.md": api.page(WRITTEN),
         "training.md": trainer_page(WRITTEN),
         "checkpoints.md": resume.page(),
         "strategies.md": own_strategies.page(),

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudtrain
 from tests.conftest import WAIT_S
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-LONG = {"cli.md", "python.md", "troubleshooting.md"}  # generated reference
+EXPORTED = set(cloudtrain.__all__) - {"__version__", "Job", "runs"} | {
+    "runs.listing.runs"
+}  # docs/spec.md has the keys of a job
+LONG = {"cli.md", "troubleshooting.md"}  # generated reference
 
 
 def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
@@ -32,6 +36,8 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path):
     ]
     assert not fetched
     assert not list((tmp_path / "site").rglob("*.py"))
+    python = (tmp_path / "site" / "python" / "index.html").read_text()
+    assert [name for name in EXPORTED if f'id="cloudtrain.{name}"' not in python] == []
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
