@@ -14,11 +14,11 @@ help:
 setup: $(STAMP) ## virtual environment with the pinned dependencies
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON=python3.12, say")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cloudtrain needs Python 3.11 or newer; set PYTHON, for example to python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling editables setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(BIN)/python -m compileall -q cloudtrain entrypoints  # where PYTHONDONTWRITEBYTECODE is set, nobody else does it
+	$(BIN)/python -m compileall -q cloudtrain entrypoints  # where PYTHONDONTWRITEBYTECODE is set, no other step compiles
 	@touch $@
 
 demo: $(STAMP) ## train the quickstart on this machine and follow it
@@ -33,7 +33,7 @@ test-all: $(STAMP) ## all tests but the long forms
 test-long: $(STAMP) ## the long forms too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not docker" tests
 
-test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md says what else they need
+test-kubernetes: $(STAMP) ## the tests on the cluster that $$KUBECONFIG names; docs/kubernetes.md lists what else they need
 	@test -n "$$KUBECONFIG" || { echo "KUBECONFIG is not set: it names the cluster that the tests may use" >&2; exit 2; }
 	$(BIN)/python -m pytest tests/backends/kubernetes/real_kubernetes.py
 
@@ -50,11 +50,11 @@ image-toolkit: $(STAMP) ## image-cpu with SageMaker's training toolkit (options.
 	PYTHON=$(abspath $(BIN)/python) TOOLKIT=1 images/build.sh
 
 image-push: ## push an image to a registry that docker is logged in to: make image-push TARGET=registry/name:tag [KIND=gpu]
-	@test -n "$(TARGET)" || { echo "say where to: make image-push TARGET=registry/name:tag [KIND=gpu]" >&2; exit 2; }
+	@test -n "$(TARGET)" || { echo "TARGET is not set: make image-push TARGET=registry/name:tag [KIND=gpu]" >&2; exit 2; }
 	docker tag cloudtrain-train:$(KIND) "$(TARGET)"
 	docker push "$(TARGET)"
 
-promises: $(STAMP) ## prove the laws and write docs/promises.md with the figures
+promises: $(STAMP) ## run the tests of the laws and write docs/promises.md with their figures
 	WORKERS=$(WORKERS) $(BIN)/python docs/promises.py --run
 
 strategies: $(STAMP) ## every training strategy; writes the tables of docs/training.md and docs/strategies.md
@@ -67,7 +67,7 @@ lint: $(STAMP) ## ruff: rules and format; codespell
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell *.md docs cloudtrain entrypoints examples
 
-format: $(STAMP) ## ruff: mend what can be mended
+format: $(STAMP) ## ruff: correct what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
