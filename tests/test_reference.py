@@ -30,7 +30,6 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "contract.json",
         "limits.py",
         "job_keys.py",
-        "api.py",
         "published.py",
         "published.csv",
         "time.md",
