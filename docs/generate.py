@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -70,7 +70,7 @@ def main() -> int:
         "cli.md": cli_page(),
         "spec.md": spec_page(),
         "training.md": trainer_page(WRITTEN),
-        "checkpoints.md": resume.page(),
+        "checkpoints-evidence.md": resume.page(),
         "strategies.md": own_strategies.page(),
         "backend.md": contract.page(),
         "cost.md": limits.page(),

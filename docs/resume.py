@@ -1,4 +1,4 @@
-"""The matrix of docs/checkpoints.md: which layout resumes from which, from what the tests found.
+"""The matrix of docs/checkpoints-evidence.md: which layout resumes from which, from what the tests found.
 
 python docs/resume.py --run              run the tests of resuming (the long cases too; minutes), then docs/generate.py
 python docs/resume.py --run -k "pp 2"    only some of them; the others keep what they had
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-PAGE, FIGURES = DOCS / "checkpoints.md", DOCS / "resume.json"
+PAGE, FIGURES = DOCS / "checkpoints-evidence.md", DOCS / "resume.json"
 TESTS = [
     "tests/entrypoints/test_train_resume.py",
     "tests/entrypoints/trainer/strategies/test_strategies_resume.py",

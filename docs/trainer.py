@@ -41,7 +41,7 @@ checkpoint: {every: 5m, keep: 3}
 - **Resume is exact.** Model, optimiser, schedule, every rank's random states, the place in the data and the running means are in the checkpoint. Killed at any step and resumed on the
   same number of processes, losses are bit-equal, dropout on (tested: SIGKILL in mid-training on 1 and 2 processes, with accumulation and loader workers). What lies in parts (fsdp, pp, cp; the long tests: tp, hsdp, interleaved, fsdp x tp,
   fsdp x pp, dp x cp, fsdp x cp, zero1, zero2, zero3) goes on to the bit as well, in the same layout, from an earlier checkpoint of a run whose later ones were torn; in another layout within 1e-5, dropout off
-  (docs/checkpoints.md has the matrix).
+  (docs/checkpoints-evidence.md has the matrix).
 - **A torn checkpoint is never chosen.** COMPLETE is written last, after a barrier: a list of sizes and sha256, verified when it is read. A damaged checkpoint is passed over, and said to be.
 - **The world is what was asked.** When Accelerate sees another number of processes than the launcher states, the trainer leaves with 78 before the first step.
 - **No host synchronisation at every step**: values leave the device at `logging_steps`.
