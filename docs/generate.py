@@ -1,4 +1,4 @@
-"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
+"""Write docs/cli.md, docs/spec.md, docs/training.md, docs/trainer-evidence.md, docs/troubleshooting.md and the tables of docs/checkpoints-evidence.md, docs/strategies.md, docs/backend.md, docs/cost.md and docs/time.md, and cloudtrain/job/keys.pyi, from the code; `--check` only says whether they are current.
 
 python docs/generate.py
 """
@@ -20,7 +20,7 @@ import own_strategies
 import published
 import resume
 import troubleshooting
-from trainer import trainer_page
+from trainer import evidence_page, trainer_page
 
 DOCS = Path(__file__).parent
 WRITTEN = "<!-- Written by docs/generate.py; a test checks that it is current. -->"
@@ -70,6 +70,7 @@ def main() -> int:
         "cli.md": cli_page(),
         "spec.md": spec_page(),
         "training.md": trainer_page(WRITTEN),
+        "trainer-evidence.md": evidence_page(),
         "checkpoints-evidence.md": resume.page(),
         "strategies.md": own_strategies.page(),
         "backend.md": contract.page(),

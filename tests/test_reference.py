@@ -36,7 +36,16 @@ def test_a_stale_reference_is_noticed(tmp_path):
         "troubleshooting.py",
         "troubleshooting.md",
     ]
-    scripts += ["cli.md", "spec.md", "training.md", "checkpoints-evidence.md", "strategies.md", "backend.md", "cost.md"]
+    scripts += [
+        "cli.md",
+        "spec.md",
+        "training.md",
+        "trainer-evidence.md",
+        "checkpoints-evidence.md",
+        "strategies.md",
+        "backend.md",
+        "cost.md",
+    ]
     for name in scripts:
         (tmp_path / "docs" / name).write_bytes((DOCS / name).read_bytes())
     for name in ("cloudtrain", "entrypoints", "tests"):
