@@ -18,6 +18,14 @@ Classes of texts:
 
     python train.py --task sequence-classification --model distilbert-base-uncased --dataset reviews.csv
 
+Preferences (DPO), rows with prompt, chosen and rejected:
+
+    python train.py --task dpo --model Qwen/Qwen3-0.6B --dataset preferences.jsonl --bf16
+
+A class of one's own, which gives model, data and loss:
+
+    python train.py --task mypkg.task:MyTask --task_args width=64
+
 `python train.py --help` lists all arguments. Ends with 0 when trained, 75 when asked to leave (it may be resumed), 78
 when it refuses to begin, 2 for flags that cannot be meant.
 """
@@ -135,7 +143,7 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
     strategy.prepare(bare, lambda model: task.optimizer(model, arguments))
     del bare  # some strategies have it in parts now
     model = strategy.model
-    task.prepared(model)
+    task.prepared(strategy)
     schedule = models.schedule(strategy.optimizer, arguments, total_steps)
     training = TrainingState(
         model, strategy.optimizer, schedule, accelerator.scaler, strategy.parts_kept, plan.described, strategy.tied

@@ -223,3 +223,19 @@ def test_each_backend_accepts_the_secrets_that_the_table_says(project: Path, cap
                 assert code == (0 if answer == "yes" else 2), (backend, source, capsys.readouterr().err)
                 checked.add((backend, answer))
     assert len(checked) == 10
+
+
+@pytest.mark.train
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("census")
+def test_a_task_of_ones_own_is_trained_as_the_page_shows(project: Path, capsys: pytest.CaptureFixture[str]):
+    def do(line: str) -> str:
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr())
+        return capsys.readouterr().out
+
+    printed = []
+    follow(DOCS / "how" / "own-task.md", project, lambda line: printed.append(do(line)) or printed[-1])
+    assert re.search(r"data: 500 samples, 100 held out", printed[-1])
+    assert re.search(r"2 x cpu, strategy ddp.*, wrapper DistributedDataParallel", printed[-1])
+    last = next(line for line in reversed(printed[-1].splitlines()) if "held-out loss" in line)
+    assert float(last.rpartition("accuracy ")[2]) > 0.9, last

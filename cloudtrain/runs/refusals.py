@@ -24,12 +24,12 @@ def find_refusals(
         parallelism: its section, as the launcher's manifest has it.
         world: processes of all nodes.
         nodes: number of nodes.
-        source: the source's folder, from which a script of one's own is read; None where there is none yet.
+        source: the source's folder, from which a script or a task of your own is read; None where there is none yet.
     """
     in_memory = job.entrypoint == IN_MEMORY
     if job.trainer or in_memory:
         parallelism = {} if parallelism.get("strategy") == "auto" else parallelism
-        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory)
+        found = module("trainer.preview").problems(job.argv()[1:], parallelism, world, nodes, in_memory, source)
         return [Problem(sentence, _path(sentence)) for sentence in found]
     if job.form == "script" and source is not None:
         try:

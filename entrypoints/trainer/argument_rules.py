@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any
 
+TASKS = ("causal-lm", "chat", "sequence-classification", "dpo")
+METRICS = {  # of an evaluation; a task of one's own names its own
+    "causal-lm": ("loss", "perplexity"),
+    "chat": ("loss", "perplexity"),
+    "sequence-classification": ("loss", "accuracy", "f1"),
+    "dpo": ("loss", "rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected"),
+}
 TRACKERS = ("none", "all", "tensorboard", "wandb", "mlflow", "comet_ml", "trackio")
 
 
@@ -16,6 +24,7 @@ def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]
         value, choices = getattr(arguments, name), item.metadata["choices"]
         if choices and value not in choices:
             problems.append(f"--{name} is one of {', '.join(choices)}, not {value!r}")
+    problems += _task(arguments)
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
                  "logging_steps", "block_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):  # fmt: skip
         if getattr(arguments, name) < 1:
@@ -36,6 +45,25 @@ def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]
     ]
     if arguments.push_to_hub and not arguments.hub_model_id:
         problems.append("--push_to_hub needs --hub_model_id owner/name")
+    return problems
+
+
+def _task(arguments: Any) -> list[str]:
+    named = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", arguments.task)
+    problems = []
+    if arguments.task not in TASKS and not named:
+        problems.append(f"--task is one of {', '.join(TASKS)}, or module:Class of the source, not {arguments.task!r}")
+    problems += [
+        f"--task_args takes name=value, not {pair!r}"
+        for pair in arguments.task_args
+        if not re.match(r"[^\W\d]\w*=", pair)
+    ]
+    if arguments.task_args and not arguments.own_task:
+        problems.append(f"--task_args is for a task of your own, not for {arguments.task}")
+    if arguments.own_task and arguments.use_peft:
+        problems.append("--use_peft is for the built-in tasks: add the adapter in the task's model()")
+    if arguments.dpo_beta <= 0:
+        problems.append("--dpo_beta is above 0")
     return problems
 
 
@@ -75,7 +103,8 @@ def _pairs(arguments: Any) -> list[tuple[bool, str]]:
             "--early_stopping_patience needs --eval_strategy steps or epoch",
         ),
         (
-            arguments.metric_for_best_model == "accuracy" and arguments.writes,
-            f"--metric_for_best_model accuracy is for classification, not for {arguments.task}",
+            bool(arguments.metrics) and arguments.metric_for_best_model not in arguments.metrics,
+            f"--metric_for_best_model is one of {', '.join(arguments.metrics)} for {arguments.task}, "
+            f"not {arguments.metric_for_best_model!r}",
         ),
     ]

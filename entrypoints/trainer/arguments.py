@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from .argument_rules import TRACKERS, contradictions
+from .argument_rules import METRICS, TASKS, TRACKERS, contradictions
 
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
 )  # fmt: skip
-TASKS = ("causal-lm", "chat", "sequence-classification")
 OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
-METRICS = ("loss", "accuracy")
 
 
 class Misuse(Exception):
@@ -64,7 +62,11 @@ class Arguments:
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")
 
     # model
-    task: str = _is("causal-lm", "What is learned.", TASKS)
+    task: str = _is("causal-lm", f"What is learned: {', '.join(TASKS)}, or a class of the source: mypkg.task:MyTask.")
+    task_args: list[str] = _is(  # noqa: RUF009
+        [], "Options of your own task: name=value, as JSON or as text."
+    )
+    dpo_beta: float = _is(0.1, "In dpo, how strongly the model is kept near the reference model.")
     chat_template_path: str = _is("", "File with a chat template (Jinja). Default: the tokenizer's.")
     assistant_only_loss: bool = _is(
         True, "In chat, compute the loss on the assistant's tokens only; off: on every token."
@@ -126,7 +128,10 @@ class Arguments:
     )
     eval_steps: int = _is(-1, "Steps between evaluations; -1: as --logging_steps.")
     load_best_model_at_end: bool = _is(False, "Go back to the best evaluation's checkpoint, which is kept.")
-    metric_for_best_model: str = _is("loss", "What is best: loss, or accuracy in classification.", METRICS)
+    metric_for_best_model: str = _is(
+        "loss",
+        "What is best: loss, perplexity, accuracy, f1 or another result of an evaluation; loss and perplexity: the lowest.",
+    )
     early_stopping_patience: int = _is(-1, "End after so many evaluations in a row that were no better.")
     early_stopping_threshold: float = _is(0.0, "How much better counts as better for that.")
     eval_on_start: bool = _is(True, "Evaluate before the first step.")
@@ -150,12 +155,22 @@ class Arguments:
     @property
     def own_loss(self) -> bool:
         """Whether the loss needs the whole model and whole samples."""
-        return False
+        return self.task == "dpo" or self.own_task
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The results of an evaluation, none where only the task knows them."""
+        return METRICS.get(self.task, ())
+
+    @property
+    def own_task(self) -> bool:
+        """Whether the task is a class of the job's source."""
+        return ":" in self.task
 
     @property
     def writes(self) -> bool:
         """Whether what is learned is to write on."""
-        return self.task != "sequence-classification"
+        return self.task != "sequence-classification" and not self.own_task
 
     @property
     def mixed_precision(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .errors import Unsupported
+
 if TYPE_CHECKING:
     from .arguments import Arguments
 
@@ -13,7 +15,7 @@ class BestEvaluation:
 
     def __init__(self, arguments: Arguments) -> None:
         self.name = f"eval_{arguments.metric_for_best_model}"
-        self.sign = 1.0 if arguments.metric_for_best_model == "accuracy" else -1.0
+        self.sign = -1.0 if self.name.endswith(("loss", "perplexity")) else 1.0
         self.patience, self.threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         self.keeps = arguments.load_best_model_at_end
         self.value: float | None = None
@@ -22,6 +24,9 @@ class BestEvaluation:
 
     def update(self, scores: dict[str, float]) -> bool:
         """Take an evaluation and return whether it is the best so far."""
+        if self.name not in scores:
+            known = ", ".join(name.removeprefix("eval_") for name in scores)
+            raise Unsupported(f"--metric_for_best_model is one of {known}, not {self.name.removeprefix('eval_')}")
         value = scores[self.name]
         gain = float("inf") if self.value is None else (value - self.value) * self.sign
         self.in_vain = 0 if gain > self.threshold else self.in_vain + 1

@@ -44,6 +44,11 @@ class InMemoryArguments(Arguments):
         return not self.language_model
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The results of an evaluation."""
+        return ("loss", "accuracy") if self.own_loss else ("loss",)
+
+    @property
     def writes(self) -> bool:
         """Whether what is learned is to write on."""
         return self.language_model

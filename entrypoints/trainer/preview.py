@@ -5,7 +5,9 @@ It imports no torch. Each sentence comes from the function that the training its
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .arguments import Misuse, parse
@@ -16,14 +18,50 @@ from .strategies.compatibility import check_arguments
 
 
 def problems(
-    argv: Sequence[str], parallelism: Mapping[str, Any], world: int, nodes: int, in_memory: bool = False
+    argv: Sequence[str],
+    parallelism: Mapping[str, Any],
+    world: int,
+    nodes: int,
+    in_memory: bool = False,
+    source: Path | None = None,
 ) -> list[str]:
-    """Return a sentence for each reason why a training with these arguments would not begin."""
+    """Return a sentence for each reason why a training with these arguments, of this source, would not begin."""
     try:
         arguments = parse_in_memory(argv) if in_memory else parse(argv)
     except Misuse as error:
         return str(error).splitlines()
-    return list(refusals(arguments, parallelism, world, nodes))
+    found = list(refusals(arguments, parallelism, world, nodes))
+    if arguments.own_task and source is not None and (missing := missing_class(arguments.task, source)):
+        found.append(missing)
+    return found
+
+
+def missing_class(task: str, source: Path) -> str | None:
+    """Return why a source has no such class (`module:Class`), None where it has one."""
+    module, _, name = task.partition(":")
+    path = module.replace(".", "/")
+    files = [file for file in (source / f"{path}.py", source / path / "__init__.py") if file.is_file()]
+    if not files:
+        return f"--task {task}: there is no {path}.py in the source"
+    try:
+        top = ast.parse(files[0].read_text("utf-8")).body
+    except (SyntaxError, UnicodeDecodeError) as error:
+        return f"--task {task}: {files[0].relative_to(source)} is not Python: {error}"
+    for node in top:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return None
+        if not isinstance(
+            node, ast.ClassDef | ast.FunctionDef
+        ):  # an import, an assignment, a condition: it may be there
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            imported = [
+                each for part in ast.walk(node) if isinstance(part, ast.Import | ast.ImportFrom) for each in part.names
+            ]
+            if name in names | {each.asname or each.name for each in imported} or any(
+                each.name == "*" for each in imported
+            ):
+                return None
+    return f"--task {task}: {files[0].relative_to(source)} has no class {name}"
 
 
 def refusals(arguments: Any, parallelism: Mapping[str, Any], world: int, nodes: int) -> Iterator[str]:

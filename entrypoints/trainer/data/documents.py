@@ -50,6 +50,7 @@ class Columns:
     turns: bool = False  # conversations: prompt and completion are one too, where the text is not there
     config: str = ""
     split: str = "train"
+    together: tuple[str, ...] = ()  # columns that make one document, as JSON: prompt, chosen and rejected
 
 
 def load(names: Sequence[str], columns: Columns, inputs: Mapping[str, str]) -> list[Document]:
@@ -206,11 +207,11 @@ def _documents(rows: Iterable[Mapping[str, Any]], key: str, columns: Columns) ->
         if columns.turns and isinstance(row, Mapping) and row.get(columns.text) is None and row.keys() >= _PAIR:
             turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
             row = {columns.text: turns}
-        for column in filter(None, (columns.text, columns.label)):
+        for column in columns.together or filter(None, (columns.text, columns.label)):
             if not isinstance(row, Mapping) or row.get(column) is None:
                 columns_there = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns at all"
                 raise Unsupported(f"row {number + 1} of {key} has no {column!r}; it has: {columns_there}")
-        text = row[columns.text]
+        text = {name: row[name] for name in columns.together} if columns.together else row[columns.text]
         if isinstance(text, list | dict):
             text = json.dumps(text, ensure_ascii=False)
         label = None if columns.label is None else str(row[columns.label])

@@ -82,10 +82,10 @@ class InMemoryTask(Task):
             return made(trained)  # type: ignore[no-any-return]
         return models.optimizer(model, arguments, [{"params": trained}])
 
-    def prepared(self, model: Any) -> None:
+    def prepared(self, strategy: Any) -> None:
         """Let the user's hook synchronise the gradients."""
-        if (hook := self.parts.get("communication_hook")) and hasattr(model, "register_comm_hook"):
-            model.register_comm_hook(None, hook)
+        if (hook := self.parts.get("communication_hook")) and hasattr(strategy.model, "register_comm_hook"):
+            strategy.model.register_comm_hook(None, hook)
 
     def stream(self, **batching: Any) -> StreamBatches:
         """Return this rank's batches of an iterable dataset."""

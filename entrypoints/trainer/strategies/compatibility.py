@@ -30,7 +30,8 @@ def check_arguments(arguments: Arguments, plan: ParallelismPlan, device: torch.d
         )
     if arguments.own_loss and plan.tensor * plan.pipeline * plan.context > 1:
         raise Unsupported(
-            f"a model or a loss of one's own goes with none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
+            f"{'dpo' if arguments.task == 'dpo' else 'a model or a loss of your own'} "
+            f"goes with none, ddp, fsdp, hsdp and zero1 to zero3, not with {plan.described}"
         )
     if arguments.gradient_compression != "no" and (plan.carrier != "accelerate" or plan.context > 1):
         raise Unsupported(f"--gradient_compression goes with strategy ddp, not with {plan.described}")

@@ -131,6 +131,13 @@ class Strategy:
             mine = self.task.scores(self.model, self.part(batch))
         return self.total(mine.sum(0, keepdim=True) * self.plan.context)
 
+    def gather(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the predictions of all ranks, each sample's once; collective."""
+        first = all(self.plan.data_rank(rank) != self.plan.data_rank(self.rank) for rank in range(self.rank))
+        mine = predictions if first else []  # others have the same samples
+        gathered: list[dict[str, Any]] = self.accelerator.gather_for_metrics(mine, use_gather_object=True)
+        return gathered
+
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     def check(self) -> str:

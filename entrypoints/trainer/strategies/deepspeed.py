@@ -104,7 +104,11 @@ class DeepSpeedStrategy(Strategy):
 
     def whole(self) -> Any:
         if self.bare is None:
-            return self.model.module if self.rank == 0 else None
+            if self.rank:
+                return None
+            for parameter in self.model.module.parameters():  # views of one buffer, which no file takes
+                parameter.data = parameter.data.clone()
+            return self.model.module
         state = self.accelerator.get_state_dict(self.model)
         # From here on rank 0 is alone with the model, and transformers would gather parameters from the others.
         forget()

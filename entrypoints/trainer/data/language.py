@@ -1,0 +1,221 @@
+"""The built-in tasks of language models: causal LM, chat and classification of texts.
+
+causal-lm                 all text in one stream, cut into blocks; at hand, or read as it comes (stream.py)
+chat                      conversations through a chat template, answers are learned (chat.py)
+sequence-classification   one text with one label a sample, padded to the longest of a batch
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils.data import default_collate
+
+from .. import collectives
+from .. import model as models
+from ..errors import Unsupported
+from ..labels import IGNORED
+from . import chat
+from . import tokenizer as tokenizers
+from .documents import Columns, Document, hold_out, load, stream, take
+from .samples import Blocks, Rows, packed, padded
+from .stream import Texts
+from .tasks import Task
+
+if TYPE_CHECKING:
+    from ..arguments import Arguments
+
+DEFAULT_TOKENIZER = "bpe:4096"
+FIRST_BYTES = 1 << 26  # of a stream, for a tokenizer that is trained on it
+
+
+class TextTask(Task):
+    """A task of documents and a tokenizer."""
+
+    @classmethod
+    def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
+        """Return the task with its samples; collective."""
+        train, held_out = _documents(arguments, inputs)
+        name = arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER
+        return cls.from_documents(arguments, cls.tokenizer_of(name, arguments, train), train, held_out)
+
+    @classmethod
+    def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
+        """Return the tokenizer of that name, trained on these documents where the name says so; collective."""
+        return tokenizers.load(name, take(train, arguments.max_train_bytes))
+
+    @classmethod
+    def from_documents(
+        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+    ) -> Task:
+        """Return the task of these documents."""
+        raise NotImplementedError
+
+
+class CausalLM(TextTask):
+    """The next token of a text."""
+
+    @classmethod
+    def prepare(cls, arguments: Arguments, inputs: Mapping[str, str]) -> Task:
+        """Return the task with its samples, or of a stream; collective."""
+        if arguments.streaming:
+            return _stream(arguments, arguments.tokenizer or arguments.model or DEFAULT_TOKENIZER, inputs)
+        return super().prepare(arguments, inputs)
+
+    @classmethod
+    def from_documents(
+        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+    ) -> Task:
+        """Return the task of these documents."""
+        if tokenizer.eos_token_id is None:
+            raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
+        size = arguments.block_size
+        tokens = packed(take(train, arguments.max_train_bytes), tokenizer)
+        blocks = Blocks(tokens, size, arguments.max_train_samples)
+        held = _blocks(arguments, tokenizer, held_out) if held_out else None
+        described = f"{len(blocks.tokens):,} tokens in {len(blocks):,} blocks, {len(held or ()):,} blocks held out"
+        return cls(tokenizer, blocks, held, default_collate, [], described)
+
+    def summary(self, sums: list[float]) -> dict[str, float]:
+        """Return the mean loss of a token and the perplexity."""
+        return with_perplexity(super().summary(sums))
+
+
+class Chat(TextTask):
+    """The answers of conversations."""
+
+    @classmethod
+    def tokenizer_of(cls, name: str, arguments: Arguments, train: list[Document]) -> Any:
+        """Return the tokenizer with its chat template."""
+        tokenizer = tokenizers.load(name, chat.words(train))
+        chat.furnish(tokenizer, arguments)
+        return tokenizer
+
+    @classmethod
+    def from_documents(
+        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+    ) -> Task:
+        """Return the task of these documents."""
+        size, answers = arguments.block_size, arguments.assistant_only_loss
+        turns, idle = chat.samples(train, tokenizer, size, answers, arguments.max_train_samples)
+        held = chat.samples(held_out, tokenizer, size, answers, arguments.max_eval_samples)[0] if held_out else None
+        learned = sum(label != IGNORED for labels in turns.labels for label in labels)
+        described = (
+            f"{len(turns):,} conversations, {learned:,} of {sum(map(len, turns.ids)):,} tokens are learned, "
+            f"{len(held or ()):,} held out" + (f"; {idle:,} have nothing to learn in {size} tokens" if idle else "")
+        )
+        return cls(tokenizer, turns, held, partial(padded, pad=tokenizer.pad_token_id), [], described)
+
+    def summary(self, sums: list[float]) -> dict[str, float]:
+        """Return the mean loss of a token and the perplexity."""
+        return with_perplexity(super().summary(sums))
+
+
+class Classification(TextTask):
+    """The class of a text."""
+
+    gathers: ClassVar[bool] = True
+
+    @classmethod
+    def from_documents(
+        cls, arguments: Arguments, tokenizer: Any, train: list[Document], held_out: list[Document]
+    ) -> Task:
+        """Return the task of these documents."""
+        labels = sorted(
+            {str(document.label) for document in train},
+            key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
+        )
+        if len(labels) < 2:
+            raise Unsupported(f"classification needs two labels at least, the data has {', '.join(labels) or 'none'}")
+        index = {name: number for number, name in enumerate(labels)}
+        if strange := sorted({str(document.label) for document in held_out} - index.keys()):
+            raise Unsupported(f"the label {strange[0]!r} is held out only: the model cannot learn it")
+
+        def rows(documents: list[Document], limit: int) -> Rows:
+            documents = documents if limit < 0 else documents[:limit]
+            texts = [document.read() for document in documents]
+            ids = tokenizer(texts, truncation=True, max_length=arguments.block_size)["input_ids"] if texts else []
+            # An empty text still needs a token to be looked at.
+            ids = [row or [tokenizer.pad_token_id] for row in ids]
+            return Rows(ids, [index[str(document.label)] for document in documents])
+
+        learned = rows(train, arguments.max_train_samples)
+        held = rows(held_out, arguments.max_eval_samples) if held_out else None
+        described = f"{len(learned):,} texts of {len(labels)} classes, {len(held or ()):,} texts held out"
+        return cls(tokenizer, learned, held, partial(padded, pad=tokenizer.pad_token_id), labels, described)
+
+    def scores(self, model: Any, batch: Any) -> torch.Tensor:
+        """Return (loss, labels that count, right ones) of each sample, and keep the predictions for the F1 score."""
+        logits = model(**models.inputs(batch)).logits
+        counts = batch["labels"] != IGNORED
+        self.predicted.append({"predictions": logits.argmax(-1)[counts].cpu(), "labels": batch["labels"][counts].cpu()})
+        return models.scored(logits, batch["labels"])
+
+    def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
+        """Return the F1 score, the mean of all classes."""
+        return {"f1": macro_f1(predictions["predictions"], predictions["labels"])}
+
+
+def with_perplexity(results: dict[str, float]) -> dict[str, float]:
+    """Return the results of an evaluation with the perplexity, e to the mean loss of a token."""
+    loss = results["eval_loss"]
+    return results | {"eval_perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+
+def macro_f1(predictions: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the mean F1 score of the classes that occur in labels (N,) or predictions (N,), as scikit-learn has it."""
+    scores = []
+    for each in torch.cat([predictions, labels]).unique():
+        right = ((predictions == each) & (labels == each)).sum()
+        scores.append(2 * right / ((predictions == each).sum() + (labels == each).sum()))
+    return float(torch.stack(scores).mean()) if scores else 0.0
+
+
+def _named(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[str], list[str], Columns]:
+    """Return the names of what is trained on and of what is held out, and the columns of both."""
+    label = None if arguments.writes else arguments.label_column
+    turns, together = arguments.task == "chat", ("prompt", "chosen", "rejected") if arguments.task == "dpo" else ()
+    text = arguments.messages_column if turns else arguments.text_column
+    columns = Columns(text, label, turns, arguments.dataset_config, arguments.dataset_split, together)
+    names = arguments.dataset or (["input:train"] if "train" in inputs else [])
+    if not names:
+        raise Unsupported("there is no --dataset and the job has no input named train")
+    return names, arguments.eval_dataset or (["input:validation"] if "validation" in inputs else []), columns
+
+
+def _documents(arguments: Arguments, inputs: Mapping[str, str]) -> tuple[list[Document], list[Document]]:
+    names, other, columns = _named(arguments, inputs)
+    documents = load(names, columns, inputs)
+    if other:
+        return documents, load(other, columns, inputs)
+    return hold_out(documents, arguments.validation_split_percentage, whole=columns.turns or bool(columns.together))
+
+
+def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
+    """Return the task of texts that are read as they come; its tokenizer is trained on the first of them."""
+    names, other, columns = _named(arguments, inputs)
+
+    def texts() -> Iterator[str]:
+        return stream(names, columns, inputs)
+
+    first = (Document("", lambda text=text: text) for text in texts())
+    tokenizer = tokenizers.load(name, take(first, FIRST_BYTES))
+    if tokenizer.eos_token_id is None:
+        raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
+    held = _blocks(arguments, tokenizer, load(other, columns, inputs)) if other else None
+    if held is None and arguments.eval_strategy != "no":
+        raise Unsupported("a stream holds nothing out: evaluations need --eval_dataset or an input named validation")
+    collectives.check_same("held-out data", held.fingerprint() if held is not None else "")
+    described = f"a stream of {', '.join(names)}, {len(held or ()):,} blocks held out"
+    return CausalLM(tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described)
+
+
+def _blocks(arguments: Arguments, tokenizer: Any, held_out: list[Document]) -> Blocks:
+    """Return held-out blocks."""
+    # Four bytes a token is what English and code come to; the cut at the right block follows in Blocks.
+    few = arguments.max_eval_samples * arguments.block_size * 16 if arguments.max_eval_samples >= 0 else -1
+    return Blocks(packed(take(held_out, few), tokenizer), arguments.block_size, arguments.max_eval_samples)
