@@ -35,8 +35,8 @@ cloudtrain submit job.yaml --follow
 cloudtrain fetch -o out          # out/model: from_pretrained("out/model")
 ```
 
-One task a page: [pretrain](how/pretrain.md), [fine-tune with LoRA](how/lora.md), [shard a large model](how/fsdp.md), [resume](checkpoints.md).
-To train with a script of your own, see [Bring your script](scripts.md).
+One task a page: [pretrain](how/pretrain.md), [fine-tune with LoRA](how/lora.md), [shard a large model](how/fsdp.md), [DPO](how/dpo.md), [your own task](how/own-task.md), [resume](checkpoints.md).
+To train with a script of your own, see [Bring your script](scripts.md). [Choose a trainer](how/choose.md) compares it with TRL and torchtitan.
 
 ## What you can rely on
 
@@ -56,6 +56,8 @@ To train with a script of your own, see [Bring your script](scripts.md).
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
 - **Classification** (`task: sequence-classification`): a text and a label in each row.
+- **Preferences** (`task: dpo`): prompt, chosen and rejected in each row ([how](how/dpo.md)).
+- **A task of your own** (`task: mypkg.task:MyTask`): a class gives model, data and loss ([how](how/own-task.md)).
 - **LoRA** (`use_peft: true`, on a pretrained model): saves the adapter, or with `merge_adapter` the whole model. Not with `tp_size` or `pp_size`.
 
 ## Batch, memory, speed

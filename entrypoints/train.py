@@ -264,8 +264,16 @@ def train(arguments: Arguments, context: runtime.RunContext, plan: mesh.Parallel
         trained = models.plain(trained, arguments)
         publish.save(trained, task.tokenizer, model_folder, manager.epoch, manager.check_current)
         if task.tokenizer is not None and arguments.writes and arguments.sample_tokens > 0:
-            written = sample(trained, task.tokenizer, arguments.sample_prompt, arguments.sample_tokens, arguments.seed)
-            logger.say("sample:\n" + "\n".join(f"    {line}" for line in written.splitlines()))
+            samples = [
+                {
+                    "prompt": prompt,
+                    "text": sample(trained, task.tokenizer, prompt, arguments.sample_tokens, arguments.seed),
+                }
+                for prompt in (arguments.sample_prompt, *arguments.sample_prompts)
+            ]
+            logger.say("sample:\n" + "\n".join(f"    {line}" for row in samples for line in row["text"].splitlines()))
+            logger.table(loop.step, "samples", samples)
+        logger.table(loop.step, "predictions", task.table)
         if scores:
             before = "" if first_loss is None else f"{first_loss:.3f} -> "
             logger.say(f"held-out loss {before}{describe(scores).removeprefix('loss ')}")

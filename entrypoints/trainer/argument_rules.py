@@ -40,11 +40,19 @@ def contradictions(arguments: Any, items: Mapping[str, Field[Any]]) -> list[str]
     if arguments.bf16 and arguments.fp16:
         problems.append("--bf16 and --fp16 exclude each other")
     problems += [sentence for wrong, sentence in _pairs(arguments) if wrong]
-    problems += [
-        f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
-    ]
+    problems += _trackers(arguments)
     if arguments.push_to_hub and not arguments.hub_model_id:
         problems.append("--push_to_hub needs --hub_model_id owner/name")
+    return problems
+
+
+def _trackers(arguments: Any) -> list[str]:
+    given = [name for name in ("project", "entity", "group", "tags") if getattr(arguments, f"wandb_{name}")]
+    problems = [
+        f"--report_to knows {', '.join(TRACKERS)}, not {name!r}" for name in arguments.report_to if name not in TRACKERS
+    ]
+    if given and not {"wandb", "all"} & set(arguments.report_to):
+        problems.append(f"--wandb_{given[0]} needs --report_to wandb")
     return problems
 
 

@@ -144,7 +144,14 @@ class Arguments:
     )
     report_to: list[str] = _is([], f"Trackers: {', '.join(TRACKERS)}.")  # noqa: RUF009
     run_name: str = _is("", "Name of the run in trackers; default: the run id.")
+    wandb_project: str = _is("", "Project in W&B; default: the environment's WANDB_PROJECT, then cloudtrain.")
+    wandb_entity: str = _is("", "Team or user in W&B; default: WANDB_ENTITY, then that of the key.")
+    wandb_group: str = _is("", "Group of runs in W&B.")
+    wandb_tags: list[str] = _is([], "Tags in W&B.")  # noqa: RUF009
     sample_prompt: str = _is("", "Beginning of the sample that a language model writes at the end.")
+    sample_prompts: list[str] = _is(  # noqa: RUF009
+        [], "More of them. All samples are in the table `samples`, in W&B too."
+    )
     sample_tokens: int = _is(96, "Length of that sample; 0: none.")
 
     # the hub

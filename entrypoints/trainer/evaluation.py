@@ -20,7 +20,8 @@ def evaluate(strategy: Any, batches: Any) -> dict[str, float]:
     strategy.model.train()
     results: dict[str, float] = task.summary(torch.cat(rows).sum(0).tolist())
     if task.gathers:
-        more = task.metrics(joined(strategy.gather(task.predicted)))
+        predictions = joined(strategy.gather(task.predicted))
+        more, task.table = task.metrics(predictions), task.samples(predictions)
         results |= {f"eval_{name}": float(value) for name, value in more.items()}
     return results
 

@@ -15,7 +15,8 @@ TAKEN = frozenset({
     "global_batch_size", "gradient_accumulation_steps", "gradient_compression", "load_best_model_at_end",
     "logging_first_step", "lr_scheduler_type", "max_grad_norm", "max_steps", "metric_for_best_model", "optim",
     "per_device_eval_batch_size", "report_to", "run_name", "save_async", "save_steps", "save_total_limit",
-    "torch_compile", "torch_compile_backend", "torch_compile_mode", "warmup_ratio", "warmup_steps", "weight_decay",
+    "torch_compile", "torch_compile_backend", "torch_compile_mode", "warmup_ratio", "warmup_steps", "wandb_entity", "wandb_group",
+    "wandb_project", "wandb_tags", "weight_decay",
 })  # fmt: skip
 DEFAULTS = [  # plain AdamW, as torch has it
     "--optim=adamw_torch", "--weight_decay=0.01", "--max_grad_norm=0", "--lr_scheduler_type=constant",

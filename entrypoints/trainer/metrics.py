@@ -76,6 +76,16 @@ class MetricsLogger:
         if self.accelerator is not None:
             self.accelerator.log(values, step=step)
 
+    def table(self, step: int, name: str, rows: list[dict[str, Any]]) -> None:
+        """Keep rows as a table of one step, in W&B too."""
+        if not self.main or not rows:
+            return
+        runtime.log_table(name, rows, step=step)
+        for tracker in self.accelerator.trackers if self.accelerator is not None else ():
+            if tracker.name == "wandb":
+                columns = list(rows[0])
+                tracker.log_table(name, columns, [[row[column] for column in columns] for row in rows], step=step)
+
     def begin(self, step: int) -> None:
         """The first step comes next: time is counted from here."""
         self._began = (time.monotonic(), step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,11 @@ def begin(accelerator: Any, arguments: Arguments, context: RunContext) -> bool:
     plain = vars(arguments).items()
     config = {name: value if isinstance(value, (int, float, str)) else " ".join(value) for name, value in plain}
     name = arguments.run_name or context.run_id
-    wandb = {"name": name, "id": context.run_id, "resume": "allow", "dir": context.output_dir}
-    accelerator.init_trackers("cloudtrain", config=config, init_kwargs={"wandb": wandb})
+    wandb: dict[str, Any] = {"name": name, "id": context.run_id, "resume": "allow", "dir": context.output_dir}
+    given = {"entity": arguments.wandb_entity, "group": arguments.wandb_group, "tags": arguments.wandb_tags}
+    wandb |= {key: value for key, value in given.items() if value}  # else W&B reads its environment
+    project = arguments.wandb_project or os.environ.get("WANDB_PROJECT") or "cloudtrain"
+    accelerator.init_trackers(project, config=config, init_kwargs={"wandb": wandb})
     return True
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.history.event_records import wandb_records
 from tests.entrypoints.training import ENTRYPOINTS, TINY, Trainer, texts, train
 
 pytestmark = pytest.mark.train
@@ -68,6 +69,19 @@ def test_classification_learns_from_a_table(tmp_path: Path, world: int):
     assert model.config.id2label == {0: "high", 1: "low", 2: "middle"}
 
 
+def read_wandb(file: Path):
+    """Return the run record of an offline file, and the names of the tables that were logged."""
+    from wandb.proto import wandb_internal_pb2
+
+    records = []
+    for data, _ in wandb_records(file.read_bytes(), 0):
+        records.append(wandb_internal_pb2.Record())
+        records[-1].ParseFromString(data)
+    items = [item for record in records for item in record.history.item]
+    names = {(item.key or item.nested_key[0]) for item in items if "table-file" in item.value_json}
+    return next(record.run for record in records if record.HasField("run")), sorted(names)
+
+
 def test_trackers_hear_of_it(tmp_path: Path):
     args = [
         *TINY,
@@ -78,15 +92,37 @@ def test_trackers_hear_of_it(tmp_path: Path):
         "--report_to",
         "tensorboard",
         "wandb",
+        *[
+            "--wandb_project",
+            "my-project",
+            "--wandb_entity",
+            "my-team",
+            "--wandb_group",
+            "first",
+            "--wandb_tags",
+            "a",
+            "b",
+        ],
+        *("--sample_prompt", "ab", "--sample_prompts", "cd", "ef"),
     ]
-    train(tmp_path / "run", args, WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
+    done = train(tmp_path / "run", args, WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
     found = [path.name for path in (tmp_path / "run" / "outputs").rglob("*") if path.is_file()]
     assert any(name.startswith("events.out.tfevents") for name in found)
-    assert any(name.endswith(".wandb") for name in found), found
+    run, tables = read_wandb(next((tmp_path / "run" / "outputs").rglob("*.wandb")))
+    assert (run.project, run.entity, run.run_group, list(run.tags)) == ("my-project", "my-team", "first", ["a", "b"])
+    assert tables == ["samples"]
+
+    (table,) = (row for row in done.events("media") if row["name"] == "samples")
+    assert table["shown"]["columns"] == ["prompt", "text"] and [row[0] for row in table["shown"]["rows"]] == [
+        "ab",
+        "cd",
+        "ef",
+    ]
+    assert all(text.startswith(prompt) for prompt, text in table["shown"]["rows"])
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(tmp_path / "run" / "outputs" / "cloudtrain"))
+    board = EventAccumulator(str(tmp_path / "run" / "outputs" / "my-project"))
     board.Reload()
     assert [row.step for row in board.Scalars("loss")] == [1, 2, 3]
 

@@ -1,7 +1,8 @@
 """A task of the user's own: a class of the source that gives model, data, loss and more.
 
 The class has `model()`, `train_data()` and `loss(model, batch)`; it may have `eval_data()`, `collate(samples)`,
-`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `parameter_groups(model)` and `tokenizer`.
+`count(batch)`, `predictions(outputs, batch)`, `metrics(predictions)`, `samples(predictions)`, `parameter_groups(model)` and
+`tokenizer`.
 """
 
 from __future__ import annotations
@@ -109,6 +110,10 @@ class CustomTask(Task):
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return the user's metrics of all held-out samples."""
         return self.own.metrics(predictions)  # type: ignore[no-any-return]
+
+    def samples(self, predictions: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the user's rows for the table `predictions`."""
+        return list(self.own.samples(predictions)) if hasattr(self.own, "samples") else []
 
     def summary(self, sums: list[float]) -> dict[str, float]:
         """Return the mean loss."""

@@ -46,6 +46,7 @@ class Task:
     labels: list[str] = field(default_factory=list)
     described: str = ""
     predicted: list[dict[str, Any]] = field(default_factory=list)  # by `scores`, a batch each, of this rank's samples
+    table: list[dict[str, Any]] = field(default_factory=list)  # rows of `samples`, of the newest evaluation
     own_loss: ClassVar[bool] = False  # it needs the whole model, and whole samples
     unit: ClassVar[str] = "tokens"  # of `size`
     gathers: ClassVar[bool] = False  # `scores` appends to `predicted`, of which `metrics` are made
@@ -99,6 +100,10 @@ class Task:
     def metrics(self, predictions: Mapping[str, Any]) -> dict[str, float]:
         """Return more results by name, of the predictions of all held-out samples."""
         return {}
+
+    def samples(self, predictions: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return rows for the table `predictions`."""
+        return []
 
 
 def task_class(name: str) -> type[Task]:

@@ -72,6 +72,8 @@ def test_all_problems_are_told_at_once():
         ("--early_stopping_patience 2", "needs --eval_strategy"),
         ("--early_stopping_patience 0 --eval_strategy steps", "--early_stopping_patience is at least 1"),
         ("--metric_for_best_model accuracy", "one of loss, perplexity for causal-lm, not 'accuracy'"),
+        ("--wandb_project p", "--wandb_project needs --report_to wandb"),
+        ("--wandb_tags a b --report_to tensorboard", "--wandb_tags needs --report_to wandb"),
         ("--task classify", "--task is one of causal-lm, chat, sequence-classification, dpo, or module:Class"),
         ("--task_args a=1", "--task_args is for a task of your own, not for causal-lm"),
         ("--task a.b:C --task_args a", "--task_args takes name=value, not 'a'"),

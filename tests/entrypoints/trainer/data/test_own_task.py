@@ -70,6 +70,9 @@ class Sums:
         assert len(set(predictions["names"])) == 13
         return {"samples": len(predictions["first"]), "total": predictions["first"].sum()}
 
+    def samples(self, predictions):
+        return [{"name": name} for name in sorted(predictions["names"])]
+
     def parameter_groups(self, model):
         return [
             {"params": [each for each in model.parameters() if each.dim() == 2]},
@@ -153,6 +156,10 @@ def test_a_task_of_ones_own_is_trained_by_its_class(alone: Callable[[str], Train
     draw = torch.Generator().manual_seed(5)
     rows = [torch.rand(2 + number % 5, generator=draw) for number in range(50)]
     assert last["eval_samples"] == 13
+    (table,) = (row for row in done.events("media") if row["name"] == "predictions")
+    assert [float(name) for (name,) in table["shown"]["rows"]] == pytest.approx(
+        sorted(float(row[0]) for row in rows[:13])
+    )
     assert last["eval_total"] == pytest.approx(sum(float(row[0]) for row in rows[:13]), rel=1e-6)
     state = load_file(done.run / "model" / "model.safetensors")
     items = torch.cat(rows[:13])[:, None]
