@@ -53,6 +53,9 @@ To train with a script of your own, see [Bring your script](scripts.md). [Choose
 
 - **Pretraining** packs documents into blocks. `streaming: true` reads jsonl, csv, parquet, text files and hub datasets without keeping them in memory. It needs
   `max_steps`, does not shuffle, and each rank reads the whole stream.
+- **Tokens are kept**: from 32 MiB of text on, each machine tokenizes once and keeps the tokens in `~/.cache/cloudtrain/tokens`. Later attempts and runs with the same
+  text and tokenizer read them from there, memory-mapped. `token_cache: DIR` names another folder, also for small texts; use one that outlives the container.
+  `token_cache: none` keeps nothing. You may delete the folder at any time. Pretraining only.
 - **Chat** (`task: chat`): rows with `messages`, or with `prompt` and `completion`. The tokenizer's chat template is applied, and the loss counts the assistant's
   tokens only (`assistant_only_loss`). A template that changes earlier turns is refused.
 - **Classification** (`task: sequence-classification`): a text and a label in each row.

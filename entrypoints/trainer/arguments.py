@@ -57,6 +57,9 @@ class Arguments:
     max_train_bytes: int = _is(-1, "Text read for training, in bytes.")
     max_train_samples: int = _is(-1, "Training samples: blocks of a language model, rows in classification.")
     max_eval_samples: int = _is(-1, "Samples of an evaluation.")
+    token_cache: str = _is(
+        "", "Folder that keeps tokens for later attempts and runs, or none. Default: the user's cache, for large texts."
+    )
     streaming: bool = _is(False, "Read the texts as they come and keep none; needs --max_steps.")
     dataloader_num_workers: int = _is(0, "Processes that prepare batches, beside each rank.")
     dataloader_drop_last: bool = _is(False, "Leave out the last incomplete batch of an epoch.")

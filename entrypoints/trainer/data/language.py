@@ -22,9 +22,10 @@ from ..labels import IGNORED
 from . import chat
 from . import tokenizer as tokenizers
 from .documents import Columns, Document, hold_out, load, stream, take
-from .samples import Blocks, Rows, packed, padded
+from .samples import Blocks, Rows, padded
 from .stream import Texts
 from .tasks import Task
+from .token_cache import packed_tokens
 
 if TYPE_CHECKING:
     from ..arguments import Arguments
@@ -74,10 +75,11 @@ class CausalLM(TextTask):
         if tokenizer.eos_token_id is None:
             raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
         size = arguments.block_size
-        tokens = packed(take(train, arguments.max_train_bytes), tokenizer)
+        tokens, place = packed_tokens(lambda: take(train, arguments.max_train_bytes), tokenizer, arguments.token_cache)
         blocks = Blocks(tokens, size, arguments.max_train_samples)
         held = _blocks(arguments, tokenizer, held_out) if held_out else None
         described = f"{len(blocks.tokens):,} tokens in {len(blocks):,} blocks, {len(held or ()):,} blocks held out"
+        described += f"; tokens are kept in {place}" if place else ""
         return cls(tokenizer, blocks, held, default_collate, [], described)
 
     def summary(self, sums: list[float]) -> dict[str, float]:
@@ -218,4 +220,5 @@ def _blocks(arguments: Arguments, tokenizer: Any, held_out: list[Document]) -> B
     """Return held-out blocks."""
     # Four bytes a token is what English and code come to; the cut at the right block follows in Blocks.
     few = arguments.max_eval_samples * arguments.block_size * 16 if arguments.max_eval_samples >= 0 else -1
-    return Blocks(packed(take(held_out, few), tokenizer), arguments.block_size, arguments.max_eval_samples)
+    tokens, _ = packed_tokens(lambda: take(held_out, few), tokenizer, arguments.token_cache)
+    return Blocks(tokens, arguments.block_size, arguments.max_eval_samples)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EMPTY = -1  # index of a sample that teaches nothing: what a rank gets that has none left in the last batch
 
+MOST_TEXT = 1 << 20  # characters that are tokenized at a time: a tokenizer takes a hundred bytes for each token
+
 Item = dict[str, torch.Tensor]
 
 
@@ -51,7 +53,7 @@ class Blocks(Dataset[Item]):
 
     def fingerprint(self) -> str:
         """Return a hash of all samples."""
-        return hashlib.sha256(np.ascontiguousarray(self.tokens).tobytes()).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.tokens)).hexdigest()
 
 
 class Rows(Dataset[Item]):
@@ -72,23 +74,23 @@ class Rows(Dataset[Item]):
         return hashlib.sha256(repr((list(map(list, self.texts)), list(self.classes))).encode()).hexdigest()
 
 
-def packed(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the tokens of all texts in one stream, an end-of-text token behind each."""
-    parts: list[np.ndarray[Any, Any]] = []
+def token_groups(
+    texts: Iterable[str], tokenizer: Any, pieces: int = 256
+) -> Iterator[np.ndarray[Any, np.dtype[np.int32]]]:
+    """Yield the tokens of some texts at a time, at most `pieces`, an end-of-text token behind each text."""
+
+    def encoded() -> np.ndarray[Any, np.dtype[np.int32]]:
+        rows = tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return np.concatenate([np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32) for ids in rows])
+
     group: list[str] = []
-
-    def encode() -> None:
-        for ids in tokenizer(group, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
-            parts.append(np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32))
-        group.clear()
-
     for text in texts:
         group.append(text)
-        if len(group) == pieces:
-            encode()
+        if len(group) == pieces or sum(map(len, group)) > MOST_TEXT:
+            yield encoded()
+            group = []
     if group:
-        encode()
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        yield encoded()
 
 
 def padded(items: Sequence[Item], pad: int) -> Item:

@@ -14,7 +14,8 @@ from tests.entrypoints.training import ENTRYPOINTS
 
 from trainer.arguments import Arguments  # isort: skip
 from trainer.errors import Unsupported  # isort: skip
-from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, accumulation, loader, packed, padded  # isort: skip
+from trainer.data.samples import EMPTY, IGNORED, Blocks, GlobalBatches, Rows, accumulation, loader, padded  # isort: skip
+from trainer.data.token_cache import in_memory as packed  # isort: skip
 
 assert ENTRYPOINTS
 

@@ -1,0 +1,126 @@
+"""Keep the tokens of a text on disk, memory-mapped, and find them again by the digest of the text and the tokenizer.
+
+One process of a machine tokenizes; the others wait for its lock and then read the same pages. A file is whole once its
+index is there, and is checked against it before it is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .samples import token_groups
+from .tokenizer import fingerprint
+
+SMALLEST = 32 << 20  # bytes of text that are kept where no folder is named
+NEVER = "none"
+_FORMAT = "1 int32"
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+Texts = Callable[[], Iterable[str]]
+
+
+def packed_tokens(texts: Texts, tokenizer: Any, folder: str = "") -> tuple[Tokens, str]:
+    """Return the tokens of all texts in one stream, and where they are kept, "" if in memory.
+
+    Args:
+        texts: gives the texts, each time from the first one on.
+        tokenizer: a tokenizer of transformers.
+        folder: where tokens are kept; "" is the user's cache, for large texts alone, and `none` keeps nothing.
+    """
+    if folder == NEVER or getattr(tokenizer, "backend_tokenizer", None) is None:
+        return in_memory(texts(), tokenizer), ""
+    digest, size = digest_of(texts(), tokenizer)
+    if not folder and size < SMALLEST:
+        return in_memory(texts(), tokenizer), ""
+    base = Path(folder or default_folder())
+    try:
+        return _kept(base / digest, texts, tokenizer), str(base / digest)
+    except OSError as error:  # a full disk, a folder that is not writable, a file system without locks
+        return in_memory(texts(), tokenizer), f"memory alone: {base}: {error.strerror or error}"
+
+
+def default_folder() -> str:
+    """Return the folder of this user's cache."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "cloudtrain", "tokens")
+
+
+def in_memory(texts: Iterable[str], tokenizer: Any, pieces: int = 256) -> Tokens:
+    """Return the tokens of all texts in one stream, an end-of-text token behind each."""
+    parts = list(token_groups(texts, tokenizer, pieces))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def digest_of(texts: Iterable[str], tokenizer: Any) -> tuple[str, int]:
+    """Return what tells these texts and this tokenizer from all others, and the bytes of the texts."""
+    import tokenizers
+
+    whole, size = hashlib.sha256(), 0
+    for text in texts:
+        raw = text.encode("utf-8", "surrogatepass")
+        whole.update(len(raw).to_bytes(8, "big") + raw)
+        size += len(raw)
+    made_by = [_FORMAT, tokenizers.__version__, fingerprint(tokenizer), tokenizer.eos_token_id, whole.hexdigest()]
+    return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32], size
+
+
+def _kept(folder: Path, texts: Texts, tokenizer: Any) -> Tokens:
+    """Return the tokens that are in a folder, written there first where they are not; raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        tokens = _read(folder)
+        if tokens is None:
+            _write(folder, texts, tokenizer)
+            tokens = _read(folder)
+    if tokens is None:
+        raise OSError(f"{folder} was removed, or it changes while it is read")
+    return tokens
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with open(file, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _read(folder: Path) -> Tokens | None:
+    """Return the tokens in a folder, None where there are none or where they are damaged."""
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        count, expected = index["tokens"], index["sha256"]
+        if (folder / "tokens.bin").stat().st_size != count * 4:
+            return None
+        tokens: Tokens = np.memmap(folder / "tokens.bin", np.int32, "r") if count else np.zeros(0, np.int32)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    return tokens if hashlib.sha256(tokens).hexdigest() == expected else None
+
+
+def _write(folder: Path, texts: Texts, tokenizer: Any) -> None:
+    """Tokenize into a folder; it has its name once it is whole."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        content, count = hashlib.sha256(), 0
+        with open(partial / "tokens.bin", "wb") as stream:
+            for tokens in token_groups(texts(), tokenizer):
+                stream.write(tokens)
+                content.update(tokens)
+                count += len(tokens)
+            stream.flush()
+            os.fsync(stream.fileno())
+        (partial / "index.json").write_text(json.dumps({"tokens": count, "sha256": content.hexdigest()}))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

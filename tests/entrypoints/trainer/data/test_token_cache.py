@@ -1,0 +1,147 @@
+"""Tokens on disk: written once, found again by their digest, checked, and the same as in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.entrypoints.training import ENTRYPOINTS, TINY, texts, train
+
+from trainer.data import token_cache  # isort: skip
+from trainer.data.samples import Blocks  # isort: skip
+from trainer.data.token_cache import in_memory, packed_tokens  # isort: skip
+
+TEXTS = [f"text {number} of {'many' * (number % 4)} words" for number in range(600)]
+
+
+class Tokenizer:
+    """One token for each byte; counts the texts that it sees."""
+
+    eos_token_id, backend_tokenizer = 256, None
+
+    def __init__(self, name: str = "bytes") -> None:
+        self.seen, self.backend_tokenizer = 0, self
+        self.name = name
+
+    def to_str(self) -> str:
+        return self.name
+
+    def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
+        self.seen += len(group)
+        return {"input_ids": [list(text.encode()) for text in group]}
+
+
+def test_a_text_is_tokenized_once(tmp_path: Path):
+    expected = in_memory(TEXTS, Tokenizer())
+    assert expected.tolist()[:8] == [*b"text 0 o"] and expected[-1] == 256
+    first, second = Tokenizer(), Tokenizer()
+    tokens, place = packed_tokens(lambda: TEXTS, first, str(tmp_path))
+    assert first.seen == 600 and isinstance(tokens, np.memmap) and np.array_equal(tokens, expected)
+    again, same = packed_tokens(lambda: iter(TEXTS), second, str(tmp_path))
+    assert second.seen == 0 and same == place and np.array_equal(again, expected)
+    assert Blocks(again, 32).fingerprint() == Blocks(expected, 32).fingerprint()
+    assert Blocks(again, 32)[3]["input_ids"].tolist() == expected[96:128].tolist()
+
+
+@pytest.mark.parametrize("change", ["texts", "where a text ends", "tokenizer"])
+def test_another_text_or_tokenizer_has_tokens_of_its_own(tmp_path: Path, change: str):
+    packed_tokens(lambda: ["ab", "c"], Tokenizer(), str(tmp_path))
+    other = {"texts": ["ab", "d"], "where a text ends": ["a", "bc"], "tokenizer": ["ab", "c"]}[change]
+    tokenizer = Tokenizer("another" if change == "tokenizer" else "bytes")
+    tokens, _ = packed_tokens(lambda: other, tokenizer, str(tmp_path))
+    assert tokenizer.seen == 2 and np.array_equal(tokens, in_memory(other, Tokenizer()))
+
+
+@pytest.mark.parametrize("damage", ["a byte", "cut", "no index", "an index that is none"])
+def test_damaged_tokens_are_made_again(tmp_path: Path, damage: str):
+    _, place = packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path))
+    file, index = Path(place, "tokens.bin"), Path(place, "index.json")
+    content = file.read_bytes()
+    if damage == "a byte":
+        file.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    elif damage == "cut":
+        file.write_bytes(content[:-4])
+    elif damage == "no index":
+        index.unlink()
+    else:
+        index.write_text("[1")
+    tokenizer = Tokenizer()
+    tokens, _ = packed_tokens(lambda: TEXTS, tokenizer, str(tmp_path))
+    assert tokenizer.seen == 600 and np.array_equal(tokens, in_memory(TEXTS, Tokenizer()))
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_that_counts(tmp_path: Path):
+    class Interrupted(Tokenizer):
+        def __call__(self, group: list[str], **options: object) -> dict[str, list[list[int]]]:
+            if self.seen >= 256:
+                raise KeyboardInterrupt
+            return super().__call__(group)
+
+    with pytest.raises(KeyboardInterrupt):
+        packed_tokens(lambda: TEXTS, Interrupted(), str(tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    tokens, _ = packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path))
+    assert np.array_equal(tokens, in_memory(TEXTS, Tokenizer()))
+
+
+def test_small_texts_stay_in_memory_and_what_cannot_be_kept_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokens, place = packed_tokens(lambda: TEXTS, Tokenizer())
+    assert place == "" and not (tmp_path / "cache").exists()
+    monkeypatch.setattr(token_cache, "SMALLEST", 1000)
+    _, place = packed_tokens(lambda: TEXTS, Tokenizer())
+    assert place.startswith(str(tmp_path / "cache" / "cloudtrain" / "tokens"))
+    (tmp_path / "file").touch()
+    kept, place = packed_tokens(lambda: TEXTS, Tokenizer(), str(tmp_path / "file" / "below"))
+    assert place.startswith("memory alone: ") and np.array_equal(kept, tokens)
+
+
+@pytest.mark.train
+def test_later_runs_read_the_tokens_of_the_first(tmp_path: Path):
+    args = [*TINY, "--dataset", str(texts(tmp_path / "texts")), "--max_steps", "4", "--sample_tokens", "0"]
+    plain = train(tmp_path / "plain", args)
+    cached = [*args, "--token_cache", str(tmp_path / "cache")]
+    first = train(tmp_path / "first", cached, 2)
+    files = sorted((tmp_path / "cache").glob("*/tokens.bin"))
+    assert len(files) == 2, "training and held-out data, each once for both ranks"
+    written = [file.stat().st_mtime_ns for file in files]
+    second = train(tmp_path / "second", [*cached, "--per_device_train_batch_size", "4"], 2)
+    assert [file.stat().st_mtime_ns for file in files] == written
+    assert second.losses() == pytest.approx(plain.losses(), abs=1e-5)
+    assert f"tokens are kept in {tmp_path}/cache/" in first.output()
+
+
+MEASURE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from trainer.data.token_cache import packed_tokens
+from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers
+bare = Tokenizer(models.BPE({chr(c): c for c in range(32, 127)}, [])); bare.add_special_tokens(["<end>"])
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>")
+text = "the same words again and again " * 300
+def anon():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+packed_tokens(lambda: [text] * 300, tokenizer, sys.argv[2])
+before = anon()
+tokens, _ = packed_tokens(lambda: (text for _ in range(int(sys.argv[3]))), tokenizer, sys.argv[2])
+print(len(tokens), anon() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path: Path):
+    command = [sys.executable, "-c", MEASURE, str(ENTRYPOINTS), str(tmp_path), "1200"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True
+    )
+    tokens, grown_kib = map(int, done.stdout.split())
+    assert tokens == 1200 * (9300 + 1)
+    assert grown_kib * 1024 < tokens * 4 / 2, "half of what the tokens alone would take"
+    assert json.loads(next(tmp_path.glob("*/index.json")).read_text())["tokens"] > 0
