@@ -126,6 +126,8 @@ _named = click.argument("sweep_id", metavar="SWEEP")
 @options.json_option
 def show(sweep_id: str | None, as_json: bool) -> int:
     """Show a sweep: its state, its best trial, and all trials. The default SWEEP is the newest."""
+    from cloudtrain.sweeps.standing import describe_spent
+
     sweep = _find(sweep_id)
     if as_json:
         terminal.print_json(_json(sweep))
@@ -134,6 +136,8 @@ def show(sweep_id: str | None, as_json: bool) -> int:
     searched = [parameter.name for parameter in file.searched]
     terminal.print_lines(f"{sweep.sweep_id}  {record.state}" + (f": {record.reason}" if record.reason else ""))
     _print_best(sweep)
+    if used := describe_spent(sweep.spent):
+        terminal.print_lines(f"  spent: {used}")
     if shares := _importance(sweep):
         terminal.print_lines("  importance: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
     names = [metric.name for metric in file.metrics]
@@ -266,6 +270,7 @@ def _json(sweep: Sweep) -> dict[str, Any]:
         "metrics": [metric.name for metric in sweep.file.metrics],
         "best": _trial_json(found) if found else None,
         "importance": _importance(sweep),
+        "spent": {"hours": (used := sweep.spent).hours, "usd": used.usd},
         "trials": [_trial_json(trial) for trial in sweep.trials],
     }
 

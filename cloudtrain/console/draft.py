@@ -204,6 +204,28 @@ class Draft:
                 self._submitted[name] = run
             return self._submitted[name]
 
+    def hyperparameters(self) -> list[str]:
+        """Return the names of the job's hyperparameters."""
+        try:
+            document, _ = self.form.document()
+        except BadJob:
+            return []
+        return list(document.value.get("hyperparameters") or {})
+
+    def start_sweep(self, text: str) -> str:
+        """Start a sweep of the job from the text of a sweep file, and return its id; blocking.
+
+        Raises BadJob, BadRequest, BackendError.
+        """
+        from cloudtrain.job.load import read
+        from cloudtrain.sweeps.sweep import begin
+
+        if problems := self.problems():
+            raise BadRequest("the job has problems", "; ".join(problem.message for problem in problems))
+        section, _ = read(f"{text}\n")  # with a line's end it is no name of a file
+        document, folder = self.form.document()
+        return begin(section.value, folder, job=document.value, home=self.home).sweep_id
+
     def save(self, name: str, *, overwrite: bool = False) -> Path:
         """Write the job file below the root, with relative paths from its folder. Raises BadRequest where the file exists."""
         path = resolve_below(self.root, name)

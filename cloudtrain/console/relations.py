@@ -34,19 +34,47 @@ class Relations:
         self._labels, self._columns = [text.clean(label, 120) for label in labels], columns
         self._kept, self._on_axes = axes, on_axes
         self._log = {"x": False, "y": False}
+        self._choices: list[Any] = []
+        self._lines: Any = None  # the parallel coordinates
 
     def show(self) -> None:
         """Draw both charts, where at least two columns differ."""
         if len(self._columns) < 2:
             return
+        self._axes = self._choose_axes()
+        self._scatter()
+        if (found := self._parallel()) is None:
+            return
+        figure, axes = found
+        with widgets.card("Parallel coordinates"):
+            # Axes need room: on a narrow screen the chart is scrolled.
+            self._lines = _chart("parallel coordinates", figure).style(f"min-width: {AXIS_PX * axes}px")
+
+    def update(self, labels: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Draw other runs, in the same charts: plotly.js complains about charts that were removed."""
+        self._labels, self._columns = [text.clean(label, 120) for label in labels], columns
+        self._axes = self._choose_axes() | {axis: name for axis, name in self._axes.items() if name in columns}
+        for choice in self._choices:
+            choice.set_options([*columns])
+        self._drawn.update_figure(self._figure())
+        if self._lines is not None and (found := self._parallel()):
+            self._lines.update_figure(found[0])
+
+    def _choose_axes(self) -> dict[str, str]:
+        given, metrics = self._sorted_columns()
+        usual = {"x": [*given, *self._columns][0], "y": [*metrics, *[*self._columns][::-1]][0]}
+        return {axis: name if (name := self._kept.get(axis, "")) in self._columns else usual[axis] for axis in usual}
+
+    def _sorted_columns(self) -> tuple[list[str], list[str]]:
+        """Return the columns that were given and the metrics, a loss first."""
         given = [name for name in self._columns if not name.startswith("metric.")]
         metrics = [name for name in self._columns if name.startswith("metric.") and name.count(".") == 1]
         metrics.sort(key=lambda name: "loss" not in name)
-        usual = {"x": [*given, *self._columns][0], "y": [*metrics, *[*self._columns][::-1]][0]}
-        self._axes = {
-            axis: name if (name := self._kept.get(axis, "")) in self._columns else usual[axis] for axis in usual
-        }
-        self._scatter()
+        return given, metrics
+
+    def _parallel(self) -> tuple[dict[str, Any], int] | None:
+        """Return the parallel coordinates and how many axes they have; None where no run has all metrics."""
+        given, metrics = self._sorted_columns()
         # A run has a line where it has all metrics. The last axis gives the colour: a metric, where there is one.
         has = {name: sum(value is not None for value in self._columns[name]) for name in metrics}
         metrics = [name for name in metrics if has[name] == max(has.values())][:MOST_METRICS][::-1]
@@ -54,11 +82,8 @@ class Relations:
         try:
             figure = relations.parallel([(name, self._columns[name]) for name in chosen])
         except BadRequest:
-            return  # no run has all of these metrics
-        with widgets.card("Parallel coordinates"):
-            shown = charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN)
-            # Axes need room: on a narrow screen the chart is scrolled.
-            _chart("parallel coordinates", shown).style(f"min-width: {AXIS_PX * len(chosen)}px")
+            return None
+        return charts.style_figure(figure, height=380, margin=_PARALLEL_MARGIN), len(chosen)
 
     def _scatter(self) -> None:
         from nicegui import ui
@@ -68,6 +93,7 @@ class Relations:
                 for axis in ("x", "y"):
                     choice = ui.select([*self._columns], value=self._axes[axis], label=f"{axis} axis", with_input=True)
                     choice.props("outlined dense").classes("ct-choice")
+                    self._choices.append(choice)
                     choice.on_value_change(lambda e, axis=axis: self._change(axis, e.value))
                     ui.checkbox(f"log {axis} axis", on_change=lambda e, axis=axis: self._change(axis, log=e.value))
             self._drawn = _chart("scatter", self._figure())

@@ -23,5 +23,7 @@ PAGES = (
     Page("/", "Runs", "pages.runs:show", "r"),
     Page("/runs/{run_id}", "Run", "pages.run:show"),
     Page("/new", "New job", "pages.newjob:show", "n"),
+    Page("/sweeps", "Sweeps", "pages.sweeps:show", "s"),
+    Page("/sweeps/{sweep_id}", "Sweep", "pages.sweep:show"),
     Page("/compare", "Compare", "pages.compare:show"),
 )

@@ -66,6 +66,19 @@ def card(title: str = "", *, name: str = "") -> Iterator[Any]:
         yield section
 
 
+def area(title: str) -> Any:
+    """Draw a box with a heading, and return the element inside, whose content may be drawn again."""
+    from nicegui import ui
+
+    with card(title):
+        return ui.element("div")
+
+
+def link(label: str, target: str) -> None:
+    """Draw a link to a page of the console."""
+    element("a", text.clean(label, 200)).props["href"] = target
+
+
 def pairs(rows: Iterable[tuple[str, object]]) -> None:
     """Draw labels and values, without empty ones."""
     from nicegui import ui

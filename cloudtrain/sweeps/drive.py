@@ -24,7 +24,6 @@ from cloudtrain.history.trials import SweepHistory, SweepRecord, TrialRecord
 from cloudtrain.nodes.process import Process
 from cloudtrain.runs import environment, watch_log, watcher
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.spend import total
 from cloudtrain.sweeps import standing
 from cloudtrain.sweeps.draw import draw
 from cloudtrain.sweeps.early_stop import EarlyStop
@@ -86,7 +85,8 @@ class Driver:
             return True
         live = [trial for trial in trials if not trial.ended]
         self._care(live)
-        spent = self._spent(trials)
+        counted = self.sweep.budget.hours is not None or self.sweep.budget.usd is not None
+        spent = standing.spent(self.store, trials) if counted else Spent()
         end = standing.outcome(self.sweep, record, trials, spent, exhausted=self._drawn_out)
         if end:
             self._cancel(live, f"the sweep has ended: {end[1]}" if end[0] != "CANCELLED" else end[1])
@@ -200,21 +200,6 @@ class Driver:
                 Run(trial.run_id, self.store).cancel()
 
     # -- around them --------------------------------------------------------------------------------------------------
-
-    def _spent(self, trials: list[TrialRecord]) -> Spent:
-        """Return what the trials have used; only where the budget counts it."""
-        if self.sweep.budget.hours is None and self.sweep.budget.usd is None:
-            return Spent()
-        hours = usd = promised = 0.0
-        for trial in trials:
-            if trial.run_id is None:
-                continue
-            attempts = self.store.attempts(trial.run_id)
-            used = total(attempts, self.home)
-            hours, usd = hours + used.node_s / 3600, usd + used.usd
-            if not trial.ended:
-                promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
-        return Spent(hours, usd, promised)
 
     def _care(self, live: list[TrialRecord]) -> None:
         """Start the watcher where it has died, with the environment that only this process and it have."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.events import State
 from cloudtrain.history.trials import SweepRecord, TrialRecord
+from cloudtrain.runs.spend import total
 from cloudtrain.sweeps.draw import Past
 from cloudtrain.sweeps.file import Metric, SweepFile
 
@@ -25,6 +26,28 @@ class Spent:
     hours: float = 0.0  # of all nodes
     usd: float = 0.0
     promised_usd: float = 0.0
+
+
+def spent(store: Store, trials: Sequence[TrialRecord]) -> Spent:
+    """Return what trials have used until now, by the times of their attempts and the prices of their plans."""
+    hours = usd = promised = 0.0
+    for trial in trials:
+        if trial.run_id is None:
+            continue
+        attempts = store.attempts(trial.run_id)
+        used = total(attempts, store.home)
+        hours, usd = hours + used.node_s / 3600, usd + used.usd
+        if not trial.ended:
+            promised += max(0.0, float((attempts[-1].plan.at_most or {}).get("usd") or 0.0) - used.usd)
+    return Spent(hours, usd, promised)
+
+
+def describe_spent(used: Spent) -> str:
+    """Return what a sweep has used in words; "" before a machine was used."""
+    if not used.hours:
+        return ""
+    hours = f"{used.hours:.2g} machine hours" if used.hours >= 0.1 else f"{used.hours * 60:.2g} machine minutes"
+    return f"{hours}, {used.usd:.2f} USD" if used.usd else hours
 
 
 def reports(store: Store, run_id: str | None, name: str) -> list[float]:

@@ -105,6 +105,11 @@ class Sweep:
         return f"{file.metrics[0].name} {best.result[0]:.6g} by trial {best.number} ({params})"
 
     @property
+    def spent(self) -> standing.Spent:
+        """What its trials have used so far: machine hours, USD where prices are known."""
+        return standing.spent(Store(self.home), self.trials)
+
+    @property
     def importance(self) -> dict[str, float]:
         """The share of the first metric's variance that each parameter explains; {} before 8 trials have a result.
 

@@ -11,6 +11,7 @@ from cloudtrain.console import fields, shell, text
 from cloudtrain.console.controls import format_problem
 from cloudtrain.console.draft import Draft, Review, resolve_below
 from cloudtrain.console.fields import Step
+from cloudtrain.console.pages import newsweep
 from cloudtrain.errors import CloudtrainError, Problem
 
 LONGEST = 200_000  # characters of a request that a page shows
@@ -52,6 +53,8 @@ class ReviewStep:
             with ui.element("section").classes("ct-card"):
                 shell.heading("Plan", 2)
                 self.plan = ui.element("div")
+        self.sweep = newsweep.NewSweep(self.draft, self.submitted)
+        self.sweep.draw()
         with ui.element("div").classes("ct-row ct-turn"):
             back = ui.button("Back", on_click=lambda: self.go(Step.SOURCE), color=None)
             back.classes("ct-plain").props("no-caps")
@@ -70,6 +73,7 @@ class ReviewStep:
         if request_number != self._request_number:
             return
         self.review = review
+        self.sweep.fill()
         self._show(review)
 
     def _show(self, review: Review) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.console import history, shell, text, widgets
+from cloudtrain.errors import UnknownRun
+from cloudtrain.history.trials import SweepHistory
 from cloudtrain.report import compare
 from cloudtrain.report.compare import Difference
 from cloudtrain.runs.run import Run
@@ -18,6 +20,7 @@ class Origin:
 
     parent: str | None
     parent_exists: bool  # in this history
+    of_sweep: bool  # the parent is a sweep of this history
     differences: Sequence[Difference]
     job: str
     request: str
@@ -32,11 +35,19 @@ def _read_origin(run: Run) -> Origin:
     return Origin(
         record.parent,
         parent_exists,
+        record.parent is not None and not parent_exists and _is_sweep(run, record.parent),
         parent_differences,
         text.format_json(job),
         text.format_json(newest.plan.request),
         run.store.provenance(run.run_id),
     )
+
+
+def _is_sweep(run: Run, text: str) -> bool:
+    try:
+        return SweepHistory(run.store.home).find(text).sweep_id == text
+    except UnknownRun:
+        return False
 
 
 async def show(run_id: str) -> None:
@@ -51,6 +62,9 @@ async def show(run_id: str) -> None:
             with ui.element("div").classes("ct-row"):
                 if origin.parent_exists:
                     ui.link(origin.parent, f"/runs/{origin.parent}")
+                elif origin.of_sweep:
+                    ui.label("a trial of")
+                    ui.link(origin.parent, f"/sweeps/{origin.parent}")
                 else:
                     ui.label(f"{text.clean(origin.parent)} is not in this history").classes("ct-dim")
             if origin.parent_exists:
