@@ -58,6 +58,8 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     if parallelism.get("accelerate_config"):
         return "only the node reads the Accelerate file"
     arguments = module("trainer.arguments").parse(job.argv()[1:])
+    if arguments.own_task:
+        return f"only the node knows the model of {arguments.task}"
     plan = module("trainer.strategies.mesh").choose_plan(parallelism, world, nodes)
     shape = _pretrained(arguments.model, job) if arguments.model else _from_scratch(arguments, job)
     if isinstance(shape, str):
@@ -70,7 +72,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
     whole = samples if samples > 0 else per_rank * pieces * plan.data_ranks
     step = Step(
         batch=per_rank,
-        sequence=arguments.block_size,
+        sequence=arguments.block_size * (2 if arguments.task == "dpo" else 1),  # a chosen and a rejected answer
         precision=arguments.mixed_precision,
         checkpointing=arguments.gradient_checkpointing,
         strategy=plan.strategy,
@@ -79,7 +81,7 @@ def _of_trainer(job: Job, parallelism: Mapping[str, Any], world: int, nodes: int
         pipeline=plan.pipeline,
         context=plan.context,
         accumulation=max(1, pieces),
-        chunked=plan.tensor * plan.pipeline == 1 and not arguments.torch_compile and arguments.writes
+        chunked=plan.tensor * plan.pipeline == 1 and not arguments.torch_compile and arguments.writes and not arguments.own_loss
         and shape.family not in ("bert", "roberta", "distilbert"),
         lora=arguments.lora_r if arguments.use_peft else 0,
         eager_attention=arguments.attn_implementation == "eager",

@@ -77,6 +77,17 @@ def test_from_scratch_the_sizes_are_the_arguments(tmp_path: Path):
     assert "are not known here" in str(asked("T4:1", None, model="me/secret"))
 
 
+def test_of_a_task_of_ones_own_nothing_is_claimed():
+    assert asked("T4:1", task="mypkg.task:MyTask") == "only the node knows the model of mypkg.task:MyTask"
+
+
+def test_preferences_take_two_sequences_and_whole_logits():
+    one, two = asked("H100:8", {"strategy": "fsdp"}), asked("H100:8", {"strategy": "fsdp"}, task="dpo")
+    assert isinstance(one, fit.Fit) and isinstance(two, fit.Fit)
+    whole_logits = 2 * 4096 * 128_256 * 4
+    assert sum(two.terms.values()) - sum(one.terms.values()) > whole_logits
+
+
 def test_of_a_script_nothing_is_claimed_unless_it_says_its_model():
     job = Job(name="s", source="/", entrypoint="train.py", resources={"accelerators": "T4:1"})
     assert fit.of_job(job, {}, 1, 1) is None
