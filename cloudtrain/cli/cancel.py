@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @options.command()
 @click.argument("run_ids", nargs=-1, required=True, metavar="RUN...", shell_complete=options.complete_runs)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask where other runs wait for these.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask when other runs wait for these runs.")
 @options.json_option
 def command(run_ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Cancel runs, and stop everything that they started.
 
     It waits up to 10 seconds for the platform to confirm. The request is stored: when the platform does not answer now, the
-    background watcher cancels the run later. A run that has already ended does not change. Runs that wait for a cancelled one
-    (key `after`) are skipped; on a terminal you are asked first.
+    background watcher cancels the run later. A run that has already ended does not change. A run that waits for a cancelled
+    run (key `after`) is cancelled too; on a terminal you are asked first.
     """
     runs_to_cancel = [runs.find(run_id) for run_id in run_ids]  # a wrong id raises before anything is cancelled
     if waiting := _waiting([run for run in runs_to_cancel if not run.record.status.state.final]):

@@ -22,8 +22,10 @@ from cloudtrain.errors import BadRequest
 def command(port: int, open_browser: bool, home: Path | None, as_json: bool) -> int:
     """Show runs in the browser, until Ctrl-C.
 
-    It listens on this machine alone, and answers only who has the token of the address that it prints. Seen from another
-    machine: ssh -L 8080:127.0.0.1:PORT. It needs NiceGUI: pip install 'cloudtrain[console]'.
+    It listens on this computer only. The address that it prints has a secret token: without the token nothing is shown.
+
+    To see it from another computer, run `ssh -L 8080:127.0.0.1:PORT HOST` there, with the printed port and this computer's
+    name. Then open the printed address there, with port 8080. It needs NiceGUI: pip install 'cloudtrain[console]'.
 
     \b
     cloudtrain console

@@ -45,11 +45,17 @@ class Finding(NamedTuple):
     shell_complete=options.complete_targets,
     help="Another backend or target to check; may be repeated.",
 )
-@click.option("--job", metavar="JOB", type=click.Path(), help="Also ask the platform whether it would accept this job.")
+@click.option(
+    "--job",
+    metavar="JOB",
+    type=click.Path(),
+    help="Also ask the platform whether it would accept this job file. Nothing is started.",
+)
 @click.option(
     "--policy",
     type=click.Choice(("trust", "role", "submit")),
-    help="Only print an IAM policy for the target or the job: the role's trust, the role, or who submits.",
+    help="Print an AWS IAM policy and check nothing: `trust` and `role` for the role of the job, `submit` for the user. "
+    "With --job, for the options of that job.",
 )
 @options.json_option
 def command(target: str | None, more: tuple[str, ...], job: str | None, policy: str | None, as_json: bool) -> int:

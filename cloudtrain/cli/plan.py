@@ -38,7 +38,7 @@ def command(
     """Print what would be submitted, and submit nothing.
 
     It packages the source and builds the exact request for the platform, without network, credentials or SDK. With -o it
-    writes the plan to a file; `cloudtrain submit plan.json` sends exactly that plan.
+    writes the plan to a file; `cloudtrain submit plan.json` then sends this request, unchanged.
 
     \b
     cloudtrain plan                      the job.yaml here

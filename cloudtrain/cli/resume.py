@@ -11,7 +11,13 @@ from cloudtrain.cli.view.follow import Begun, begin
 @options.command()
 @options.run_named
 @options.target_option
-@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Change a value: limits.max_cost=80USD.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a value of the job, as in --set limits.max_cost=80USD; may be repeated.",
+)
 @options.layout
 @options.force_option
 @options.ending_options
@@ -38,8 +44,8 @@ def command(
     \b
     cloudtrain resume tiny-lm-26 -t lab --processes 4
 
-    With -t it resumes on another target, which must be able to read the run's output. You can change limits, resources,
-    ranks and options with --set, but no hyperparameters.
+    With -t it resumes on another target, which must be able to read the run's output. With --set you can change machines,
+    number of processes, limits, environment and options. Hyperparameters need a new run: `cloudtrain rerun`.
     """
     from cloudtrain.cli.view.jobs import layout_settings
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 here_option = click.option(
-    "--here", is_flag=True, help="Delete only files on this machine; those on platforms and hosts stay."
+    "--here", is_flag=True, help="Delete only files on this computer. Files on cloud platforms and SSH hosts are kept."
 )
 
 

@@ -15,8 +15,14 @@ from cloudtrain.errors import BadRequest
 @options.job_options
 @options.ending_options
 @click.option("--key", metavar="KEY", help="A name for this submission: submitting it again returns the same run.")
-@click.option("--new", is_flag=True, help="Start a new run, even when an interrupted submit of this job exists.")
-@click.option("--adopt", is_flag=True, help="Finish an interrupted submit of this job, even an old or failed one.")
+@click.option(
+    "--new", is_flag=True, help="Start a second run even though an earlier submit of this job was interrupted."
+)
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Continue the interrupted submit of this job, even if it is older than 15 minutes or failed.",
+)
 @click.option(
     "--after", metavar="RUN", multiple=True, help="Hold the job until this run has SUCCEEDED; may be repeated."
 )
@@ -42,8 +48,9 @@ def command(
     the script. Otherwise the script's git repository is packaged, or else the folder of the script. Arguments after -- go
     to the script. `cloudtrain submit -- PROGRAM ...` runs a command once on each node.
 
-    The run does not depend on this command: Ctrl-C detaches, with exit code 130. When an earlier submit of the same job was
-    interrupted, that run is finished instead of starting a second one; --new and --adopt decide in doubtful cases.
+    Ctrl-C ends this command with exit code 130, and the run continues. When an earlier submit of the same job was
+    interrupted (a lost connection, a killed terminal), submit continues it and starts no second run. If that submit is
+    older than 15 minutes or has failed, you choose: --adopt continues it, --new starts a second run.
 
     \b
     cloudtrain submit train.py -f -- --lr 1e-4

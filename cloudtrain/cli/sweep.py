@@ -178,16 +178,19 @@ def _change(name: str, help: str, how: str) -> None:
 
 
 _change("stop", "Cancel the live trials of a sweep and end it.", "is asked to end")
-_change("pause", "Start no further trial; those that run continue.", "is paused")
+_change("pause", "Start no new trial; running trials continue.", "is paused")
 _change("resume", "Start trials again after a pause.", "continues")
 
 
 @command.command("extend", cls=options.Command)
 @_named
-@click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="How many trials more.")
+@click.option("--trials", required=True, metavar="N", type=click.IntRange(1), help="How many trials to add.")
 @options.json_option
 def extend(sweep_id: str, trials: int, as_json: bool) -> int:
-    """Run more trials than the budget says; a sweep that has ended continues."""
+    """Add trials to a sweep's budget.
+
+    A sweep that has ended starts again.
+    """
     sweep = _find(sweep_id)
     sweep.extend(trials)
     return _changed(sweep, as_json, f"runs {trials} trials more")
@@ -197,7 +200,10 @@ def extend(sweep_id: str, trials: int, as_json: bool) -> int:
 @_named
 @options.json_option
 def rerun_failed(sweep_id: str, as_json: bool) -> int:
-    """Repeat the trials that have failed twice."""
+    """Start failed trials once more.
+
+    A failed trial is repeated once by itself. This repeats the trials whose repetition has failed too.
+    """
     sweep = _find(sweep_id)
     count = sweep.rerun_failed()
     return _changed(sweep, as_json, f"repeats {count} trials" if count else "has no trial that failed twice")
@@ -207,7 +213,9 @@ def rerun_failed(sweep_id: str, as_json: bool) -> int:
 @click.argument("sweep_id", metavar="[SWEEP]", required=False)
 @options.json_option
 def best(sweep_id: str | None, as_json: bool) -> int:
-    """Print the job file of the best trial; `cloudtrain submit` takes it.
+    """Print the best trial's job file.
+
+    `cloudtrain submit` takes it:
 
     \b
     cloudtrain sweep best > best.yaml

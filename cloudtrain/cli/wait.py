@@ -18,14 +18,15 @@ TIMEOUT_EXIT_CODE = 124
     "timeout_s",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Give up after so long, with exit code 124.",
+    help="Stop waiting after so many seconds, with exit code 124. The run continues.",
 )
 @options.json_option
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
     It prints nothing until then; `logs -f` prints the log and exits with 0. The exit code is the run's: 0, the script's
-    code, 130 when it was cancelled, 124 at its time limit, 75 when it was preempted, 69 when its machine was lost. Of
+    code, 130 when it was cancelled, 124 when it reached its time limit, 75 when the platform took
+    its machine away (preempted), 69 when its machine was lost. Of
     several runs the first one in the order of the arguments that is not 0 counts. The default RUN is the newest. Ctrl-C
     ends the waiting only.
     """

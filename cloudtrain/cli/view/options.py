@@ -95,10 +95,12 @@ rank_option = click.option(
     type=_Rank(),
     default="0",
     metavar="RANK",
-    help="Metrics of this rank, or all: a curve for each; default: 0.",
+    help="Metrics of this rank, or `all` for a curve of each rank. Default: rank 0.",
 )
 verbose_option = click.option(
-    "--verbose", is_flag=True, help="Print everything, also what is hidden or shortened by default."
+    "--verbose",
+    is_flag=True,
+    help="Also print values that are left out or cut by default: default settings, launcher variables, whole requests.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 target_option = click.option(
@@ -106,7 +108,7 @@ target_option = click.option(
     "--target",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Backend, or target of cloudtrain.toml; replaces the job's target.",
+    help="Where to run: a backend (local, sagemaker, ...) or a target of cloudtrain.toml. Overrides the job file's target.",
 )
 sets_option = click.option(
     "--set",
@@ -175,7 +177,7 @@ def layout(function: F) -> F:
 
 
 force_option = click.option(
-    "--force", is_flag=True, help="Accept a job that does not fit into its GPUs' memory (docs/fit.md)."
+    "--force", is_flag=True, help="Continue even if the job needs more GPU memory than it asks for (docs/fit.md)."
 )
 
 
