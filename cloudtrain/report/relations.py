@@ -24,7 +24,7 @@ def scatter(
         if x[1][number] is None or y[1][number] is None:
             continue
         figure.add_scatter(
-            x=[_value(*x, number)], y=[_value(*y, number)], mode="markers", name=escape_name(label), showlegend=False,
+            x=[value_of(*x, number)], y=[value_of(*y, number)], mode="markers", name=escape_name(label), showlegend=False,
             marker={"size": 9, "color": colour_of(number)}, hoverlabel={"bordercolor": colour_of(number)},
         )  # fmt: skip
     figure.update_layout(hovermode="closest")
@@ -44,14 +44,14 @@ def parallel(columns: Sequence[tuple[str, Sequence[Any]]]) -> Any:
     whole = [at for at in range(len(columns[0][1])) if all(values[at] is not None for values in metrics)]
     if not whole:
         raise BadRequest("no run has a value of all these metrics")
-    dimensions = [_dimension(name, [_value(name, values, at) for at in whole]) for name, values in columns]
+    dimensions = [_dimension(name, [value_of(name, values, at) for at in whole]) for name, values in columns]
     line = {"color": dimensions[-1]["values"], "colorscale": COLOURS, "showscale": False}
     figure = plotly.graph_objects.Figure(plotly.graph_objects.Parcoords(dimensions=dimensions, line=line))
     figure.update_layout(template="plotly_white", height=360, margin={"l": 70, "r": 50, "t": 50, "b": 30})
     return figure
 
 
-def _value(name: str, values: Sequence[Any], at: int) -> Any:
+def value_of(name: str, values: Sequence[Any], at: int) -> Any:
     """Return a value as a number where it is one: labels and hyperparameters are stored as texts."""
     column = find_column(name)
     try:

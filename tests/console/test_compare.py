@@ -98,3 +98,28 @@ def test_200_runs_are_compared(console, page, ids, picture):
     expect(parallel.locator(".axis-title")).to_have_text(["hp.bs", "hp.lr", "metric.train/loss"])
     parallel.scroll_into_view_if_needed()
     picture(page, "console-parallel")
+
+
+def test_the_hyperparameter_that_decides_comes_first(console, page, ids, seemly):
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:40])}&search=train/loss")
+    card = page.get_by_role("region", name="Importance of hyperparameters").first
+    expect(card.get_by_label("importance for")).to_have_value("metric.train/loss")
+    card.get_by_role("button", name="Compute").press("Enter")
+    expect(card.locator("tbody tr td:first-child")).to_have_text(["hp.bs", "hp.lr"], timeout=60_000)
+    seemly(page)
+
+
+def test_the_smoothing_slider_is_dragged_by_mouse(console, page, ids):
+    page.goto(f"{console.root}/compare?runs={','.join(ids[:2])}&search=train/loss")
+    page.wait_for_function(f"{CHARTS}.length === 1")
+    drawn = f"JSON.stringify({CHARTS}[0].data.map(trace => [...trace.y]))"
+    before = page.evaluate(drawn)
+    box = page.locator(".ct-main .q-slider").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 2, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.8, middle, steps=5)
+    page.mouse.up()
+    page.wait_for_url("**smoothing=0.**")  # a slash follows, in the search
+    page.wait_for_function(f"before => {drawn} !== before", arg=before)

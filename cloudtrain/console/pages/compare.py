@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, cast, get_args
 from urllib.parse import urlencode
 
-from cloudtrain.console import charts, curvestyle, history, lists, relations, runrows, shell, text, widgets
+from cloudtrain.console import charts, curvestyle, history, importance, lists, relations, runrows, shell, text, widgets
 from cloudtrain.console.polling import poll
 from cloudtrain.errors import BadRequest, UnknownRun
 from cloudtrain.events import State
@@ -64,6 +64,7 @@ async def show(
         curves = charts.Curves(ids, labels=labels, style=style, on_style=keep)
         await curves.show()
     relations.Relations([labels[run_id] for run_id in ids], columns, shown, keep).show()
+    importance.Importance(columns).show()
     with widgets.card("Differences"):
         if not rows:
             ui.label("nothing differs").classes("ct-dim")
