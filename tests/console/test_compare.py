@@ -114,7 +114,7 @@ def test_the_smoothing_slider_is_dragged_by_mouse(console, page, ids):
     page.wait_for_function(f"{CHARTS}.length === 1")
     drawn = f"JSON.stringify({CHARTS}[0].data.map(trace => [...trace.y]))"
     before = page.evaluate(drawn)
-    box = page.locator(".ct-main .q-slider").first.bounding_box()
+    box = page.get_by_role("slider", name="smoothing").bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 2, middle)
