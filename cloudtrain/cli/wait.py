@@ -24,11 +24,12 @@ TIMEOUT_EXIT_CODE = 124
 def command(run_ids: tuple[str, ...], timeout_s: float | None, as_json: bool) -> int:
     """Wait until runs have ended.
 
-    It prints nothing until then; `logs -f` prints the log and exits with 0. The exit code is the run's: 0, the script's
-    code, 130 when it was cancelled, 124 when it reached its time limit, 75 when the platform took
-    its machine away (preempted), 69 when its machine was lost. Of
-    several runs the first one in the order of the arguments that is not 0 counts. The default RUN is the newest. Ctrl-C
-    ends the waiting only.
+    It prints nothing until then; `logs -f` prints the log and exits with 0. Ctrl-C ends the waiting only. The default RUN is
+    the newest.
+
+    The exit code is the run's: 0, or the script's code. It is 130 when the run was cancelled, and 124 when it reached its
+    time limit. It is 75 when the platform took its machine away (preempted), and 69 when its machine was lost. Of several
+    runs, the first exit code that is not 0 counts.
     """
     code = 0
     for run_id in run_ids or (None,):

@@ -31,6 +31,7 @@ class Importance:
         # The last value of a loss comes first.
         self._metrics = sorted(enough, key=lambda name: ("loss" not in name, name.endswith((".min", ".max"))))
         self._values = columns
+        self._area: Any = None
 
     def show(self) -> None:
         """Draw the card, where enough runs have a metric and a hyperparameter differs."""
