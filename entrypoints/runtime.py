@@ -343,8 +343,8 @@ def _damage(path: str) -> str:
     names = _files(path)
     last = "trainer_state.json" if _TRAINERS.fullmatch(os.path.basename(path)) else "random_states_0.pkl"
     if last not in names:
-        return f"it was not finished: there is no {last}"
-    return next((f"{name} has no end" for name in names if not _has_end(os.path.join(path, name))), "")
+        return f"it is incomplete: {last} is missing"
+    return next((f"{name} is cut off" for name in names if not _has_end(os.path.join(path, name))), "")
 
 
 def _marked(path: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def command(
     cloudtrain logs tiny-lm-26 --rank 0 --tail 50
     """
     if number and (raw or as_json):
-        raise click.UsageError("--number does not go with --raw and --json, whose lines have `seq`")
+        raise click.UsageError("--number cannot be combined with --raw or --json: their lines have `seq`")
     run = runs.find(run_id)
     run.refresh(lambda _: None)  # an outage is reported while the log is read
     formatter = LineFormatter(run.attempts[-1], node=node, rank=rank, raw=raw, as_json=as_json, number=number)

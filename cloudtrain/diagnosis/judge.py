@@ -153,7 +153,7 @@ def _from_signal(end: End, ranks: Ranks) -> Verdict | None:
         return None
     verdict = _from_reason("signal", end.reason.split("\n")[0])
     fix = patterns.classes()["signal"].fixes.get(end.signal, verdict.change)
-    what = f"a process died of {end.signal}, and nothing says why"
+    what = f"a process was ended by {end.signal}; neither the log nor the platform says why"
     return replace(verdict, what=what, rank=end.failed_rank, change=fix)
 
 

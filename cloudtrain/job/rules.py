@@ -61,7 +61,7 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
                 Problem(
                     f"the sizes of data parallelism make {replicas}, the job has {world // model} ranks for it",
                     f"parallelism.{key}",
-                    "leave one of them out",
+                    "remove one of the two",
                 ),
             )
     if p.strategy == "auto":
@@ -72,7 +72,9 @@ def find_conflicts(job: JobModel) -> Iterator[Conflict]:
         yield Conflict(
             ("parallelism",),
             Problem(
-                "stands beside accelerate_config, which says it too", "parallelism.strategy", "leave one of them out"
+                "cannot be combined with accelerate_config, which sets it too",
+                "parallelism.strategy",
+                "remove one of the two",
             ),
         )
     said = [name for name in ("model", "batch", "sequence") if getattr(job.fit, name) is not None]
@@ -94,7 +96,7 @@ def _auto(job: JobModel) -> Iterator[Conflict]:
     others = sorted(job.parallelism.model_fields_set - {"strategy"})
     for wrong, message, hint in (
         (not job.trainer, "auto is for the shared trainer", "write the strategy of the script"),
-        (bool(others), f"auto chooses {', '.join(others)} too", "leave one of them out"),
+        (bool(others), f"auto chooses {', '.join(others)} too", "remove one of the two"),
         (job.min_nodes is not None, "auto is for one number of nodes", "leave out min_nodes"),
     ):
         if wrong:
@@ -126,7 +128,7 @@ def _own_script(job: JobModel) -> Iterator[Conflict]:
         said = "accelerate_config" if p.accelerate_config else "strategy"
         for path, option in _own_strategies(job):
             message = f"{option} stands beside parallelism.{said}, which says it too"
-            yield Conflict(("parallelism", path), Problem(message, path, "leave one of them out"))
+            yield Conflict(("parallelism", path), Problem(message, path, "remove one of the two"))
 
 
 def _own_strategies(job: JobModel) -> Iterator[tuple[str, str]]:

@@ -269,7 +269,7 @@ class Input(Spec):
     @model_validator(mode="after")
     def _place(self) -> Input:
         if not self.uri and not self.run:
-            raise wrong("names neither a place nor a run", "write uri: s3://bucket/prefix/, or run: RUN")
+            raise wrong("has neither uri nor run", "write uri: s3://bucket/prefix/, or run: RUN")
         if self.what and not self.run:
             raise wrong("names no run whose results these are", "write run: RUN beside what")
         if ".." in (self.what or "").split("/"):

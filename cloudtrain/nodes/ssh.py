@@ -224,7 +224,7 @@ class Remote:
             )
         prohibited = asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED  # a broken connection has other codes
         if isinstance(error, asyncssh.ChannelOpenError) and error.code == prohibited and self.host.jump is None:
-            return BackendError(f"{label} opens no session: {error.reason}")
+            return BackendError(f"{label} refuses to open an SSH session: {error.reason}")
         if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyExportError | asyncssh.ConfigParseError):
             return BackendError(f"{label}: {error}")
         if isinstance(error, TimeoutError):

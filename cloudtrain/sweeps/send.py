@@ -116,7 +116,7 @@ def _most_usd(plan: Plan) -> float:
         hint = (
             "set limits.max_runtime or limits.max_cost in the job, and resources.usd_per_hour for a machine of your own"
         )
-        raise BadRequest("budget.usd cannot be kept: what a trial costs at most is not known", hint)
+        raise BadRequest("budget.usd needs the most that a trial can cost, and it is not known", hint)
     return float(usd)
 
 

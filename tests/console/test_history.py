@@ -32,7 +32,7 @@ def test_a_long_history_is_paged_searched_and_filtered(console, page, seemly):
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("old-007")
     search.fill("old_0%")  # no pattern
-    expect(page.get_by_text("No run is like that.")).to_be_visible()
+    expect(page.get_by_text("No run matches the filter.")).to_be_visible()
     search.fill("")
     expect(rows).to_have_count(50)
     search.fill("state:fai")

@@ -88,7 +88,7 @@ def test_a_trainers_folder_that_is_cut_off_is_passed_over(
 ):
     cut(trainers / "checkpoint-12" / name)
     assert newest(trainers) == "checkpoint-8"
-    assert f"checkpoint checkpoint-12 is skipped: {name} has no end" in capsys.readouterr().err
+    assert f"checkpoint checkpoint-12 is skipped: {name} is cut off" in capsys.readouterr().err
     (trainers / "checkpoint-8" / "trainer_state.json").unlink()  # the Trainer writes it late
     assert newest(trainers) == "checkpoint-4"
 
@@ -99,7 +99,7 @@ def test_accelerates_newest(accelerates: Path, capsys: pytest.CaptureFixture[str
     assert newest(accelerates) == "checkpoints/checkpoint_1"
     (accelerates / "checkpoints/checkpoint_1/random_states_0.pkl").unlink()
     assert newest(accelerates) == "checkpoints/checkpoint_0"
-    assert "it was not finished" in capsys.readouterr().err
+    assert "it is incomplete" in capsys.readouterr().err
 
 
 def own(folder: Path, step: int) -> Path:

@@ -109,7 +109,7 @@ def test_compiled_and_with_activations_computed_again_the_losses_are_the_same(tm
 
 REFUSED = {
     "flash": ("--attn_implementation flash_attention_2 --bf16", "flash_attention_2 needs a GPU; on cpu there is sdpa"),
-    "held out": ("--streaming --max_steps 3 --eval_strategy steps", "a stream holds nothing out"),
+    "held out": ("--streaming --max_steps 3 --eval_strategy steps", "with --streaming no documents are held out"),
 }
 
 

@@ -136,7 +136,7 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path):
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     resumed = train(tmp_path / "run", args, 2, attempt=2)
-    assert "checkpoint step-00000040.a1 is skipped: it was not finished" in resumed.output()
+    assert "checkpoint step-00000040.a1 is skipped: it is incomplete" in resumed.output()
     assert "step-00000039.a1 is skipped: rank-00001.pt is not what was written" in resumed.output()
     assert f"resumed from {folder}/step-00000036.a1" in resumed.output()
     assert resumed.losses() == {step: loss for step, loss in unbroken.losses().items() if step > 36}

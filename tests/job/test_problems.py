@@ -101,7 +101,7 @@ SAID = [
     ),
     (
         "inputs: {a: {mode: copy}}",
-        ["job.yaml:2: inputs.a: names neither a place nor a run (write uri: s3://bucket/prefix/, or run: RUN)"],
+        ["job.yaml:2: inputs.a: has neither uri nor run (write uri: s3://bucket/prefix/, or run: RUN)"],
     ),
     ("inputs: {a: ''}", ["job.yaml:2: inputs.a.uri: is empty (write a path or a URI such as s3://bucket/prefix)"]),
     (

@@ -72,7 +72,7 @@ def test_what_goes_together(text):
         ),
         (
             "parallelism: {strategy: fsdp, accelerate_config: a.yaml}",
-            "parallelism.strategy: stands beside accelerate_config, which says it too",
+            "parallelism.strategy: cannot be combined with accelerate_config, which sets it too",
         ),
         ("env: {A: 1}\nsecrets: {A: 'env:A'}", "secrets.A: is given in env and in secrets"),
         (

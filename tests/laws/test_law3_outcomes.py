@@ -405,7 +405,7 @@ def test_a_key_names_the_same_job_from_an_empty_history_too(user: User, tmp_path
     (user.source / "train.py").write_text("print(2)\n")
     refused = command("fourth")
     assert refused.returncode == 2 and "the source's digest (" in refused.stderr, refused.stderr
-    assert "it differs in the source" in command("first").stderr
+    assert "whose job differs in the source" in command("first").stderr
     assert len(user.platform.jobs()) == 1 and not Store(tmp_path / "fourth").runs()
     Run.find(one["run_id"], home=tmp_path / "first").cancel()
     wait_for(lambda: not processes_of(tmp_path), "the end of all watchers")

@@ -93,6 +93,7 @@ def test_killed_command_line(home, project, tmp_path):
 def test_closed_terminal(home, project, tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below nohup it is ignored
         os.chdir(project)
         os.execv(sys.executable, [*CLOUDTRAIN, "submit", "gated.py", "--follow", "--", str(tmp_path / "gate")])
     run = the_run(home)

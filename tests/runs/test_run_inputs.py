@@ -91,7 +91,7 @@ def test_what_is_refused(store, job):
 @pytest.mark.parametrize(
     ("item", "problem"),
     [
-        ({}, "names neither a place nor a run"),
+        ({}, "has neither uri nor run"),
         ({"uri": "s3://b/c", "what": "model"}, "names no run whose results these are"),
         ({"run": "r", "what": "model/../x"}, "leads out of the run's results"),
         ({"run": "r", "what": "log"}, "what"),

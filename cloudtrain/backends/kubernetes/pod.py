@@ -71,7 +71,7 @@ class Pod:
         if self._restricted:
             pod["securityContext"] = security.pod_context(int(options.get("run_as_user") or 1000))
             if options.get("ipc_lock"):
-                hint = "leave one of them out; ask whether the namespace may be less strict"
+                hint = "remove one of the two; ask whether the namespace may be less strict"
                 self._add_problem("options.kubernetes.ipc_lock", "is not allowed in a restricted pod", hint)
         if options.get("cpu_limits") and not self.job.resources.cpus:
             self._add_problem("options.kubernetes.cpu_limits", "needs resources.cpus", "resources.cpus: 8")

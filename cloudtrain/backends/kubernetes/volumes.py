@@ -81,7 +81,9 @@ class KubeVolumes:
                 reason = pod_reason(pod) or "".join(
                     self._jobs.newest_notes(namespace, [str(pod["metadata"]["uid"])]).values()
                 )
-                raise BackendError(f"the pod that reads the claim does not start: {reason or 'nothing says why'}")
+                raise BackendError(
+                    f"the pod that reads the claim does not start: {reason or 'Kubernetes gives no reason'}"
+                )
             time.sleep(self._pause_s)
 
     def _list_files(self, proxy_path: str, query: dict[str, str], headers: dict[str, str]) -> Any:

@@ -62,8 +62,8 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
         "processes_per_node": job.processes != (job.resources.gpus or 1),
         f"options.{backend}.instance_groups": options.get("instance_groups"),
     }
-    message = f"does not go with {path}: torchrun starts one process for each GPU, of scripts on machines of one type"
-    return [Problem(message, key, "leave one of them out") for key, given in once.items() if given]
+    message = f"cannot be combined with {path}: torchrun starts one process for each GPU, for scripts, on machines of one type"
+    return [Problem(message, key, "remove one of the two") for key, given in once.items() if given]
 
 
 def find_problems(files: Iterable[str], path: str) -> list[Problem]:

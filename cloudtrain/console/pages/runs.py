@@ -115,7 +115,7 @@ class Listing:
         self._empty.clear()
         if not shown.lines:
             with self._empty:
-                ui.label("No run is like that." if self._query.filter else "There are no runs yet.")
+                ui.label("No run matches the filter." if self._query.filter else "There are no runs yet.")
                 if not self._query.filter:
                     ui.label("cloudtrain submit train.py -f").classes("ct-mono")
         self._table.props["heads"] = tuple(

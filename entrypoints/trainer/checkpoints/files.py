@@ -94,7 +94,7 @@ def manifest(path: Path) -> dict[str, dict[str, Any]] | str:
     try:
         text = (path / MARKER).read_bytes()
     except FileNotFoundError:
-        return "it was not finished"
+        return "it is incomplete: COMPLETE is missing"
     except OSError as error:
         return f"its {MARKER} cannot be read: {error}"
     if not text.strip():

@@ -73,7 +73,7 @@ class CausalLM(TextTask):
     ) -> Task:
         """Return the task of these documents."""
         if tokenizer.eos_token_id is None:
-            raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
+            raise Unsupported("the tokenizer has no end-of-text token to put between documents")
         size = arguments.block_size
         tokens, place = packed_tokens(lambda: take(train, arguments.max_train_bytes), tokenizer, arguments.token_cache)
         blocks = Blocks(tokens, size, arguments.max_train_samples)
@@ -207,10 +207,12 @@ def _stream(arguments: Arguments, name: str, inputs: Mapping[str, str]) -> Task:
     first = (Document("", lambda text=text: text) for text in texts())
     tokenizer = tokenizers.load(name, take(first, FIRST_BYTES))
     if tokenizer.eos_token_id is None:
-        raise Unsupported("the tokenizer has no end-of-text token, which stands between documents")
+        raise Unsupported("the tokenizer has no end-of-text token to put between documents")
     held = _blocks(arguments, tokenizer, load(other, columns, inputs)) if other else None
     if held is None and arguments.eval_strategy != "no":
-        raise Unsupported("a stream holds nothing out: evaluations need --eval_dataset or an input named validation")
+        raise Unsupported(
+            "with --streaming no documents are held out: evaluations need --eval_dataset or an input named validation"
+        )
     collectives.check_same("held-out data", held.fingerprint() if held is not None else "")
     described = f"a stream of {', '.join(names)}, {len(held or ()):,} blocks held out"
     return CausalLM(tokenizer, Texts(texts, tokenizer, arguments.block_size), held, default_collate, [], described)

@@ -57,7 +57,7 @@ def swap(path: Path) -> None:
 
 
 DAMAGE = {
-    "no marker": (lambda path: (path / "COMPLETE").unlink(), "was not finished"),
+    "no marker": (lambda path: (path / "COMPLETE").unlink(), "it is incomplete"),
     "flipped bit": (lambda path: flip(path / "state" / "part"), "state/part is not what was written"),
     "shorter": (lambda path: (path / "loop.pt").write_bytes(b""), "loop.pt has 0 bytes instead of 1"),
     "missing": (lambda path: (path / "loop.pt").unlink(), "loop.pt is missing"),
