@@ -292,7 +292,7 @@ def test_any_module_is_sharded_and_learns_a_stream_with_all_that_the_loop_does(c
 
 
 CANNOT = {
-    "a torch module in layers": ({"parallelism": {"tp_size": 2}}, "a model or a loss of one's own goes with none, ddp"),
+    "a torch module in layers": ({"parallelism": {"tp_size": 2}}, "a model or a loss of your own goes with none, ddp"),
     "a stream without an end": ({"data": Stream()}, "--streaming needs --max_steps"),
     "compressed shards": (
         {"gradient_compression": "bf16", "parallelism": {"strategy": "fsdp"}},
