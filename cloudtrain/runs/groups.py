@@ -78,6 +78,7 @@ class Group:
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
         self.asking = False
+        self._asked_last = False  # the budget's last call asked for many states, not for one run's
         self._heap: list[tuple[float, int, Entry]] = []
 
     def renew(self, backend: Backend) -> None:
@@ -153,8 +154,8 @@ class Group:
 
     def take_known(self) -> list[Entry]:
         """Take the runs that are due. Those that a thread is to look at are queued, and the others are returned: the group
-        asks for them in one call."""
-        if not self.may_ask():
+        asks for them in one call, which alternates with looks that wait for the budget."""
+        if not self.may_ask() or (self._asked_last and self._look_waits()):
             return []
         known: list[Entry] = []
         soon: list[Entry] = []
@@ -182,7 +183,12 @@ class Group:
         for entry in known:
             if entry.pace:
                 entry.pace.asked()
+        self._asked_last = self._asked_last or bool(known)
         return known
+
+    def _look_waits(self) -> bool:
+        """Return whether a look that takes from the budget can start as soon as the budget allows."""
+        return self.running < THREADS and bool(self._urgent) and not _is_free(self._urgent[0])
 
     def _take_due(self) -> list[Entry]:
         """Take the runs that are due; where one call asks for many, those that have waited for half of their pause as well."""
@@ -218,6 +224,7 @@ class Group:
             self._log_budget.take(entry.nodes)
         if not entry.log_only and not entry.given:
             self.budget.take(1)
+            self._asked_last = False
         return entry
 
 
