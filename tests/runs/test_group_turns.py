@@ -22,7 +22,7 @@ class Platform(LocalBackend):
 
 
 def test_a_run_without_a_handle_is_looked_at_beside_one_whose_state_is_always_due(tmp_path):
-    platform = Platform(tmp_path)
+    platform = Platform({}, tmp_path)
     group = Group("one", platform, rates.ProcessorShare())
     accepted, unanswered = Entry("accepted", None), Entry("unanswered", None)
     for entry in (accepted, unanswered):
