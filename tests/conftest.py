@@ -17,6 +17,7 @@ from tests.extent import is_slow
 
 pytest_plugins = ["tests.lab.fixtures"]
 
+TORCH_AT_EXIT = str(Path(__file__).parent / "torch_at_exit")  # a folder for PYTHONPATH: see its sitecustomize.py
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
 
 # Who starts us in the background of a script may ignore Ctrl-C, and so would all that the tests start and interrupt.

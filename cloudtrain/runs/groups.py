@@ -78,7 +78,7 @@ class Group:
         self._waiting: deque[Entry] = deque()  # for new lines of the log
         self.running = self.ending = 0  # looks that are under way
         self.asking = False
-        self._asked_last = False  # the budget's last call asked for many states, not for one run's
+        self._asked_last = False  # the last call that the budget allowed asked for many states, not for one
         self._heap: list[tuple[float, int, Entry]] = []
 
     def renew(self, backend: Backend) -> None:
@@ -183,7 +183,8 @@ class Group:
         for entry in known:
             if entry.pace:
                 entry.pace.asked()
-        self._asked_last = self._asked_last or bool(known)
+        if known:
+            self._asked_last = True
         return known
 
     def _look_waits(self) -> bool:

@@ -11,6 +11,7 @@ from cloudtrain.errors import BadJob
 from cloudtrain.job.job import Job
 from cloudtrain.runs.plan import Planner
 from cloudtrain.source.node_code import module
+from tests.conftest import TORCH_AT_EXIT
 from tests.runs.test_entries import env, project, submit  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.usefixtures("census"), pytest.mark.timeout(900)]  # torch is imported, slowly
@@ -118,8 +119,14 @@ def test_scripts_of_both_kinds_run(project: Path):  # noqa: F811
         *(pytest.param(name, marks=pytest.mark.long) for name in ("test_ops", "test_script")),
     ],
 )
-def test_accelerates_own_tests_pass(project: Path, script: str, processes: int):  # noqa: F811
+def test_accelerates_own_tests_pass(
+    project: Path,  # noqa: F811
+    script: str,
+    processes: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
     """They pass under `accelerate launch` of the same number of processes."""
+    monkeypatch.setenv("PYTHONPATH", TORCH_AT_EXIT)
     entry = f"-m accelerate.test_utils.scripts.{script}"
     code, log, _ = submit(
         project, job=f"entrypoint: {entry}\nprocesses_per_node: {processes}\nenv: {{OMP_NUM_THREADS: 1}}\n"

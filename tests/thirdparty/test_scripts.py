@@ -15,7 +15,7 @@ import pytest
 
 from cloudtrain.events import State
 from cloudtrain.runs.run import Run
-from tests.conftest import WAIT_S, processes_of, wait_for
+from tests.conftest import TORCH_AT_EXIT, WAIT_S, processes_of, wait_for
 from tests.thirdparty.cases import CASES, LAYOUTS, Case
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900), pytest.mark.usefixtures("census")]
@@ -39,6 +39,7 @@ PAIRS = [
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PYTHONPATH", TORCH_AT_EXIT)
     return tmp_path / "project"
 
 

@@ -137,11 +137,11 @@ print(len(tokens), anon() - before)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path):
-    command = [sys.executable, "-c", MEASURE, str(ENTRYPOINTS), str(tmp_path), "1200"]
+    command = [sys.executable, "-c", MEASURE, str(ENTRYPOINTS), str(tmp_path), "3600"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True
     )
     tokens, grown_kib = map(int, done.stdout.split())
-    assert tokens == 1200 * (9300 + 1)
+    assert tokens == 3600 * (9300 + 1)  # one group of texts in work takes up to 30 MB, whatever the number of texts
     assert grown_kib * 1024 < tokens * 4 / 2, "half of what the tokens alone would take"
     assert json.loads(next(tmp_path.glob("*/index.json")).read_text())["tokens"] > 0
